@@ -1,0 +1,52 @@
+# make demo | make test | make check; everything is installed into .venv by these targets themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.8
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo ui test unit integration check format lock clean
+
+help:  ## show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "topicberg needs Python 3.11 to 3.13; 'make PYTHON=/path/to/python3.12 …' chooses another one" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+install: $(VENV)/.installed  ## create .venv with the locked dependencies
+
+demo: install  ## run the stock-trades pipeline end to end, then stop the stack
+	$(BIN)/topicberg demo $(ARGS)
+
+ui: install  ## start the stack and open the asset graph (Dagster UI)
+	$(BIN)/topicberg ui
+
+test: install  ## every test: unit, then integration and end to end on a stack of its own
+	$(BIN)/python -m pytest $(ARGS)
+
+unit: install  ## the fast tests only
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+check: install  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: $(BIN)/uv  ## compile requirements.lock from pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --extra dev pyproject.toml -o requirements.lock
+
+clean:  ## remove the virtual environment (the stack's state stays: topicberg reset)
+	rm -rf $(VENV)

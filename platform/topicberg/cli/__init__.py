@@ -1,0 +1,32 @@
+"""The command line. Each group of commands is a module of this package; they import lazily."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+from topicberg.errors import TopicbergError
+
+app = typer.Typer(
+    name="topicberg",
+    help="Kafka topics in, governed Iceberg tables out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+for _module in ("stack", "topics", "datagen", "tableflow", "query"):
+    import_module(f"topicberg.cli.{_module}").register(app)
+
+
+def main() -> None:
+    """Run the command line; an expected error becomes one clear message and exit code 2."""
+    try:
+        app()
+    except TopicbergError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,131 @@
+"""Addresses and credentials of everything topicberg talks to, and the clients that use them.
+
+In the ``local`` deployment the running stack writes them to ``.topicberg/runtime.json`` (mode
+0600); clients are made here and nowhere else, so that a deployment differs in this model alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field, SecretStr, ValidationError
+
+from topicberg.errors import StackError, StackNotRunningError
+from topicberg.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from pyiceberg.catalog import Catalog
+
+RUNTIME_FILE = "runtime.json"
+CATALOG = "lake"
+"""Name of the Iceberg catalog in Spark and in DuckDB."""
+
+
+class SnowflakeEndpoint(BaseModel):
+    """How the Snowflake connector reaches the account."""
+
+    account: str
+    user: str
+    password: SecretStr
+    host: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+
+
+class Endpoints(BaseModel):
+    """One deployment's addresses. URLs have no trailing slash."""
+
+    kafka_bootstrap: str
+    kafka_client: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="further librdkafka properties, e.g. SASL"
+    )
+    schema_registry: str
+    schema_registry_user_info: SecretStr | None = None
+    s3: str | None = Field(default=None, description="None: Amazon S3")
+    s3_access_key: SecretStr | None = None
+    s3_secret_key: SecretStr | None = None
+    iceberg_rest: str
+    spark_connect: str
+    aws: str | None = Field(default=None, description="None: the real AWS")
+    aws_access_key: SecretStr | None = None
+    aws_secret_key: SecretStr | None = None
+    snowflake: SnowflakeEndpoint
+
+    def kafka_config(self) -> dict[str, Any]:
+        """Configuration for any ``confluent_kafka`` client."""
+        return {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_client}
+
+    def kafka_admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self.kafka_config())
+
+    def schema_registry_client(self) -> SchemaRegistryClient:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
+        config: dict[str, Any] = {"url": self.schema_registry}
+        if self.schema_registry_user_info:
+            config["basic.auth.user.info"] = self.schema_registry_user_info.get_secret_value()
+        return SchemaRegistryClient(config)
+
+    def boto3(self, service: str, config: Settings | None = None) -> Any:
+        """A boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint."""
+        import boto3
+
+        on_s3 = service == "s3"
+        access_key = self.s3_access_key if on_s3 else self.aws_access_key
+        secret_key = self.s3_secret_key if on_s3 else self.aws_secret_key
+        return boto3.client(
+            service,  # type: ignore[call-overload]
+            region_name=(config or settings()).aws_region,
+            endpoint_url=self.s3 if on_s3 else self.aws,
+            aws_access_key_id=access_key.get_secret_value() if access_key else None,
+            aws_secret_access_key=secret_key.get_secret_value() if secret_key else None,
+        )
+
+    def catalog(self, config: Settings | None = None) -> Catalog:
+        """The Iceberg REST catalog, through PyIceberg."""
+        from pyiceberg.catalog import load_catalog
+
+        config = config or settings()
+        properties: dict[str, str] = {
+            "type": "rest",
+            "uri": self.iceberg_rest,
+            "warehouse": config.warehouse,
+            "s3.region": config.aws_region,
+        }
+        if self.s3:
+            properties["s3.endpoint"] = self.s3
+            properties["s3.force-virtual-addressing"] = "false"
+        if self.s3_access_key and self.s3_secret_key:
+            properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
+            properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
+        return load_catalog(CATALOG, **properties)
+
+
+def runtime_file(config: Settings | None = None) -> Path:
+    return (config or settings()).state_dir / RUNTIME_FILE
+
+
+def load_endpoints(config: Settings | None = None) -> Endpoints:
+    """The endpoints of the chosen deployment.
+
+    :raises StackNotRunningError: the local stack was never started or is stopped
+    :raises StackError: its runtime file is damaged
+    """
+    path = runtime_file(config)
+    try:
+        return Endpoints.model_validate(json.loads(path.read_text())["endpoints"])
+    except FileNotFoundError:
+        raise StackNotRunningError(
+            "the local stack is not running", hint="start it with `topicberg up`"
+        ) from None
+    except (ValueError, KeyError, ValidationError) as error:
+        raise StackError(
+            f"{path} is damaged: {type(error).__name__}",
+            hint="`topicberg down` and `topicberg up` write it anew",
+        ) from None

@@ -1,0 +1,68 @@
+"""Where topicberg runs and what its resources are called: one typed model, read from the environment.
+
+Every field can be set as ``TOPICBERG_<FIELD>`` or in a ``.env`` file in the project's root.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Settings(BaseSettings):
+    """The deployment and the names in it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOPICBERG_", env_file=PROJECT_ROOT / ".env", extra="ignore"
+    )
+
+    deployment: Literal["local", "cloud"] = "local"
+    project_root: Path = PROJECT_ROOT
+    state_dir: Path = Field(
+        default=PROJECT_ROOT / ".topicberg", description="state of the local stack and of Dagster"
+    )
+    prefix: str = Field(
+        default="tableflow_kickstarter",
+        pattern=r"^[a-z][a-z0-9_]{0,39}$",
+        description="starts the name of every resource that topicberg creates",
+    )
+    cluster_id: str = Field(
+        default="lkc-local",
+        pattern=r"^[a-z0-9][a-z0-9_-]*$",
+        description="id of the Kafka cluster: namespace of its tables, name of its Glue database",
+    )
+    aws_region: str = "us-east-1"
+    aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
+
+    @property
+    def topics_dir(self) -> Path:
+        return self.project_root / "platform" / "topics"
+
+    @property
+    def schemas_dir(self) -> Path:
+        return self.project_root / "platform" / "schemas"
+
+    @property
+    def bucket(self) -> str:
+        """The bucket that holds every table (S3 allows no underscore in names)."""
+        return self.prefix.replace("_", "-")
+
+    @property
+    def warehouse(self) -> str:
+        return f"s3://{self.bucket}/"
+
+    def snowflake_name(self, kind: str) -> str:
+        """Name of a Snowflake object, e.g. ``snowflake_name("volume")`` → ``…_VOLUME``."""
+        return f"{self.prefix}_{kind}".upper()
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process."""
+    return Settings()
