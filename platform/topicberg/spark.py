@@ -1,0 +1,51 @@
+"""Sessions of Spark through Spark Connect."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def check_spark(remote: str, timeout: float = 5.0) -> None:
+    """Fail at once when nothing listens: a Spark Connect client would retry for ten minutes.
+
+    :param remote: ``sc://host:port``
+    :raises TopicbergError: no connection within ``timeout`` seconds
+    """
+    address = urlsplit(remote)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 15002), timeout).close()
+    except OSError as error:
+        raise TopicbergError(
+            f"Spark does not answer at {remote}: {error}",
+            hint="`topicberg status` shows whether it runs, `topicberg up` starts it",
+        ) from None
+
+
+def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
+    """A session of its own, with its own configuration and temporary views.
+
+    :param give_up_after: seconds for which the client retries when Spark goes away
+    :raises TopicbergError: Spark does not answer
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    check_spark(remote)
+    session = ConnectSession.builder.remote(remote).create()
+    wait = 2000  # milliseconds between two attempts
+    session.client.set_retry_policies(
+        [DefaultPolicy(max_backoff=wait, max_retries=max(1, int(give_up_after * 1000 / wait)))]
+    )
+    return session  # type: ignore[return-value]
+
+
+def quote(*parts: str) -> str:
+    """An identifier for Spark SQL: ``quote("lkc-local", "t")`` → ``\\`lkc-local\\`.\\`t\\```."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)

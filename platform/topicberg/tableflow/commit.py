@@ -1,0 +1,132 @@
+"""Exactly once: what a table says it holds, and the compare-and-set that publishes a batch.
+
+A batch is written by Spark as a *staged* snapshot (Iceberg's write-audit-publish: the snapshot is
+in the table's metadata, but no branch points to it), then published by one atomic commit of the
+catalog that moves ``main`` from the snapshot on which the batch was planned to the staged one.
+Whoever comes second (another engine, a zombie of this one) is refused by the catalog, and what was
+staged is never seen by a reader and goes with the expiry of snapshots.
+
+Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``updateTable`` with
+``assert-ref-snapshot-id`` and ``set-snapshot-ref``; Iceberg's Spark configuration, ``spark.wap.id``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from topicberg.errors import CommitConflictError
+from topicberg.tableflow.offsets import Batch, Offsets, dump_offsets, parse_offsets
+
+logger = logging.getLogger(__name__)
+
+MAIN = "main"
+CHECKPOINT_TAG = "tableflow"
+"""Tag on the newest snapshot that carries offsets, so that no snapshot expiry can remove it."""
+
+TOPIC = "topicberg.topic"
+TOPIC_ID = "topicberg.topic-id"
+START_OFFSETS = "topicberg.start-offsets"
+END_OFFSETS = "topicberg.end-offsets"
+COMMITTED_AT_MS = "topicberg.committed-at-ms"
+WAP_ID = "wap.id"
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Up to where the table holds its topic; no offsets: it holds nothing yet."""
+
+    offsets: Offsets = field(default_factory=dict)
+    topic_id: str | None = None
+
+
+def summary(snapshot: Snapshot) -> Mapping[str, str]:
+    """The summary of a snapshot as plain strings (``operation`` is apart in PyIceberg)."""
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
+    """The snapshots of ``main`` (or those up to ``head``), newest first, as far as they are kept."""
+    snapshot = head or table.current_snapshot()
+    while snapshot:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.snapshot_by_id(parent) if parent is not None else None
+
+
+def committed(table: Table, head: Snapshot | None = None) -> Committed:
+    """What the newest snapshot with offsets says; compaction and other commits carry none."""
+    for snapshot in ancestry(table, head):
+        properties = summary(snapshot)
+        if END_OFFSETS in properties:
+            return Committed(
+                offsets=parse_offsets(properties[END_OFFSETS]), topic_id=properties.get(TOPIC_ID)
+            )
+    return Committed()
+
+
+def snapshot_properties(topic: str, topic_id: str, batch: Batch, now_ms: int) -> dict[str, str]:
+    """What a batch's snapshot says of itself in its summary."""
+    return {
+        TOPIC: topic,
+        TOPIC_ID: topic_id,
+        START_OFFSETS: dump_offsets(batch.start),
+        END_OFFSETS: dump_offsets(batch.end),
+        COMMITTED_AT_MS: str(now_ms),
+    }
+
+
+def publish(table: Table, wap_id: str, expected: Committed) -> Snapshot:
+    """Make the staged snapshot ``wap_id`` the head of ``main`` if nobody else has committed offsets.
+
+    :param table: freshly loaded, so that it knows the staged snapshot
+    :param expected: what the table held when the batch was planned
+    :returns: the published snapshot
+    :raises CommitConflictError: another commit came first; nothing was published
+    """
+    staged = next((s for s in table.metadata.snapshots if summary(s).get(WAP_ID) == wap_id), None)
+    if staged is None:
+        raise CommitConflictError(f"table {'.'.join(table.name())}: batch {wap_id} was not staged")
+    head = table.current_snapshot()
+    head_id = head.snapshot_id if head else None
+    if staged.parent_snapshot_id != head_id:
+        raise CommitConflictError(
+            f"table {'.'.join(table.name())}: another commit came before batch {wap_id}"
+        )
+    if head is not None and committed(table, head) != expected:
+        raise CommitConflictError(
+            f"table {'.'.join(table.name())}: another engine committed before batch {wap_id}"
+        )
+    requirements: tuple[TableRequirement, ...] = (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        AssertRefSnapshotId(ref=MAIN, snapshot_id=head_id),
+    )
+    updates: tuple[TableUpdate, ...] = tuple(
+        SetSnapshotRefUpdate.model_validate(
+            {"ref-name": name, "type": kind, "snapshot-id": staged.snapshot_id}
+        )
+        for name, kind in (
+            (MAIN, SnapshotRefType.BRANCH),
+            (CHECKPOINT_TAG, SnapshotRefType.TAG),
+        )
+    )
+    try:
+        table.catalog.commit_table(table, requirements, updates)
+    except CommitFailedException as error:
+        raise CommitConflictError(
+            f"table {'.'.join(table.name())}: another commit came before batch {wap_id}"
+        ) from error
+    return staged

@@ -1,0 +1,90 @@
+"""Kafka offsets of a topic, and which of them the next batch reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from topicberg.errors import TableflowError
+
+Offsets = dict[int, int]
+"""Partition → offset. Start offsets are the first to read, end offsets the first not to read."""
+
+
+def dump_offsets(offsets: Mapping[int, int]) -> str:
+    """JSON as Spark's Kafka source and the snapshot summary have it: ``{"0": 12}``."""
+    return json.dumps({str(partition): offsets[partition] for partition in sorted(offsets)})
+
+
+def parse_offsets(text: str) -> Offsets:
+    return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records of one commit: for each partition those from ``start`` up to, not including, ``end``."""
+
+    start: Offsets
+    end: Offsets
+
+    @property
+    def records(self) -> int:
+        """Number of offsets in the batch: at least the number of its records."""
+        return sum(self.end[partition] - self.start[partition] for partition in self.end)
+
+    @property
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """The partitions that have something to read."""
+        return {
+            partition: (self.start[partition], self.end[partition])
+            for partition in sorted(self.end)
+            if self.end[partition] > self.start[partition]
+        }
+
+
+def plan_batch(
+    topic: str,
+    committed: Mapping[int, int],
+    beginning: Mapping[int, int],
+    latest: Mapping[int, int],
+    max_records: int,
+) -> Batch:
+    """The next batch: from the committed offsets (a new partition: from its beginning) to the latest.
+
+    A backlog of more than ``max_records`` is cut so that all partitions advance in proportion.
+
+    :raises TableflowError: the topic's log no longer holds the next record, or never did
+    """
+    for partition, offset in committed.items():
+        if partition not in latest:
+            raise TableflowError(
+                f"topic {topic}: partition {partition} is gone, the table holds it up to {offset}",
+                hint="the topic was re-created or the cluster is another one: drop the table, "
+                "or restore the topic",
+            )
+        if offset < beginning[partition]:
+            raise TableflowError(
+                f"topic {topic}: the log of partition {partition} was truncated: the next record "
+                f"is {offset}, the first one kept is {beginning[partition]}",
+                hint=f"{beginning[partition] - offset} records were deleted before they were "
+                "committed: raise the topic's retention; drop the table to start again from what "
+                "is left",
+            )
+        if offset > latest[partition]:
+            raise TableflowError(
+                f"topic {topic}: partition {partition} ends at {latest[partition]}, but the table "
+                f"holds it up to {offset}",
+                hint="the topic was re-created or lost records: drop the table, or restore the "
+                "topic",
+            )
+    start = {p: committed.get(p, beginning[p]) for p in latest}
+    backlog = sum(latest[p] - start[p] for p in latest)
+    if backlog <= max_records:
+        return Batch(start=start, end=dict(latest))
+    share = max_records / backlog
+    end = {p: start[p] + int((latest[p] - start[p]) * share) for p in latest}
+    if end == start:  # a limit smaller than the number of partitions: still make progress
+        first = next(p for p in latest if latest[p] > start[p])
+        end[first] += 1
+    return Batch(start=start, end=end)

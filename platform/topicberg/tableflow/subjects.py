@@ -1,0 +1,88 @@
+"""The schemas of a subject, as the registry has them at the moment."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from topicberg.errors import TableflowError
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+MAGIC_BYTE = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Every version of a subject's schema.
+
+    ``schemas``: schema id → schema text of every version. ``latest``: text of the newest version,
+    which defines the table.
+    """
+
+    name: str
+    schemas: Mapping[int, str]
+    latest: str
+
+
+def wire_prefix(schema_id: int) -> bytes:
+    """The five bytes in front of a record: magic byte, schema id, big-endian (Confluent wire format)."""
+    return struct.pack(">bI", MAGIC_BYTE, schema_id)
+
+
+class SubjectReader:
+    """Reads subjects from the registry; versions are immutable and therefore read only once."""
+
+    def __init__(self, client: SchemaRegistryClient) -> None:
+        self._client = client
+        self._versions: dict[tuple[str, int], tuple[int, str]] = {}
+
+    def read(self, name: str) -> Subject:
+        """All versions of a subject.
+
+        :raises TableflowError: the subject does not exist, or the registry does not answer
+        """
+        try:
+            versions = sorted(self._client.get_versions(name))
+            for version in versions:
+                if (name, version) not in self._versions:
+                    registered = self._client.get_version(name, version)
+                    if registered.schema is None or registered.schema_id is None:
+                        raise TableflowError(f"subject {name}: version {version} has no schema")
+                    text = registered.schema.schema_str
+                    json.loads(text)
+                    self._versions[name, version] = (registered.schema_id, text)
+        except SchemaRegistryError as error:
+            if error.http_status_code == 404:
+                raise TableflowError(
+                    f"subject {name} does not exist in the schema registry",
+                    hint="a topic without a schema has no table: register its value schema",
+                ) from None
+            raise TableflowError(f"the schema registry refused subject {name}: {error}") from error
+        except OSError as error:
+            raise TableflowError(
+                f"the schema registry does not answer: {error}",
+                hint="`topicberg status` shows whether it runs",
+            ) from error
+        return Subject(
+            name=name,
+            schemas=dict(self._versions[name, version] for version in versions),
+            latest=self._versions[name, versions[-1]][1],
+        )
+
+    def by_id(self, schema_id: int) -> str | None:
+        """The text of any schema of the registry; None if it has no such id."""
+        try:
+            return self._client.get_schema(schema_id).schema_str
+        except SchemaRegistryError as error:
+            if error.http_status_code == 404:
+                return None
+            raise TableflowError(
+                f"the schema registry refused schema {schema_id}: {error}"
+            ) from error

@@ -1,0 +1,182 @@
+"""The Iceberg table of a topic: its columns, its creation and its evolution."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import (
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationError,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    TimestamptzType,
+)
+
+from topicberg.errors import TableflowError
+from topicberg.settings import Settings
+from topicberg.tableflow import avro
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+KEY = "key"
+METADATA_COLUMNS = (
+    "$$topic",
+    "$$partition",
+    "$$headers",
+    "$$leader-epoch",
+    "$$offset",
+    "$$timestamp",
+    "$$timestamp-type",
+)
+
+_PROPERTIES = {
+    "format-version": "2",
+    "write.wap.enabled": "true",  # a batch is staged, then published: see commit.py
+    "write.parquet.compression-codec": "zstd",
+    "write.target-file-size-bytes": str(128 * 1024 * 1024),
+    # No shuffle before the write: a Kafka partition's records are nearly in order of time.
+    "write.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+    # Copy-on-write: Snowflake reads no equality deletes.
+    "write.delete.mode": "copy-on-write",
+    "write.update.mode": "copy-on-write",
+    "write.merge.mode": "copy-on-write",
+}
+_TRANSFORM = re.compile(r"^(?P<name>\w+)(\[(?P<width>\d+)\])?\((?P<column>[^)]+)\)$")
+
+
+def metadata_name(column: str, scheme: str) -> str:
+    """A metadata column's name; ``PORTABLE`` as in the ``tableflow/v1`` API's description."""
+    if scheme == "PORTABLE":
+        return "cflt_metadata_" + column.removeprefix("$$").replace("-", "_")
+    return column
+
+
+def table_schema(subject: str, value_schema: str, naming_scheme: str = "DEFAULT") -> Schema:
+    """The columns of a topic's table: ``key``, the value's fields, Tableflow's metadata columns.
+
+    :raises TableflowError: the value schema has no table, or takes the name of a metadata column
+    """
+    ids = itertools.count(1)
+    key = NestedField(next(ids), KEY, BinaryType(), required=False, doc="the record's key, raw")
+    value = avro.value_fields(subject, value_schema, ids)
+    names = {field.name for field in value}
+    fields = ([] if KEY in names else [key]) + value
+    types = {
+        "$$topic": StringType(),
+        "$$partition": IntegerType(),
+        "$$headers": MapType(next(ids), StringType(), next(ids), BinaryType(), False),
+        "$$leader-epoch": IntegerType(),
+        "$$offset": LongType(),
+        "$$timestamp": TimestamptzType(),
+        "$$timestamp-type": StringType(),
+    }
+    for column in METADATA_COLUMNS:
+        name = metadata_name(column, naming_scheme)
+        if name in names:
+            raise TableflowError(
+                f"subject {subject}: the field {name} has the name of a metadata column",
+                hint="rename the field, or choose the other metadata_column_naming_scheme",
+            )
+        fields.append(NestedField(next(ids), name, types[column], required=False))
+    return Schema(*fields)
+
+
+def partition_spec(schema: Schema, transforms: list[str]) -> PartitionSpec:
+    """Iceberg's partition spec of expressions such as ``hour($$timestamp)`` or ``bucket[8](key)``."""
+    fields = []
+    for number, text in enumerate(transforms):
+        match = _TRANSFORM.match(text)
+        name = match["column"] if match else text
+        transform = match["name"] + (f"[{match['width']}]" if match["width"] else "") if match else "identity"
+        column = schema.find_field(name)
+        fields.append(
+            PartitionField(
+                source_id=column.field_id,
+                field_id=1000 + number,
+                transform=parse_transform(transform),
+                name=f"{name}_{transform.partition('[')[0]}" if match else name,
+            )
+        )
+    return PartitionSpec(*fields)
+
+
+def ensure_table(
+    catalog: Catalog, spec: TopicSpec, config: Settings, subject: str, value_schema: str
+) -> Table:
+    """The topic's table, created or evolved so that it fits the subject's latest schema.
+
+    Its location is new and unique, as Tableflow's ``table_path`` is: a table that was dropped and
+    made again never meets the files of the old one.
+
+    :raises TableflowError: the schema changed in a way that a table cannot follow
+    """
+    identifier = spec.table_identifier(config)
+    schema = table_schema(subject, value_schema, spec.tableflow.metadata_column_naming_scheme)
+    try:
+        table = catalog.load_table(identifier)
+    except NoSuchTableError:
+        return _create(catalog, identifier, schema, spec, config)
+    _evolve(table, schema)
+    return table
+
+
+def _create(
+    catalog: Catalog,
+    identifier: tuple[str, str],
+    schema: Schema,
+    spec: TopicSpec,
+    config: Settings,
+) -> Table:
+    try:
+        catalog.create_namespace(identifier[0])
+    except NamespaceAlreadyExistsError:
+        pass
+    location = f"{config.warehouse}{config.cluster_id}/v1/{uuid.uuid4()}"
+    logger.info("creating table %s at %s", ".".join(identifier), location)
+    try:
+        return catalog.create_table(
+            identifier,
+            schema=schema,
+            location=location,
+            partition_spec=partition_spec(schema, spec.table.partitioning),
+            properties=_PROPERTIES,
+        )
+    except TableAlreadyExistsError:  # another engine was faster
+        return catalog.load_table(identifier)
+
+
+def _evolve(table: Table, schema: Schema) -> None:
+    """Add new columns, widen types; a dropped field keeps its column."""
+    try:
+        with table.update_schema() as update:
+            update.union_by_name(schema)
+    except (ValidationError, ValueError, TypeError) as error:
+        raise TableflowError(
+            f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
+            hint="register a compatible version, or disable Tableflow for the topic and enable it "
+            "again, which makes a new table",
+        ) from error
