@@ -1,1 +1,1 @@
-"""Kafka topics in, governed Iceberg tables out: S3, AWS Glue and Snowflake, run by Dagster on Spark."""
+"""Kafka topics in, governed Iceberg tables out: in S3, in AWS Glue and in Snowflake."""

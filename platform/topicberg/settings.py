@@ -1,4 +1,4 @@
-"""Where topicberg runs and what its resources are called: one typed model, read from the environment.
+"""Where topicberg runs and what its resources are called: one model, read from the environment.
 
 Every field can be set as ``TOPICBERG_<FIELD>`` or in a ``.env`` file in the project's root.
 """

@@ -148,7 +148,7 @@ class _Converter:
         return StructType(*fields)
 
     def union(self, branches: list[Any], path: str) -> IcebergType:
-        """Null and one type: that type, optional; int or long, float or double: the wider; else a struct."""
+        """Null and a type: that type; int or long, float or double: the wider; else a struct."""
         rest = [branch for branch in branches if branch != "null"]
         if len(rest) == 1:
             return self.convert(rest[0], path)
@@ -195,7 +195,7 @@ def reader_schema(schema: str) -> str:
 
 
 def decode(payload: Column, writer: str, reader: str) -> Column:
-    """The record as a struct of the reader's fields; its field :data:`DECODED` is null if it is broken.
+    """The record as a struct of the reader's fields; :data:`DECODED` in it is null if it is broken.
 
     :param payload: the Avro binary, without Confluent's five bytes in front
     :param writer: the schema it was written with

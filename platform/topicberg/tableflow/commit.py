@@ -2,12 +2,12 @@
 
 A batch is written by Spark as a *staged* snapshot (Iceberg's write-audit-publish: the snapshot is
 in the table's metadata, but no branch points to it), then published by one atomic commit of the
-catalog that moves ``main`` from the snapshot on which the batch was planned to the staged one.
-Whoever comes second (another engine, a zombie of this one) is refused by the catalog, and what was
+catalog that moves ``main`` from the snapshot the batch was planned on to the staged one.
+Whoever comes second (another engine, a zombie of this one) is refused by the catalog; what was
 staged is never seen by a reader and goes with the expiry of snapshots.
 
 Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``updateTable`` with
-``assert-ref-snapshot-id`` and ``set-snapshot-ref``; Iceberg's Spark configuration, ``spark.wap.id``.
+Whoever comes second (another engine, a zombie of this one) is refused by the catalog; what was
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def summary(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
-    """The snapshots of ``main`` (or those up to ``head``), newest first, as far as they are kept."""
+    """The snapshots of ``main`` (or up to ``head``), newest first, as far as they are kept."""
     snapshot = head or table.current_snapshot()
     while snapshot:
         yield snapshot
@@ -90,7 +90,7 @@ def snapshot_properties(topic: str, topic_id: str, batch: Batch, now_ms: int) ->
 
 
 def publish(table: Table, wap_id: str, expected: Committed) -> Snapshot:
-    """Make the staged snapshot ``wap_id`` the head of ``main`` if nobody else has committed offsets.
+    """Make the staged snapshot ``wap_id`` the head of ``main`` if nobody else committed offsets.
 
     :param table: freshly loaded, so that it knows the staged snapshot
     :param expected: what the table held when the batch was planned

@@ -23,7 +23,7 @@ def parse_offsets(text: str) -> Offsets:
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of one commit: for each partition those from ``start`` up to, not including, ``end``."""
+    """Records of one commit: for each partition from ``start`` up to, not including, ``end``."""
 
     start: Offsets
     end: Offsets
@@ -50,7 +50,7 @@ def plan_batch(
     latest: Mapping[int, int],
     max_records: int,
 ) -> Batch:
-    """The next batch: from the committed offsets (a new partition: from its beginning) to the latest.
+    """The next batch: from the committed offsets (a new partition: its beginning) to the latest.
 
     A backlog of more than ``max_records`` is cut so that all partitions advance in proportion.
 

@@ -1,4 +1,4 @@
-"""What the engine says of a topic: the status fields of the ``tableflow/v1`` API, kept in a file."""
+"""What the engine says of a topic: the status fields of the ``tableflow/v1`` API, in a file."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from topicberg.errors import TableflowError
+from topicberg.errors import TableflowError, TopicbergError
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -32,7 +32,7 @@ class Subject:
 
 
 def wire_prefix(schema_id: int) -> bytes:
-    """The five bytes in front of a record: magic byte, schema id, big-endian (Confluent wire format)."""
+    """The five bytes in front of a record: magic byte and big-endian schema id (wire format)."""
     return struct.pack(">bI", MAGIC_BYTE, schema_id)
 
 
@@ -46,7 +46,9 @@ class SubjectReader:
     def read(self, name: str) -> Subject:
         """All versions of a subject.
 
-        :raises TableflowError: the subject does not exist, or the registry does not answer
+
+        :raises TableflowError: the subject does not exist
+        :raises TopicbergError: the registry does not answer
         """
         try:
             versions = sorted(self._client.get_versions(name))
@@ -64,9 +66,9 @@ class SubjectReader:
                     f"subject {name} does not exist in the schema registry",
                     hint="a topic without a schema has no table: register its value schema",
                 ) from None
-            raise TableflowError(f"the schema registry refused subject {name}: {error}") from error
+            raise TopicbergError(f"the schema registry refused subject {name}: {error}") from error
         except OSError as error:
-            raise TableflowError(
+            raise TopicbergError(
                 f"the schema registry does not answer: {error}",
                 hint="`topicberg status` shows whether it runs",
             ) from error
@@ -83,6 +85,6 @@ class SubjectReader:
         except SchemaRegistryError as error:
             if error.http_status_code == 404:
                 return None
-            raise TableflowError(
+            raise TopicbergError(
                 f"the schema registry refused schema {schema_id}: {error}"
             ) from error

@@ -6,6 +6,7 @@ import itertools
 import logging
 import re
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
@@ -106,12 +107,16 @@ def table_schema(subject: str, value_schema: str, naming_scheme: str = "DEFAULT"
 
 
 def partition_spec(schema: Schema, transforms: list[str]) -> PartitionSpec:
-    """Iceberg's partition spec of expressions such as ``hour($$timestamp)`` or ``bucket[8](key)``."""
+    """The partition spec of expressions such as ``hour($$timestamp)`` or ``bucket[8](key)``."""
     fields = []
     for number, text in enumerate(transforms):
         match = _TRANSFORM.match(text)
         name = match["column"] if match else text
-        transform = match["name"] + (f"[{match['width']}]" if match["width"] else "") if match else "identity"
+        transform = (
+            match["name"] + (f"[{match['width']}]" if match["width"] else "")
+            if match
+            else "identity"
+        )
         column = schema.find_field(name)
         fields.append(
             PartitionField(
@@ -151,10 +156,8 @@ def _create(
     spec: TopicSpec,
     config: Settings,
 ) -> Table:
-    try:
+    with suppress(NamespaceAlreadyExistsError):
         catalog.create_namespace(identifier[0])
-    except NamespaceAlreadyExistsError:
-        pass
     location = f"{config.warehouse}{config.cluster_id}/v1/{uuid.uuid4()}"
     logger.info("creating table %s at %s", ".".join(identifier), location)
     try:

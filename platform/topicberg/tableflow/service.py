@@ -1,0 +1,183 @@
+"""The engine as a service: one worker for each topic whose spec enables Tableflow.
+
+Run as ``python -m topicberg.tableflow.service``; a service of the local stack.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.errors import StackError, TableflowError, TopicbergError
+from topicberg.settings import Settings, settings
+from topicberg.tableflow.engine import Commit, Ingestor
+from topicberg.tableflow.status import TopicStatus, write_status
+from topicberg.topics import TopicSpec, load_topics
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+SUSPENDED_RETRY_SECONDS = 30.0
+"""A suspended topic is tried again so often: after the mend it goes on by itself."""
+MAX_BACKOFF_SECONDS = 15.0
+STOP_SECONDS = 5.0
+SPECS_SECONDS = 5.0
+
+
+class Worker(threading.Thread):
+    """Keeps one topic going: commits on its cadence, suspends or retries on failure."""
+
+    def __init__(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
+        super().__init__(name=f"tableflow-{spec.name}", daemon=True)
+        self.spec = spec
+        self._endpoints = endpoints
+        self._config = config
+        self._stop_requested = threading.Event()
+        self._backoff = POLL_SECONDS
+        self._committed_at = 0.0
+        self._status = TopicStatus(topic=spec.name, write_mode=spec.write_mode.upper())
+
+    def stop(self) -> None:
+        self._stop_requested.set()
+
+    def run(self) -> None:
+        wait = 0.0
+        ingestor: Ingestor | None = None
+        while not self._stop_requested.wait(wait):
+            try:
+                if ingestor is None:
+                    kafka.ensure_topic(self.spec, self._endpoints)
+                    ingestor = Ingestor(self.spec, self._endpoints, self._config)
+                    ingestor.table()
+                wait = self._turn(ingestor)
+                self._backoff = POLL_SECONDS
+            except TableflowError as error:
+                logger.error("topic %s is suspended: %s", self.spec.name, error)
+                self._report(phase="FAILED", suspended=True, error_message=str(error))
+                wait = SUSPENDED_RETRY_SECONDS
+            except Exception as error:
+                # Whatever it was (Spark, broker, catalog or store gone), the next turn starts
+                # from what the table holds.
+                reason = str(error) if isinstance(error, TopicbergError) else _one_line(error)
+                logger.warning("topic %s: %s; trying again", self.spec.name, reason)
+                self._report(phase="PENDING", suspended=False, error_message=reason)
+                if ingestor is not None:
+                    ingestor.close()
+                wait, self._backoff = self._backoff, min(self._backoff * 2, MAX_BACKOFF_SECONDS)
+
+    def _turn(self, ingestor: Ingestor) -> float:
+        """Commit if it is time to; the seconds until the next turn."""
+        due = self._committed_at + self.spec.tableflow.commit_interval_seconds
+        if (wait := due - time.monotonic()) > 0 and not self._many_bytes(ingestor):
+            return min(wait, POLL_SECONDS)
+        commit = ingestor.step()
+        if commit.records or self._status.phase != "RUNNING":
+            self._committed(commit)
+        if commit.records:
+            self._committed_at = time.monotonic()
+        return 0.0 if commit.backlog else POLL_SECONDS
+
+    def _many_bytes(self, ingestor: Ingestor) -> bool:
+        """Whether ``commit_max_bytes`` are waiting, as far as the size of records is known."""
+        latest = kafka.end_offsets(self._endpoints, self.spec.name)
+        waiting = sum(o - self._status.end_offsets.get(p, o) for p, o in latest.items())
+        return waiting >= ingestor.max_records
+
+    def _committed(self, commit: Commit) -> None:
+        if commit.records:
+            logger.info(
+                "topic %s: committed %d records in snapshot %s",
+                self.spec.name,
+                commit.records,
+                commit.snapshot_id,
+            )
+        self._report(
+            phase="RUNNING",
+            suspended=False,
+            error_message=None,
+            snapshot_id=commit.snapshot_id,
+            end_offsets=commit.end_offsets,
+            rows_committed=self._status.rows_committed + commit.records,
+            commits=self._status.commits + bool(commit.records),
+            committed_at_ms=int(time.time() * 1000)
+            if commit.records
+            else self._status.committed_at_ms,
+        )
+
+    def _report(self, **changes: object) -> None:
+        updated = self._status.model_copy(update=changes)
+        if updated != self._status:
+            write_status(self._config, updated)
+        self._status = updated
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _enabled(config: Settings) -> dict[str, TopicSpec]:
+    return {spec.name: spec for spec in load_topics(config) if spec.tableflow.enabled}
+
+
+def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoints | None:
+    while not stopping.wait(0.2):
+        try:
+            return load_endpoints(config)
+        except StackError as error:
+            logger.debug("%s", error)
+    return None
+
+
+def serve(config: Settings, stopping: threading.Event) -> None:
+    """Run until ``stopping``; a spec that is added, changed or removed takes effect at once."""
+    endpoints = _wait_for_endpoints(config, stopping)
+    workers: dict[str, Worker] = {}
+    complaint: str | None = None
+    while endpoints is not None and not stopping.is_set():
+        try:
+            specs, complaint = _enabled(config), None
+        except TopicbergError as error:
+            if str(error) != complaint:
+                logger.error("the topic specs are wrong, the last good ones stay: %s", error)
+            complaint = str(error)
+            specs = {name: worker.spec for name, worker in workers.items()}
+        for name, worker in list(workers.items()):
+            if specs.get(name) != worker.spec:
+                worker.stop()
+                del workers[name]
+        for name, spec in specs.items():
+            if name not in workers:
+                logger.info("topic %s: enabled", name)
+                workers[name] = Worker(spec, endpoints, config)
+                workers[name].start()
+        stopping.wait(SPECS_SECONDS)
+    for worker in workers.values():
+        worker.stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    for worker in workers.values():
+        worker.join(max(0.0, deadline - time.monotonic()))
+
+
+def main() -> None:
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(threadName)s %(message)s",
+    )
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    serve(settings(), stopping)
+    # A worker may wait for a long Spark job; leaving it is safe, see commit.py.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Which offsets a batch reads: nothing twice, nothing left out, whatever the cuts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.offsets import Offsets, dump_offsets, parse_offsets, plan_batch
+
+offsets = st.dictionaries(st.integers(0, 40), st.integers(0, 10**12), max_size=12)
+
+
+@given(offsets)
+def test_round_trip(value: Offsets) -> None:
+    assert parse_offsets(dump_offsets(value)) == value
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 50), st.integers(0, 500))),
+    st.integers(1, 200),
+)
+def test_batches_tile_the_log(log: dict[int, tuple[int, int]], limit: int) -> None:
+    beginning = {p: first for p, (first, _) in log.items()}
+    latest = {p: first + count for p, (first, count) in log.items()}
+    held: Offsets = {}
+    read: dict[int, list[int]] = {p: [] for p in log}
+    while True:
+        batch = plan_batch("t", held, beginning, latest, limit)
+        if not batch.records:
+            break
+        assert batch.records <= limit
+        for partition, (start, end) in batch.ranges.items():
+            read[partition] += range(start, end)
+        held = batch.end
+    assert read == {p: list(range(beginning[p], latest[p])) for p in log}
+
+
+def test_new_partition_starts_at_its_beginning() -> None:
+    batch = plan_batch("t", {0: 5}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100)
+    assert batch.ranges == {1: (3, 9)}
+
+
+@pytest.mark.parametrize(
+    ("beginning", "latest", "reason"),
+    [
+        ({0: 8}, {0: 9}, "truncated"),
+        ({0: 0}, {0: 4}, "ends at 4"),
+        ({1: 0}, {1: 4}, "is gone"),
+    ],
+)
+def test_a_log_that_lost_records_is_refused(
+    beginning: Offsets, latest: Offsets, reason: str
+) -> None:
+    with pytest.raises(TableflowError, match=reason):
+        plan_batch("t", {0: 5}, beginning, latest, 100)
