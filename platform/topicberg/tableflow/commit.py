@@ -7,7 +7,7 @@ Whoever comes second (another engine, a zombie of this one) is refused by the ca
 staged is never seen by a reader and goes with the expiry of snapshots.
 
 Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``updateTable`` with
-Whoever comes second (another engine, a zombie of this one) is refused by the catalog; what was
+``assert-ref-snapshot-id``, ``set-snapshot-ref``; Iceberg's Spark configuration: ``spark.wap.id``.
 """
 
 from __future__ import annotations
