@@ -1,0 +1,314 @@
+"""The model of a topic spec: ``platform/topics/<name>.yaml``.
+
+Field by field rules live here; rules between fields, and between a spec and its schema file, live
+in :mod:`topicberg.topics.rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_serializer
+
+from topicberg.settings import Settings, settings
+from topicberg.topics.schema import SchemaFormat, read_schema
+
+DAY_MS = 86_400_000
+METADATA_TYPES = {
+    "topic": "string",
+    "partition": "int",
+    "headers": "map",
+    "leader-epoch": "int",
+    "offset": "long",
+    "timestamp": "timestamptz",
+    "timestamp-type": "string",
+}
+"""Tableflow's metadata columns without their prefix, and their Iceberg types."""
+
+TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour")
+_TRANSFORM = re.compile(r"(?P<name>\w+)\((?:(?P<parameter>\d+)\s*,\s*)?(?P<column>[^(),\s]+)\)")
+_OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
+
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+
+
+class PartitionField(BaseModel):
+    """One field of an Iceberg partition spec, e.g. ``hour($$timestamp)``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    transform: str
+    column: str
+    parameter: int | None = None
+    """Buckets of ``bucket(n, column)``, width of ``truncate(w, column)``."""
+
+    def __str__(self) -> str:
+        if self.transform == "identity":
+            return self.column
+        arguments = self.column if self.parameter is None else f"{self.parameter}, {self.column}"
+        return f"{self.transform}({arguments})"
+
+
+def parse_partition_field(text: str) -> PartitionField:
+    """Parse ``column`` or ``transform(column)`` or ``transform(number, column)``.
+
+    :raises ValueError: not of that form, an unknown transform, or a number missing or too much
+    """
+    if "(" not in text:
+        if not text.strip():
+            raise ValueError("names no column")
+        return PartitionField(transform="identity", column=text.strip())
+    match = _TRANSFORM.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not of the form transform(column)")
+    name, parameter, column = match["name"].lower(), match["parameter"], match["column"]
+    if name not in TRANSFORMS:
+        raise ValueError(f"{name!r} is no Iceberg transform; there are {', '.join(TRANSFORMS)}")
+    if (name in ("bucket", "truncate")) != (parameter is not None):
+        form = f"{name}(number, column)" if parameter is None else f"{name}(column)"
+        raise ValueError(f"{text!r}: {name} is written {form}")
+    if parameter is not None and not 1 <= int(parameter) <= 2**31 - 1:
+        raise ValueError(f"{text!r}: the number must be from 1 to 2147483647")
+    return PartitionField(transform=name, column=column, parameter=parameter and int(parameter))
+
+
+def _partitioning(text: str) -> str:
+    return str(parse_partition_field(text))
+
+
+def _owner(text: str) -> str:
+    if not _OWNER.fullmatch(text):
+        raise ValueError(f"{text!r} is neither an e-mail address nor 'team:' and a name")
+    return text
+
+
+def _past(day: date) -> date:
+    if day > datetime.now(UTC).date():
+        raise ValueError(f"{day.isoformat()} is in the future (UTC)")
+    return day
+
+
+class SpecModel(BaseModel):
+    """Unknown fields are errors, and a spec never changes after it was read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ValueSchema(SpecModel):
+    """The schema of the record value."""
+
+    format: SchemaFormat
+    """``none``: the value stays raw bytes."""
+    file: str | None = None
+    """File name in ``platform/schemas/``."""
+    message: str | None = None
+    """Protobuf alone: the message type of the value; the first one of the file by default."""
+
+
+class KeySpec(SpecModel):
+    """The record key."""
+
+    format: Literal["none", "string", "avro", "json", "protobuf"] = "none"
+    """``string``: UTF-8 bytes, no schema; ``none``: records have no key."""
+    field: str | None = None
+    """The value's field that the generator writes as the key (format string)."""
+    file: str | None = None
+    """File name in ``platform/schemas/`` (formats avro, json, protobuf)."""
+    message: str | None = None
+    """Protobuf alone: the message type of the key; the first one of the file by default."""
+
+
+class ErrorHandling(SpecModel):
+    """What becomes of a record that cannot be decoded (tableflow/v1, ``error_handling``)."""
+
+    mode: Literal["SUSPEND", "SKIP", "LOG"] = "SUSPEND"
+    target: str | None = None
+    """The dead-letter topic of mode LOG."""
+
+
+class TableflowSpec(SpecModel):
+    """Settings of Tableflow for the topic; names and bounds as in Confluent's API tableflow/v1."""
+
+    enabled: bool = Field(default=True, strict=True)
+    table_formats: tuple[Literal["ICEBERG"], ...] = Field(
+        default=("ICEBERG",), min_length=1, max_length=1
+    )
+    retention_ms: int = Field(default=7 * DAY_MS, ge=DAY_MS, lt=2**63)
+    """How long snapshots are kept; at least a day."""
+    data_retention_ms: int | None = Field(default=None, ge=30 * DAY_MS, lt=2**63)
+    """How long rows are kept, at least 30 days; for ever by default."""
+    error_handling: ErrorHandling = ErrorHandling()
+    metadata_column_naming_scheme: Literal["DEFAULT", "PORTABLE"] = "DEFAULT"
+    """DEFAULT: ``$$offset``; PORTABLE: ``cflt_metadata_offset``."""
+    commit_interval_seconds: float = Field(default=10, gt=0, le=86_400, allow_inf_nan=False)
+    commit_max_bytes: int = Field(default=250_000_000, strict=True, ge=1)
+
+
+class TableSpec(SpecModel):
+    """The Iceberg table."""
+
+    partitioning: tuple[Annotated[str, AfterValidator(_partitioning)], ...] = ()
+    """Iceberg transforms on columns: ``hour(c)``, ``bucket(16, c)``, ``truncate(4, c)``, ``c``."""
+
+    @cached_property
+    def partition_fields(self) -> tuple[PartitionField, ...]:
+        return tuple(parse_partition_field(text) for text in self.partitioning)
+
+
+class DerivedPartitions(SpecModel):
+    """Time partitions of the tables derived from this one, by event time in UTC."""
+
+    granularity: Literal["hourly", "daily"]
+    start: Annotated[date, AfterValidator(_past)]
+    """First day that has a partition; not in the future."""
+    timezone: Literal["UTC"] = "UTC"
+
+
+class GeneratorSpec(SpecModel):
+    """What ``topicberg datagen`` produces to the topic."""
+
+    kind: str
+    """A module of :mod:`topicberg.datagen.kinds`."""
+    rate: float = Field(default=100, ge=0, allow_inf_nan=False)
+    """Records a second; 0: as fast as possible."""
+    seed: int = Field(default=0, strict=True, ge=0)
+
+
+class Freshness(SpecModel):
+    """Age of the newest materialization at which the table is late."""
+
+    warn_minutes: PositiveInt
+    fail_minutes: PositiveInt
+
+
+class Range(SpecModel):
+    """Inclusive bounds; one may be left out."""
+
+    min: float | None = Field(default=None, allow_inf_nan=False)
+    max: float | None = Field(default=None, allow_inf_nan=False)
+
+
+class Checks(SpecModel):
+    """Data checks on the topic's table."""
+
+    max_lag_records: int | None = Field(default=None, strict=True, ge=0)
+    """Records that the table may be behind Kafka's end offsets."""
+    not_null: tuple[str, ...] = ()
+    accepted_values: dict[str, tuple[str | int | float | bool, ...]] = {}
+    ranges: dict[str, Range] = {}
+
+
+class TopicSpec(SpecModel):
+    """Everything topicberg knows of one topic."""
+
+    name: str
+    """The Kafka topic; also the name of the file."""
+    pipeline: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Group of its assets, namespace of the tables derived from it."""
+    description: str = ""
+    value_schema: ValueSchema = Field(alias="schema")
+    key: KeySpec = KeySpec()
+    partitions: PositiveInt = Field(default=6, le=10_000)
+    write_mode: Literal["append", "upsert"] = "append"
+    """upsert: the key is the primary key, and the topic is compacted."""
+    event_time: str = "$$timestamp"
+    """The column that derived partitions go by."""
+    tableflow: TableflowSpec = TableflowSpec()
+    table: TableSpec = TableSpec()
+    derived_partitions: DerivedPartitions | None = None
+    generator: GeneratorSpec | None = None
+    owners: tuple[Annotated[str, AfterValidator(_owner)], ...] = ()
+    """``team:name`` or e-mail addresses, as Dagster takes them."""
+    freshness: Freshness | None = None
+    checks: Checks = Checks()
+
+    @field_serializer("derived_partitions")
+    def _plain_dates(self, value: DerivedPartitions | None) -> dict[str, str] | None:
+        return value.model_dump(mode="json") if value else None
+
+    # Kafka and the schema registry
+
+    @property
+    def cleanup_policy(self) -> Literal["delete", "compact"]:
+        """Tableflow's write mode follows the topic's cleanup policy, so we set it by the mode."""
+        return "compact" if self.write_mode == "upsert" else "delete"
+
+    @property
+    def value_subject(self) -> str:
+        """TopicNameStrategy."""
+        return f"{self.name}-value"
+
+    @property
+    def key_subject(self) -> str:
+        """TopicNameStrategy."""
+        return f"{self.name}-key"
+
+    def value_schema_path(self, config: Settings | None = None) -> Path | None:
+        """The value's schema file; None for format ``none``."""
+        file = self.value_schema.file
+        return (config or settings()).schemas_dir / file if file else None
+
+    def key_schema_path(self, config: Settings | None = None) -> Path | None:
+        """The key's schema file; None for keys without a schema."""
+        return (config or settings()).schemas_dir / self.key.file if self.key.file else None
+
+    # Names of the table in every catalog
+
+    def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
+        """Iceberg (namespace, table): cluster id and topic name, unchanged, as Tableflow does it.
+
+        Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` `` is one table.
+        """
+        return (config or settings()).cluster_id, self.name
+
+    @property
+    def glue_name(self) -> str:
+        """Glue table: the topic name, in lower case since Glue demands that for Hive's sake.
+
+        Glue itself takes dots and hyphens; Athena wants such a name in double quotes.
+        """
+        return self.name.lower()
+
+    @property
+    def snowflake_name(self) -> str:
+        """Snowflake table, usable without quotes: upper case, ``.`` and ``-`` become ``_``."""
+        return self.asset_name.upper()
+
+    @property
+    def asset_name(self) -> str:
+        """Dagster asset key part and op name ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
+        return re.sub(r"[.-]", "_", self.name)
+
+    # The table's columns
+
+    def metadata_column(self, name: str) -> str:
+        """Name of a metadata column: ``offset`` → ``$$offset`` or ``cflt_metadata_offset``."""
+        if self.tableflow.metadata_column_naming_scheme == "DEFAULT":
+            return f"$${name}"
+        return f"cflt_metadata_{name.replace('-', '_')}"
+
+    def columns(self, config: Settings | None = None) -> dict[str, str]:
+        """Columns of the topic's table, in order, with their Iceberg types.
+
+        Key (``key`` binary, or the key schema's fields), value fields, metadata columns. Nested
+        types are named ``struct``, ``list`` and ``map`` only. A field of both key and value has
+        the value's type, as in Tableflow.
+
+        :raises SpecError: a schema file is missing or wrong
+        """
+        columns = {"key": "binary"}
+        if path := self.key_schema_path(config):
+            assert self.key.format in ("avro", "json", "protobuf")  # noqa: S101
+            columns = read_schema(path, self.key.format, self.key.message).columns
+        if path := self.value_schema_path(config):
+            columns |= read_schema(
+                path, self.value_schema.format, self.value_schema.message
+            ).columns
+        else:
+            columns |= {"value": "binary"}
+        metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
+        return columns | metadata
