@@ -82,5 +82,5 @@ def _avro_type(schema: Any) -> str:
         logical = schema.get("logicalType")
         if logical == "decimal":
             return f"decimal({schema['precision']}, {schema.get('scale', 0)})"
-        return _AVRO_LOGICAL.get(logical) or _avro_type(schema["type"])
+        return _AVRO_LOGICAL.get(str(logical)) or _avro_type(schema["type"])
     return _AVRO_TYPES.get(schema, "struct")

@@ -30,50 +30,52 @@ METADATA_TYPES = {
 """Tableflow's metadata columns without their prefix, and their Iceberg types."""
 
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour")
-_TRANSFORM = re.compile(r"(?P<name>\w+)\((?:(?P<parameter>\d+)\s*,\s*)?(?P<column>[^(),\s]+)\)")
+_TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<width>\d+)\])?\((?P<column>[^()\[\],\s]+)\)")
 _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
 
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 
 
 class PartitionField(BaseModel):
-    """One field of an Iceberg partition spec, e.g. ``hour($$timestamp)``."""
+    """One field of an Iceberg partition spec, e.g. ``hour($$timestamp)``, ``bucket[16](key)``."""
 
     model_config = ConfigDict(frozen=True)
 
     transform: str
     column: str
-    parameter: int | None = None
-    """Buckets of ``bucket(n, column)``, width of ``truncate(w, column)``."""
+    width: int | None = None
+    """Buckets of ``bucket[n]``, length of ``truncate[n]``."""
 
     def __str__(self) -> str:
         if self.transform == "identity":
             return self.column
-        arguments = self.column if self.parameter is None else f"{self.parameter}, {self.column}"
-        return f"{self.transform}({arguments})"
+        width = "" if self.width is None else f"[{self.width}]"
+        return f"{self.transform}{width}({self.column})"
 
 
 def parse_partition_field(text: str) -> PartitionField:
-    """Parse ``column`` or ``transform(column)`` or ``transform(number, column)``.
+    """Parse ``column``, ``transform(column)`` or ``transform[n](column)``.
 
-    :raises ValueError: not of that form, an unknown transform, or a number missing or too much
+    :raises ValueError: not of that form, an unknown transform, or ``n`` is missing or too much
     """
-    if "(" not in text:
-        if not text.strip():
-            raise ValueError("names no column")
-        return PartitionField(transform="identity", column=text.strip())
-    match = _TRANSFORM.fullmatch(text.strip())
+    text = text.strip()
+    if text and not set(text) & set("()[], \t"):
+        return PartitionField(transform="identity", column=text)
+    match = _TRANSFORM.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is not of the form transform(column)")
-    name, parameter, column = match["name"].lower(), match["parameter"], match["column"]
-    if name not in TRANSFORMS:
-        raise ValueError(f"{name!r} is no Iceberg transform; there are {', '.join(TRANSFORMS)}")
-    if (name in ("bucket", "truncate")) != (parameter is not None):
-        form = f"{name}(number, column)" if parameter is None else f"{name}(column)"
-        raise ValueError(f"{text!r}: {name} is written {form}")
-    if parameter is not None and not 1 <= int(parameter) <= 2**31 - 1:
-        raise ValueError(f"{text!r}: the number must be from 1 to 2147483647")
-    return PartitionField(transform=name, column=column, parameter=parameter and int(parameter))
+        raise ValueError(f"{text!r} is not of the form column, transform(column), transform[n](…)")
+    transform, column = match["name"].lower(), match["column"]
+    width = int(match["width"]) if match["width"] else None
+    if transform not in TRANSFORMS:
+        raise ValueError(f"{match['name']!r} is no transform; there are {', '.join(TRANSFORMS)}")
+    if transform in ("bucket", "truncate"):
+        if width is None or not 1 <= width < 2**31:
+            raise ValueError(
+                f"{text!r}: write {transform}[n]({column}) with n from 1 to 2147483647"
+            )
+    elif width is not None:
+        raise ValueError(f"{text!r}: {transform} takes no [n]")
+    return PartitionField(transform=transform, column=column, width=width)
 
 
 def _partitioning(text: str) -> str:
@@ -152,7 +154,7 @@ class TableSpec(SpecModel):
     """The Iceberg table."""
 
     partitioning: tuple[Annotated[str, AfterValidator(_partitioning)], ...] = ()
-    """Iceberg transforms on columns: ``hour(c)``, ``bucket(16, c)``, ``truncate(4, c)``, ``c``."""
+    """Iceberg transforms on columns: ``hour(c)``, ``bucket[16](c)``, ``truncate[4](c)``, ``c``."""
 
     @cached_property
     def partition_fields(self) -> tuple[PartitionField, ...]:
