@@ -9,7 +9,14 @@ import pytest
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.avro import value_fields
-from topicberg.tableflow.table import METADATA_COLUMNS, metadata_name, partition_spec, table_schema
+from topicberg.tableflow.table import partition_spec, table_schema
+from topicberg.topics import TopicSpec
+
+
+def topic(**fields: Any) -> TopicSpec:
+    return TopicSpec.model_validate(
+        {"name": "t", "pipeline": "p", "schema": {"format": "avro", "file": "t.avsc"}, **fields}
+    )
 
 
 def record(*fields: dict[str, Any]) -> str:
@@ -72,20 +79,21 @@ def test_named_types_are_reused() -> None:
 )
 def test_refused(schema: str, reason: str) -> None:
     with pytest.raises(TableflowError) as error:
-        table_schema("s", schema)
+        table_schema(topic(), schema)
     assert reason in str(error.value)
 
 
 def test_columns_of_a_table() -> None:
-    schema = table_schema("s", record({"name": "side", "type": "string"}))
+    schema = table_schema(topic(), record({"name": "side", "type": "string"}))
     assert schema.column_names[:2] == ["key", "side"]
     assert len(set(schema.field_ids)) == len(schema.field_ids)
-    portable = table_schema("s", record({"name": "side", "type": "string"}), "PORTABLE")
-    assert "cflt_metadata_leader_epoch" in portable.column_names
-    assert [metadata_name(name, "DEFAULT") for name in METADATA_COLUMNS] == list(METADATA_COLUMNS)
+    portable = topic(tableflow={"metadata_column_naming_scheme": "PORTABLE"})
+    columns = table_schema(portable, record({"name": "side", "type": "string"})).column_names
+    assert "cflt_metadata_leader_epoch" in columns
 
 
 def test_partition_spec() -> None:
-    schema = table_schema("s", record({"name": "side", "type": "string"}))
-    spec = partition_spec(schema, ["hour($$timestamp)", "bucket[8](key)", "side"])
-    assert [str(field.transform) for field in spec.fields] == ["hour", "bucket[8]", "identity"]
+    spec = topic(table={"partitioning": ["hour($$timestamp)", "bucket(8, key)", "side"]})
+    schema = table_schema(spec, record({"name": "side", "type": "string"}))
+    fields = partition_spec(schema, spec.table.partition_fields).fields
+    assert [str(field.transform) for field in fields] == ["hour", "bucket[8]", "identity"]

@@ -23,7 +23,7 @@ from topicberg.spark import new_session, quote
 from topicberg.tableflow import avro, commit
 from topicberg.tableflow.offsets import Batch, Offsets, plan_batch
 from topicberg.tableflow.subjects import Subject, SubjectReader, wire_prefix
-from topicberg.tableflow.table import KEY, ensure_table, metadata_name
+from topicberg.tableflow.table import KEY, ensure_table
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -79,7 +79,6 @@ class Ingestor:
         self.spec = spec
         self.endpoints = endpoints
         self.config = config
-        self.subject = f"{spec.name}-value"
         self._catalog = endpoints.catalog(config)
         self._subjects = SubjectReader(endpoints.schema_registry_client())
         self._foreign: dict[int, str] = {}  # schemas of other subjects that records name
@@ -97,7 +96,7 @@ class Ingestor:
 
     def table(self) -> Table:
         """The topic's table, created or evolved to the subject's latest schema."""
-        return self._table(self._subjects.read(self.subject))
+        return self._table(self._subjects.read(self.spec.value_subject))
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
@@ -123,7 +122,7 @@ class Ingestor:
     def _step(self) -> Commit:
         name = self.spec.name
         topic_id = kafka.topic_id(self.endpoints, name)
-        subject = self._subjects.read(self.subject)
+        subject = self._subjects.read(self.spec.value_subject)
         table = self._table(subject)
         head = table.current_snapshot()
         held = commit.committed(table, head)
@@ -147,7 +146,7 @@ class Ingestor:
         return Commit(batch.records, snapshot.snapshot_id, batch.end, backlog)
 
     def _table(self, subject: Subject) -> Table:
-        return ensure_table(self._catalog, self.spec, self.config, self.subject, subject.latest)
+        return ensure_table(self._catalog, self.spec, self.config, subject.latest)
 
     def _adapt(self, batch: Batch, summary: Mapping[str, str]) -> None:
         """Learn from the files how many records make ``commit_max_bytes``."""
@@ -195,7 +194,7 @@ class Ingestor:
         )
         if record["schema_id"] is not None:
             return UnknownSchemaError(
-                f"{place}: schema id {record['schema_id']} is not in subject {self.subject}",
+                f"{place}: subject {self.spec.value_subject} has no schema {record['schema_id']}",
                 int(record["schema_id"]),
             )
         return TableflowError(
@@ -217,18 +216,17 @@ class Ingestor:
             offset = F.col("offset")
         else:
             offset = F.when(problem.isNotNull(), F.raise_error(problem)).otherwise(F.col("offset"))
-        scheme = self.spec.tableflow.metadata_column_naming_scheme
         known: dict[str, Column] = {
             KEY: F.col("key"),
             **{
-                metadata_name(name, scheme): column
+                self.spec.metadata_column(name): column
                 for name, column in {
-                    "$$topic": F.lit(self.spec.name),
-                    "$$partition": F.col("partition"),
-                    "$$headers": F.map_from_entries("headers"),
-                    "$$offset": offset,
-                    "$$timestamp": F.col("timestamp"),
-                    "$$timestamp-type": F.when(
+                    "topic": F.lit(self.spec.name),
+                    "partition": F.col("partition"),
+                    "headers": F.map_from_entries("headers"),
+                    "offset": offset,
+                    "timestamp": F.col("timestamp"),
+                    "timestamp-type": F.when(
                         F.col("timestampType") == 1, "LOG_APPEND_TIME"
                     ).otherwise("CREATE_TIME"),
                 }.items()
@@ -286,14 +284,14 @@ def _decode_value(schemas: dict[int, str], latest: str) -> tuple[Column, Column]
         return F.concat(F.lit(BAD_RECORD + " "), F.to_json(fields, {"ignoreNullFields": "false"}))
 
     none = F.lit(None).cast("long")
-    schema_id = F.conv(F.hex(F.substring(raw, 2, 4)), 16, 10).cast("long")
+    named = F.conv(F.hex(F.substring(raw, 2, 4)), 16, 10).cast("long")
     problem = (
         F.when(raw.isNull(), None)
         .when(
             (F.length(raw) < 5) | (F.substring(raw, 1, 1) != F.lit(b"\x00")),
             message("the value is not in Confluent's wire format (magic byte 0, schema id)", none),
         )
-        .when(~known, message("its schema id is not in the subject", schema_id))
+        .when(~known, message("its schema id is not in the subject", named))
         .when(
             F.col("record").getField(avro.DECODED).isNull(),
             message("the value does not fit its schema", none),

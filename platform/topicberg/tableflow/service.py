@@ -52,7 +52,7 @@ class Worker(threading.Thread):
         while not self._stop_requested.wait(wait):
             try:
                 if ingestor is None:
-                    kafka.ensure_topic(self.spec, self._endpoints)
+                    self._ensure_topic()
                     ingestor = Ingestor(self.spec, self._endpoints, self._config)
                     ingestor.table()
                 wait = self._turn(ingestor)
@@ -70,6 +70,13 @@ class Worker(threading.Thread):
                 if ingestor is not None:
                     ingestor.close()
                 wait, self._backoff = self._backoff, min(self._backoff * 2, MAX_BACKOFF_SECONDS)
+
+    def _ensure_topic(self) -> None:
+        """Create what is missing; a topic that differs from its spec is materialized as it is."""
+        try:
+            kafka.ensure_topic(self.spec, self._endpoints, self._config)
+        except TopicbergError as error:
+            logger.warning("topic %s: %s", self.spec.name, error)
 
     def _turn(self, ingestor: Ingestor) -> float:
         """Commit if it is time to; the seconds until the next turn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,10 +54,9 @@ class SubjectReader:
             for version in versions:
                 if (name, version) not in self._versions:
                     registered = self._client.get_version(name, version)
-                    if registered.schema is None or registered.schema_id is None:
+                    text = registered.schema.schema_str if registered.schema else None
+                    if text is None or registered.schema_id is None:
                         raise TableflowError(f"subject {name}: version {version} has no schema")
-                    text = registered.schema.schema_str
-                    json.loads(text)
                     self._versions[name, version] = (registered.schema_id, text)
         except SchemaRegistryError as error:
             if error.http_status_code == 404:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import pyiceberg.partitioning as iceberg
 from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
     ValidationError,
 )
-from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import (
     BinaryType,
+    IcebergType,
     IntegerType,
     LongType,
     MapType,
@@ -36,21 +38,20 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-    from topicberg.topics import TopicSpec
+    from topicberg.topics.spec import PartitionField, TopicSpec
 
 logger = logging.getLogger(__name__)
 
 KEY = "key"
-METADATA_COLUMNS = (
-    "$$topic",
-    "$$partition",
-    "$$headers",
-    "$$leader-epoch",
-    "$$offset",
-    "$$timestamp",
-    "$$timestamp-type",
-)
-
+_METADATA_TYPES: dict[str, Callable[[Iterator[int]], IcebergType]] = {
+    "topic": lambda _: StringType(),
+    "partition": lambda _: IntegerType(),
+    "headers": lambda ids: MapType(next(ids), StringType(), next(ids), BinaryType(), False),
+    "leader-epoch": lambda _: IntegerType(),
+    "offset": lambda _: LongType(),
+    "timestamp": lambda _: TimestamptzType(),
+    "timestamp-type": lambda _: StringType(),
+}
 _PROPERTIES = {
     "format-version": "2",
     "write.wap.enabled": "true",  # a batch is staged, then published: see commit.py
@@ -66,72 +67,52 @@ _PROPERTIES = {
     "write.update.mode": "copy-on-write",
     "write.merge.mode": "copy-on-write",
 }
-_TRANSFORM = re.compile(r"^(?P<name>\w+)(\[(?P<width>\d+)\])?\((?P<column>[^)]+)\)$")
 
 
-def metadata_name(column: str, scheme: str) -> str:
-    """A metadata column's name; ``PORTABLE`` as in the ``tableflow/v1`` API's description."""
-    if scheme == "PORTABLE":
-        return "cflt_metadata_" + column.removeprefix("$$").replace("-", "_")
-    return column
-
-
-def table_schema(subject: str, value_schema: str, naming_scheme: str = "DEFAULT") -> Schema:
+def table_schema(spec: TopicSpec, value_schema: str) -> Schema:
     """The columns of a topic's table: ``key``, the value's fields, Tableflow's metadata columns.
 
     :raises TableflowError: the value schema has no table, or takes the name of a metadata column
     """
     ids = itertools.count(1)
     key = NestedField(next(ids), KEY, BinaryType(), required=False, doc="the record's key, raw")
-    value = avro.value_fields(subject, value_schema, ids)
+    value = avro.value_fields(spec.value_subject, value_schema, ids)
     names = {field.name for field in value}
     fields = ([] if KEY in names else [key]) + value
-    types = {
-        "$$topic": StringType(),
-        "$$partition": IntegerType(),
-        "$$headers": MapType(next(ids), StringType(), next(ids), BinaryType(), False),
-        "$$leader-epoch": IntegerType(),
-        "$$offset": LongType(),
-        "$$timestamp": TimestamptzType(),
-        "$$timestamp-type": StringType(),
-    }
-    for column in METADATA_COLUMNS:
-        name = metadata_name(column, naming_scheme)
+    for column, make_type in _METADATA_TYPES.items():
+        name = spec.metadata_column(column)
         if name in names:
             raise TableflowError(
-                f"subject {subject}: the field {name} has the name of a metadata column",
+                f"subject {spec.value_subject}: field {name} has the name of a metadata column",
                 hint="rename the field, or choose the other metadata_column_naming_scheme",
             )
-        fields.append(NestedField(next(ids), name, types[column], required=False))
+        number = next(ids)
+        fields.append(NestedField(number, name, make_type(ids), required=False))
     return Schema(*fields)
 
 
-def partition_spec(schema: Schema, transforms: list[str]) -> PartitionSpec:
-    """The partition spec of expressions such as ``hour($$timestamp)`` or ``bucket[8](key)``."""
-    fields = []
-    for number, text in enumerate(transforms):
-        match = _TRANSFORM.match(text)
-        name = match["column"] if match else text
-        transform = (
-            match["name"] + (f"[{match['width']}]" if match["width"] else "")
-            if match
-            else "identity"
-        )
-        column = schema.find_field(name)
-        fields.append(
-            PartitionField(
-                source_id=column.field_id,
+def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> PartitionSpec:
+    """Iceberg's partition spec of the topic spec's partition fields."""
+    return PartitionSpec(
+        *(
+            iceberg.PartitionField(
+                source_id=schema.find_field(field.column).field_id,
                 field_id=1000 + number,
-                transform=parse_transform(transform),
-                name=f"{name}_{transform.partition('[')[0]}" if match else name,
+                transform=parse_transform(
+                    field.transform
+                    if field.parameter is None
+                    else f"{field.transform}[{field.parameter}]"
+                ),
+                name=field.column
+                if field.transform == "identity"
+                else f"{field.column}_{field.transform}",
             )
+            for number, field in enumerate(fields)
         )
-    return PartitionSpec(*fields)
+    )
 
 
-def ensure_table(
-    catalog: Catalog, spec: TopicSpec, config: Settings, subject: str, value_schema: str
-) -> Table:
+def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, value_schema: str) -> Table:
     """The topic's table, created or evolved so that it fits the subject's latest schema.
 
     Its location is new and unique, as Tableflow's ``table_path`` is: a table that was dropped and
@@ -140,7 +121,7 @@ def ensure_table(
     :raises TableflowError: the schema changed in a way that a table cannot follow
     """
     identifier = spec.table_identifier(config)
-    schema = table_schema(subject, value_schema, spec.tableflow.metadata_column_naming_scheme)
+    schema = table_schema(spec, value_schema)
     try:
         table = catalog.load_table(identifier)
     except NoSuchTableError:
@@ -165,7 +146,7 @@ def _create(
             identifier,
             schema=schema,
             location=location,
-            partition_spec=partition_spec(schema, spec.table.partitioning),
+            partition_spec=partition_spec(schema, spec.table.partition_fields),
             properties=_PROPERTIES,
         )
     except TableAlreadyExistsError:  # another engine was faster
