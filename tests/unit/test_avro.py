@@ -93,7 +93,7 @@ def test_columns_of_a_table() -> None:
 
 
 def test_partition_spec() -> None:
-    spec = topic(table={"partitioning": ["hour($$timestamp)", "bucket(8, key)", "side"]})
+    spec = topic(table={"partitioning": ["hour($$timestamp)", "bucket[8](key)", "side"]})
     schema = table_schema(spec, record({"name": "side", "type": "string"}))
     fields = partition_spec(schema, spec.table.partition_fields).fields
     assert [str(field.transform) for field in fields] == ["hour", "bucket[8]", "identity"]
