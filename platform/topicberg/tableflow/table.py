@@ -99,9 +99,7 @@ def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> Partitio
                 source_id=schema.find_field(field.column).field_id,
                 field_id=1000 + number,
                 transform=parse_transform(
-                    field.transform
-                    if field.parameter is None
-                    else f"{field.transform}[{field.parameter}]"
+                    field.transform if field.width is None else f"{field.transform}[{field.width}]"
                 ),
                 name=field.column
                 if field.transform == "identity"
