@@ -1,7 +1,95 @@
+"""``topicberg datagen``: made-up records for a topic."""
+
 from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from topicberg.datagen.status import DatagenStatus
 
-def register(app: typer.Typer) -> None:
-    pass
+app = typer.Typer(help="Produce made-up records to a topic.", no_args_is_help=True)
+
+Topic = Annotated[str, typer.Argument(help="Name of a topic whose spec has a generator.")]
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="datagen")
+
+
+@app.command()
+def start(
+    topic: Topic,
+    rate: Annotated[
+        float | None, typer.Option(min=0, help="Records a second; 0: as fast as possible.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same records.")] = None,
+    foreground: Annotated[
+        bool, typer.Option(help="Stay here until it ends; Ctrl-C ends it.")
+    ] = False,
+) -> None:
+    """Start a generator; rate and seed are the spec's unless given.
+
+    A generator that is started again does not repeat itself: a run's records follow from its seed
+    and from how many runs the topic had before.
+    """
+    from topicberg.datagen import runner
+    from topicberg.settings import settings
+
+    if not foreground:
+        status = runner.start(settings(), topic, rate, count, seed)
+        typer.echo(f"{_line(status)}; log: {runner.log_file(settings(), topic)}")
+        return
+    status = runner.run_here(
+        settings(), topic, rate, count, seed, on_report=lambda status: typer.echo(_line(status))
+    )
+    typer.echo(_line(status))
+
+
+@app.command()
+def stop(topic: Topic) -> None:
+    """End a topic's generator."""
+    from topicberg.datagen import runner
+    from topicberg.settings import settings
+
+    typer.echo(_line(runner.stop(settings(), topic)))
+
+
+@app.command()
+def status(
+    topic: Annotated[str | None, typer.Argument(help="Only this topic.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show every generator that is or was: state, records, rate, error."""
+    from topicberg.datagen.status import all_statuses, read_status
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import settings
+
+    if topic is None:
+        statuses = all_statuses(settings())
+    elif one := read_status(settings(), topic):
+        statuses = [one]
+    else:
+        raise TopicbergError(f"no generator of {topic!r} was ever started")
+    if as_json:
+        rows = [
+            {**s.model_dump(mode="json"), "achieved_rate": round(s.achieved_rate, 1)}
+            for s in statuses
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    if not statuses:
+        typer.echo("no generator was ever started")
+    for one in statuses:
+        typer.echo(_line(one))
+
+
+def _line(status: DatagenStatus) -> str:
+    wanted = f" of {status.count:,}" if status.count else ""
+    at = f"{status.achieved_rate:,.0f}/s" if status.sent else f"rate {status.rate:g}/s"
+    pid = f", pid {status.pid}" if status.state in ("starting", "running") else ""
+    error = f": {status.error}" if status.error else ""
+    return f"{status.topic}: {status.state}, {status.sent:,}{wanted} records, {at}{pid}{error}"

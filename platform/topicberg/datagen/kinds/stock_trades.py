@@ -1,0 +1,34 @@
+"""Stock trades with the fields and values of Confluent's Datagen quickstart ``STOCK_TRADES``.
+
+Datagen's ranges leave out their upper end (avro-random-generator: ``min + nextInt(max - min)``), so
+its ``quantity`` of 1 to 5000 is 1 to 4999, and its ``price`` of 5 to 1000 is 5 to 999 pennies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+SIDES = ("BUY", "SELL")
+SYMBOLS = ("ZBZX", "ZJZZT", "ZTEST", "ZVV", "ZVZZT", "ZWZZT", "ZXZZT")
+ACCOUNTS = ("ABC123", "LMN456", "XYZ789")
+USERS = tuple(f"User_{number}" for number in range(1, 10))
+QUANTITY = (1, 5000)
+PRICE = (5, 1000)
+
+
+def records(random: Random) -> Iterator[dict[str, Any]]:
+    """Endless trades; every field is uniform and independent of the others."""
+    chance = random.random  # int(chance() * n): a third of the time that randrange(n) takes
+    min_quantity, quantities = QUANTITY[0], QUANTITY[1] - QUANTITY[0]
+    min_price, prices = PRICE[0], PRICE[1] - PRICE[0]
+    while True:
+        yield {
+            "side": SIDES[int(chance() * len(SIDES))],
+            "quantity": min_quantity + int(chance() * quantities),
+            "symbol": SYMBOLS[int(chance() * len(SYMBOLS))],
+            "price": min_price + int(chance() * prices),
+            "account": ACCOUNTS[int(chance() * len(ACCOUNTS))],
+            "userid": USERS[int(chance() * len(USERS))],
+        }

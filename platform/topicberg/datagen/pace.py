@@ -1,0 +1,43 @@
+"""A steady pace for a producer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+TICK_SECONDS = 0.01
+MAX_BACKLOG_SECONDS = 0.1
+BATCH = 1000
+"""Records allowed at once when there is no limit."""
+
+
+class Pace:
+    """Allows ``rate`` records a second, evenly; 0 allows as many as there can be.
+
+    Time that was lost (a busy machine, a full queue) is made up for at most a tenth of a second:
+    a stall is never followed by a burst.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._last = clock()
+        self._allowance = 0.0
+
+    def allowed(self) -> int:
+        """How many records are due now; they count as sent."""
+        if not self.rate:
+            return BATCH
+        now = self._clock()
+        burst = max(1.0, self.rate * MAX_BACKLOG_SECONDS)
+        self._allowance = min(burst, self._allowance + (now - self._last) * self.rate)
+        self._last = now
+        due = int(self._allowance)
+        self._allowance -= due
+        return due
+
+    def pause(self) -> float:
+        """Seconds until it is worth asking again."""
+        if not self.rate:
+            return 0.0
+        return max(TICK_SECONDS, (1 - self._allowance) / self.rate)

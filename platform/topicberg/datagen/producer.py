@@ -1,0 +1,213 @@
+"""Produce made-up records to a topic, in the Confluent wire format."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from itertools import count as count_from
+from itertools import islice
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from topicberg import kafka
+from topicberg.datagen import record_generator
+from topicberg.datagen.pace import Pace
+from topicberg.errors import TopicbergError
+from topicberg.topics.schema import read_schema
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 1.0
+STOP_FLUSH_SECONDS = 10.0
+PRODUCER_CONFIG: dict[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "linger.ms": 20,
+    "compression.type": "lz4",
+    "queue.buffering.max.messages": 200_000,
+    "partitioner": "murmur2_random",  # a key goes where the Java producer would put it
+    "delivery.report.only.error": True,  # no Python call for each of a million good records
+}
+
+Encoder = Callable[[dict[str, Any]], bytes]
+
+
+class DeliveryError(TopicbergError):
+    """Kafka did not take a record."""
+
+
+def avro_encoder(schema_text: str, schema_id: int) -> Encoder:
+    """Record → magic byte 0, schema id (big-endian), Avro binary.
+
+    The same bytes as the client library's AvroSerializer makes, in a fifth of its time.
+
+    :raises TopicbergError: (on encoding) the record does not fit the schema
+    """
+    from fastavro import parse_schema, schemaless_writer
+
+    schema = parse_schema(json.loads(schema_text))
+    prefix = struct.pack(">bI", 0, schema_id)
+
+    def encode(record: dict[str, Any]) -> bytes:
+        buffer = BytesIO(prefix)
+        buffer.seek(len(prefix))
+        try:
+            schemaless_writer(buffer, schema, record)
+        except (ValueError, TypeError, KeyError) as error:
+            raise TopicbergError(f"a record does not fit its schema: {error}") from error
+        return buffer.getvalue()
+
+    return encode
+
+
+def random_of(seed: int, generation: int) -> Random:
+    """The chance of one run: the same seed makes the same records, but not again in a later run."""
+    return Random(f"{seed}/{generation}")
+
+
+class GeneratorRun:
+    """One run of a topic's generator.
+
+    :param count: stop after so many records; None: until :meth:`stop`
+    :param first_iteration: number of the first record, for its header ``current.iteration``
+    """
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        config: Settings,
+        *,
+        rate: float,
+        count: int | None,
+        seed: int,
+        generation: int = 0,
+        first_iteration: int = 0,
+    ) -> None:
+        if spec.generator is None:
+            raise TopicbergError(
+                f"topic {spec.name} has no generator", hint="add `generator: {kind: …}` to its spec"
+            )
+        self.spec = spec
+        self.sent = 0
+        self._endpoints = endpoints
+        self._config = config
+        self._pace = Pace(rate)
+        self._count = count
+        self._records = record_generator(spec.generator.kind)(random_of(seed, generation))
+        self._generation = str(generation).encode()
+        self._iterations = count_from(first_iteration)
+        self._stop = threading.Event()
+        self._failure: DeliveryError | None = None
+
+    def stop(self) -> None:
+        """Send nothing more; what is on its way is still delivered. Safe in a signal handler."""
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def run(self, report: Callable[[int], None]) -> int:
+        """Produce until done; every record counted has been acknowledged by the broker.
+
+        :param report: called about every second with the number of records acknowledged
+        :raises DeliveryError: a record was not taken
+        """
+        from confluent_kafka import Producer
+
+        encode = self._encoder()
+        producer = Producer({"log_level": 2, **PRODUCER_CONFIG, **self._endpoints.kafka_config()})
+        report(0)
+        produced = 0
+        reported_at = time.monotonic()
+        while not self._stop.is_set() and self._failure is None:
+            due = self._pace.allowed()
+            if self._count is not None:
+                due = min(due, self._count - produced)
+            produced += self._produce(producer, encode, islice(self._records, due))
+            producer.poll(0)
+            if self._count is not None and produced >= self._count:
+                break
+            if time.monotonic() - reported_at >= REPORT_SECONDS:
+                report(produced - len(producer))
+                reported_at = time.monotonic()
+            self._stop.wait(self._pace.pause())
+        self.sent = self._flush(producer, produced, report)
+        return self.sent
+
+    def _encoder(self) -> Encoder:
+        ensured = kafka.ensure_topic(self.spec, self._endpoints, self._config)
+        path = self.spec.value_schema_path(self._config)
+        if (
+            path is None
+            or ensured.value_schema_id is None
+            or self.spec.value_schema.format != "avro"
+        ):
+            raise TopicbergError(
+                f"topic {self.spec.name}: the generator writes Avro, "
+                f"its schema has the format {self.spec.value_schema.format}"
+            )
+        return avro_encoder(read_schema(path, "avro").text, ensured.value_schema_id)
+
+    def _produce(
+        self, producer: Producer, encode: Encoder, records: Iterator[dict[str, Any]]
+    ) -> int:
+        """Queue the records; waits while the queue is full. Returns how many were queued."""
+        topic, key_field = self.spec.name, self.spec.key.field
+        generation, produced = self._generation, 0
+        for record, iteration in zip(records, self._iterations, strict=False):
+            value = encode(record)
+            key = str(record[key_field]).encode() if key_field else None
+            headers: list[tuple[str, str | bytes | None]] = [
+                ("task.generation", generation),
+                ("task.id", b"0"),
+                ("current.iteration", str(iteration).encode()),
+            ]
+            while True:
+                try:
+                    producer.produce(
+                        topic, value, key, headers=headers, on_delivery=self._on_failure
+                    )
+                except BufferError:
+                    producer.poll(0.1)
+                    if self._stop.is_set() or self._failure:
+                        return produced
+                else:
+                    break
+            produced += 1
+        return produced
+
+    def _on_failure(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and self._failure is None:
+            self._failure = DeliveryError(
+                f"topic {self.spec.name}: Kafka did not take a record: {error.str()}"
+            )
+
+    def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> int:
+        """Wait for every acknowledgement; the number of records acknowledged."""
+        waited = 0.0
+        while (waiting := producer.flush(REPORT_SECONDS)) and self._failure is None:
+            report(produced - waiting)
+            waited += REPORT_SECONDS
+            if self._stop.is_set() and waited >= STOP_FLUSH_SECONDS:
+                self._failure = DeliveryError(
+                    f"topic {self.spec.name}: {waiting} records were not acknowledged "
+                    f"within {STOP_FLUSH_SECONDS:.0f} s after the stop"
+                )
+        if self._failure is not None:
+            raise self._failure
+        report(produced)
+        return produced

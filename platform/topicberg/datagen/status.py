@@ -1,0 +1,104 @@
+"""What a generator says of itself: one small file a topic, which survives the generator."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from pydantic import BaseModel, ValidationError
+
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
+
+State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
+ALIVE: tuple[State, ...] = ("starting", "running")
+
+
+class DatagenStatus(BaseModel):
+    """``finished``: it sent ``count`` records; ``stopped``: by the user; ``killed``: by others."""
+
+    topic: str
+    kind: str
+    rate: float
+    count: int | None
+    seed: int
+    generation: int
+    """How many generators of this topic ran before: each makes other records from one seed."""
+    first_iteration: int
+    """Number of its first record, counted on over all generations."""
+    state: State = "starting"
+    sent: int = 0
+    """Records of this run that the broker has acknowledged."""
+    error: str | None = None
+    pid: int
+    pid_started: float
+    """The process's creation time, s since the epoch: tells it from a later one of its pid."""
+    started_at: float
+    updated_at: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.updated_at - self.started_at, 0.0)
+
+    @property
+    def achieved_rate(self) -> float:
+        """Acknowledged records a second, since the start."""
+        return self.sent / self.seconds if self.seconds else 0.0
+
+
+def status_file(config: Settings, topic: str) -> Path:
+    return config.state_dir / "datagen" / f"{topic}.json"
+
+
+def write_status(config: Settings, status: DatagenStatus) -> None:
+    """Write it atomically, with the time of now.
+
+    :raises TopicbergError: the state folder cannot be written
+    """
+    path = status_file(config, status.topic)
+    status.updated_at = time.time()
+    part = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(status.model_dump_json())
+        part.replace(path)
+    except OSError as error:
+        raise TopicbergError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def read_status(config: Settings, topic: str) -> DatagenStatus | None:
+    """None: no generator of this topic ever ran. A dead one that calls itself alive was killed.
+
+    :raises TopicbergError: the file is damaged
+    """
+    path = status_file(config, topic)
+    try:
+        status = DatagenStatus.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError):
+        raise TopicbergError(f"{path} is damaged", hint="delete it") from None
+    if status.state in ALIVE and process_of(status) is None:
+        status.state = "killed"
+    return status
+
+
+def all_statuses(config: Settings) -> list[DatagenStatus]:
+    """Those of every topic that ever had a generator, by name."""
+    files = sorted((config.state_dir / "datagen").glob("*.json"))
+    statuses = (read_status(config, path.stem) for path in files)
+    return [status for status in statuses if status]
+
+
+def process_of(status: DatagenStatus) -> psutil.Process | None:
+    """The generator's process, if it still lives; never another one that got its pid."""
+    try:
+        process = psutil.Process(status.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        ours = abs(process.create_time() - status.pid_started) < 1
+    except psutil.NoSuchProcess:
+        return None
+    return process if ours else None
