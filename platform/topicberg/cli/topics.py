@@ -1,7 +1,69 @@
+"""``topicberg topics``: the topic specs."""
+
 from __future__ import annotations
+
+import json
+from typing import Annotated
 
 import typer
 
+app = typer.Typer(help="Look at and check the topic specs.", no_args_is_help=True)
 
-def register(app: typer.Typer) -> None:
-    pass
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="topics")
+
+
+@app.command()
+def validate() -> None:
+    """Check every topic spec and its schema files; every mistake is one line."""
+    from topicberg.settings import settings
+    from topicberg.topics import check_topics
+
+    specs, problems = check_topics(settings())
+    for problem in problems:
+        typer.echo(problem, err=True)
+    if problems:
+        files = len({problem.file for problem in problems})
+        typer.secho(f"error: {len(problems)} in {files} of the topic specs", fg="red", err=True)
+        raise typer.Exit(2)
+    typer.echo(f"{len(specs)} topic specs are right: {', '.join(spec.name for spec in specs)}")
+
+
+@app.command("list")
+def list_topics(
+    as_json: Annotated[bool, typer.Option("--json", help="Whole specs, for programs.")] = False,
+) -> None:
+    """List the topics."""
+    from topicberg.topics import load_topics
+
+    specs = load_topics()
+    if as_json:
+        documents = [spec.model_dump(mode="json", by_alias=True) for spec in specs]
+        typer.echo(json.dumps(documents, indent=2))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("topic", "pipeline", "format", "mode", "partitions", "Tableflow", "generator")
+    for spec in specs:
+        generator = f"{spec.generator.kind}, {spec.generator.rate:g}/s" if spec.generator else "-"
+        table.add_row(
+            spec.name,
+            spec.pipeline,
+            spec.value_schema.format,
+            spec.write_mode,
+            str(spec.partitions),
+            "on" if spec.tableflow.enabled else "off",
+            generator,
+        )
+    Console().print(table)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a topic spec, for editors that complete and check YAML."""
+    from topicberg.topics import TopicSpec
+
+    typer.echo(json.dumps(TopicSpec.model_json_schema(by_alias=True), indent=2))

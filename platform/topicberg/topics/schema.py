@@ -1,86 +1,73 @@
-"""Schema files: read them, and say which top-level columns they give a table."""
+"""Schema files: where they may be, what is in them, and which columns they make."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from topicberg.errors import SpecError
 
 SchemaFormat = Literal["avro", "json", "protobuf", "none"]
 
-_AVRO_LOGICAL = {
-    "date": "date",
-    "time-millis": "time",
-    "time-micros": "time",
-    "timestamp-millis": "timestamptz",
-    "timestamp-micros": "timestamptz",
-    "local-timestamp-millis": "timestamp",
-    "local-timestamp-micros": "timestamp",
-    "uuid": "uuid",
-}
-_AVRO_TYPES = {
-    "string": "string",
-    "bytes": "binary",
-    "int": "int",
-    "long": "long",
-    "float": "float",
-    "double": "double",
-    "boolean": "boolean",
-    "fixed": "fixed",
-    "enum": "string",
-    "array": "list",
-    "map": "map",
-    "record": "struct",
-}
-
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """A schema as it is registered, and the columns it makes.
+    """A schema as it is registered, and the columns that it makes.
 
-    ``columns`` maps names to Iceberg types; nested ones are ``struct``, ``list`` and ``map`` only.
+    ``columns`` maps names to Iceberg types, as precisely as checking a spec needs: a nested type
+    is ``struct``, ``list`` or ``map`` and no more. The table's own types come from its engine.
     """
 
     text: str
     columns: dict[str, str]
 
 
+def schema_path(schemas_dir: Path, file: str) -> Path:
+    """The path of a schema file, which must be inside the schema folder.
+
+    :raises SpecError: absolute, outside (also by way of a symbolic link), or no such file
+    """
+    if "\0" in file or Path(file).is_absolute():
+        raise SpecError(f"{file!r} must be the name of a file in {schemas_dir.name}/")
+    path = schemas_dir / file
+    if not path.resolve().is_relative_to(schemas_dir.resolve()):
+        raise SpecError(f"{file!r} is outside of {schemas_dir.name}/")
+    if not path.is_file():
+        raise SpecError(f"{file!r} does not exist in {schemas_dir.name}/")
+    return path
+
+
 def read_schema(path: Path, kind: str, message: str | None = None) -> SchemaFile:
     """Read and check one schema file.
 
-    :raises SpecError: missing, not of that format, or recursive
+    :param kind: avro, json or protobuf
+    :param message: protobuf alone: the message type; None: the first one of the file
+    :raises SpecError: not readable, not of that format, recursive, or not a record with fields
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path.name} does not exist in {path.parent}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path.name} cannot be read: {error}") from None
-    return SchemaFile(text, _avro_columns(path.name, text))
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise SpecError(f"{path.name} cannot be read: {error.strerror}") from None
+    return _read(path, changed, kind, message)
 
 
-def _avro_columns(name: str, text: str) -> dict[str, str]:
-    from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+@lru_cache(maxsize=64)
+def _read(path: Path, _changed: int, kind: str, message: str | None) -> SchemaFile:
+    from topicberg.topics import columns
 
     try:
-        schema: Any = parse_schema(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise SpecError(f"{name} is not JSON: {error}") from None
-    except (SchemaParseException, UnknownType) as error:
-        raise SpecError(f"{name} is not an Avro schema: {error}") from None
-    return {field["name"]: _avro_type(field["type"]) for field in schema["fields"]}
-
-
-def _avro_type(schema: Any) -> str:
-    if isinstance(schema, list):
-        branches = [branch for branch in schema if branch != "null"]
-        return _avro_type(branches[0]) if len(branches) == 1 else "struct"
-    if isinstance(schema, dict):
-        logical = schema.get("logicalType")
-        if logical == "decimal":
-            return f"decimal({schema['precision']}, {schema.get('scale', 0)})"
-        return _AVRO_LOGICAL.get(str(logical)) or _avro_type(schema["type"])
-    return _AVRO_TYPES.get(schema, "struct")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path.name} cannot be read: {error}") from None
+    match kind:
+        case "avro":
+            found = columns.avro_columns(path.name, text)
+        case "json":
+            found = columns.json_columns(path.name, text)
+        case _:
+            found = columns.protobuf_columns(path.name, text, message)
+    if not found:
+        raise SpecError(f"{path.name} has no fields")
+    return SchemaFile(text, found)

@@ -10,14 +10,16 @@ import re
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_serializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from topicberg.settings import Settings, settings
 from topicberg.topics.schema import SchemaFormat, read_schema
 
 DAY_MS = 86_400_000
+MAX_NAME = 249
+"""Kafka's longest topic name; Glue and Snowflake take 255."""
 METADATA_TYPES = {
     "topic": "string",
     "partition": "int",
@@ -31,8 +33,30 @@ METADATA_TYPES = {
 
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour")
 _TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<width>\d+)\])?\((?P<column>[^()\[\],\s]+)\)")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
 _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
 
+
+def _topic_name(name: str) -> str:
+    """A name that Kafka takes, and that is an identifier in Glue, Snowflake and Dagster."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r}: letters, digits, '.', '_' and '-' only, beginning with a letter or '_'"
+        )
+    if name.startswith("__"):
+        raise ValueError(f"{name!r}: names that begin with '__' are Kafka's own")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"has {len(name)} characters, Kafka takes {MAX_NAME}")
+    return name
+
+
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, str | int | float | bool):
+        raise ValueError(f"{value!r} is neither text nor a number nor a boolean")
+    return value
+
+
+TopicName = Annotated[str, AfterValidator(_topic_name)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 
 
@@ -128,7 +152,7 @@ class ErrorHandling(SpecModel):
     """What becomes of a record that cannot be decoded (tableflow/v1, ``error_handling``)."""
 
     mode: Literal["SUSPEND", "SKIP", "LOG"] = "SUSPEND"
-    target: str | None = None
+    target: TopicName | None = None
     """The dead-letter topic of mode LOG."""
 
 
@@ -194,20 +218,32 @@ class Range(SpecModel):
     max: float | None = Field(default=None, allow_inf_nan=False)
 
 
+AcceptedValues = Annotated[tuple[Annotated[Any, AfterValidator(_scalar)], ...], Field(min_length=1)]
+
+
 class Checks(SpecModel):
     """Data checks on the topic's table."""
 
     max_lag_records: int | None = Field(default=None, strict=True, ge=0)
     """Records that the table may be behind Kafka's end offsets."""
     not_null: tuple[str, ...] = ()
-    accepted_values: dict[str, tuple[str | int | float | bool, ...]] = {}
+    """Columns that are never null."""
+    accepted_values: dict[str, AcceptedValues] = {}
+    """Column → every value that it may have."""
     ranges: dict[str, Range] = {}
+    """Column → bounds of its values."""
+
+
+def _metadata_column(tableflow: TableflowSpec, name: str) -> str:
+    if tableflow.metadata_column_naming_scheme == "DEFAULT":
+        return f"$${name}"
+    return f"cflt_metadata_{name.replace('-', '_')}"
 
 
 class TopicSpec(SpecModel):
     """Everything topicberg knows of one topic."""
 
-    name: str
+    name: TopicName
     """The Kafka topic; also the name of the file."""
     pipeline: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
     """Group of its assets, namespace of the tables derived from it."""
@@ -217,9 +253,11 @@ class TopicSpec(SpecModel):
     partitions: PositiveInt = Field(default=6, le=10_000)
     write_mode: Literal["append", "upsert"] = "append"
     """upsert: the key is the primary key, and the topic is compacted."""
-    event_time: str = "$$timestamp"
-    """The column that derived partitions go by."""
     tableflow: TableflowSpec = TableflowSpec()
+    event_time: str = Field(
+        default_factory=lambda fields: _metadata_column(fields["tableflow"], "timestamp")
+    )
+    """The column that derived partitions go by; Kafka's record timestamp by default."""
     table: TableSpec = TableSpec()
     derived_partitions: DerivedPartitions | None = None
     generator: GeneratorSpec | None = None
@@ -227,10 +265,6 @@ class TopicSpec(SpecModel):
     """``team:name`` or e-mail addresses, as Dagster takes them."""
     freshness: Freshness | None = None
     checks: Checks = Checks()
-
-    @field_serializer("derived_partitions")
-    def _plain_dates(self, value: DerivedPartitions | None) -> dict[str, str] | None:
-        return value.model_dump(mode="json") if value else None
 
     # Kafka and the schema registry
 
@@ -289,9 +323,7 @@ class TopicSpec(SpecModel):
 
     def metadata_column(self, name: str) -> str:
         """Name of a metadata column: ``offset`` → ``$$offset`` or ``cflt_metadata_offset``."""
-        if self.tableflow.metadata_column_naming_scheme == "DEFAULT":
-            return f"$${name}"
-        return f"cflt_metadata_{name.replace('-', '_')}"
+        return _metadata_column(self.tableflow, name)
 
     def columns(self, config: Settings | None = None) -> dict[str, str]:
         """Columns of the topic's table, in order, with their Iceberg types.

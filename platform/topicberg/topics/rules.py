@@ -1,0 +1,291 @@
+"""Rules between the fields of a spec, and between a spec and the columns of its table.
+
+A rule names the fields that it reads. It is not asked when one of them is wrong in itself, so that
+one mistake is reported once, and all mistakes of a file together.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+
+from topicberg.datagen import kind_names
+from topicberg.errors import SpecError
+from topicberg.settings import Settings
+from topicberg.topics.schema import read_schema, schema_path
+from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
+
+Finding = tuple[str, str]
+"""Field (dotted), reason."""
+
+TIMES = frozenset({"timestamptz", "timestamp"})
+WHOLE = frozenset({"int", "long"})
+NUMBERS = WHOLE | {"float", "double", "decimal"}
+NESTED = frozenset({"struct", "list", "map"})
+TRANSFORM_TYPES = {
+    "year": TIMES | {"date"},
+    "month": TIMES | {"date"},
+    "day": TIMES | {"date"},
+    "hour": TIMES,
+    "truncate": WHOLE | {"decimal", "string", "binary"},
+    "bucket": WHOLE | TIMES | {"decimal", "date", "time", "string", "binary", "fixed", "uuid"},
+}
+"""Source types of Iceberg's transforms (table spec, "Partition Transforms")."""
+
+
+Rule = Callable[[TopicSpec, Settings], Iterator[Finding]]
+TableRule = Callable[[TopicSpec, dict[str, str]], Iterator[Finding]]
+_RULES: list[tuple[tuple[str, ...], Rule]] = []
+_TABLE_RULES: list[tuple[tuple[str, ...], TableRule]] = []
+
+
+def _rule(*reads: str) -> Callable[[Rule], Rule]:
+    def remember(rule: Rule) -> Rule:
+        _RULES.append((reads, rule))
+        return rule
+
+    return remember
+
+
+def _table_rule(*reads: str) -> Callable[[TableRule], TableRule]:
+    def remember(rule: TableRule) -> TableRule:
+        _TABLE_RULES.append((reads, rule))
+        return rule
+
+    return remember
+
+
+def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Finding]:
+    """Everything that the rules find.
+
+    :param wrong: dotted fields that are wrong in themselves, and stand at some default here
+    """
+    wrong = set(wrong)
+
+    def askable(reads: tuple[str, ...]) -> bool:
+        return not any(_overlap(field, read) for field in wrong for read in reads)
+
+    found = [finding for reads, rule in _RULES if askable(reads) for finding in rule(spec, config)]
+    broken = wrong | {field for field, _ in found}
+    schemas = ("schema", "key", "tableflow.metadata_column_naming_scheme")
+    if any(_overlap(field, read) for field in broken for read in schemas):
+        return found
+    columns = spec.columns(config)
+    for reads, table_rule in _TABLE_RULES:
+        if askable(reads):
+            found += table_rule(spec, columns)
+    return found
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``; did you mean …?``, or what there is, or nothing."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there are {', '.join(names)}" if names else ""
+
+
+# --- within the spec ---
+
+
+@_rule("schema", "key")
+def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    for section, schema in (("schema", spec.value_schema), ("key", spec.key)):
+        found = list(_schema_reference(section, schema))
+        yield from found
+        if schema.file and not found:
+            try:
+                path = schema_path(config.schemas_dir, schema.file)
+                read_schema(path, schema.format, schema.message)
+            except SpecError as error:
+                yield f"{section}.file", error.message
+
+
+def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
+    needs_file = schema.format in ("avro", "json", "protobuf")
+    if needs_file and not schema.file:
+        yield f"{section}.file", f"format {schema.format} needs a schema file"
+    if not needs_file and schema.file is not None:
+        yield f"{section}.file", f"format {schema.format} has no schema file"
+    if schema.message is not None and schema.format != "protobuf":
+        yield f"{section}.message", "belongs to format protobuf alone"
+
+
+@_rule("schema", "tableflow.enabled")
+def _schemaless(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.value_schema.format == "none" and spec.tableflow.enabled:
+        yield "schema.format", "Tableflow needs a schema: give one, or set tableflow.enabled: false"
+
+
+@_rule("schema", "key")
+def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    field = spec.key.field
+    if field is None:
+        return
+    if spec.key.format != "string":
+        yield "key.field", f"belongs to format string, the key's format is {spec.key.format}"
+        return
+    try:
+        path = spec.value_schema_path(config)
+        if path is None:
+            yield "key.field", "the value has no schema, and so no fields"
+            return
+        schema_path(config.schemas_dir, spec.value_schema.file or "")
+        fields = read_schema(path, spec.value_schema.format, spec.value_schema.message).columns
+    except SpecError:
+        return  # reported by the rule about schema files
+    if field not in fields:
+        yield "key.field", f"the value has no field {field}{suggestion(field, fields)}"
+    elif fields[field] in NESTED | {"binary", "fixed"}:
+        yield "key.field", f"{field} is a {fields[field]}, which has no text form"
+
+
+@_rule("key", "write_mode")
+def _upsert_key(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.write_mode == "upsert" and spec.key.format == "none":
+        yield "key.format", "write_mode upsert needs a key: it is the primary key of the table"
+
+
+@_rule("pipeline")
+def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    if spec.pipeline == config.cluster_id:
+        yield (
+            "pipeline",
+            f"{spec.pipeline} is the id of the cluster: its namespace holds the topics",
+        )
+
+
+@_rule("tableflow.error_handling", "name")
+def _dead_letters(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    handling = spec.tableflow.error_handling
+    if handling.mode != "LOG" and handling.target is not None:
+        yield "tableflow.error_handling.target", f"belongs to mode LOG, the mode is {handling.mode}"
+    if handling.mode == "LOG" and handling.target is None:
+        yield "tableflow.error_handling.target", "mode LOG needs the name of a dead-letter topic"
+    if handling.target == spec.name:
+        yield "tableflow.error_handling.target", "a topic cannot be its own dead-letter topic"
+
+
+@_rule("freshness.warn_minutes", "freshness.fail_minutes")
+def _freshness(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.freshness and spec.freshness.fail_minutes <= spec.freshness.warn_minutes:
+        yield "freshness.fail_minutes", "must be more than freshness.warn_minutes"
+
+
+@_rule("generator.kind")
+def _generator_kind(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.generator and spec.generator.kind not in kind_names():
+        kind = spec.generator.kind
+        yield "generator.kind", f"there is no kind {kind}{suggestion(kind, kind_names())}"
+
+
+@_rule("generator", "schema.format", "key")
+def _generator_formats(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.generator is None:
+        return
+    if spec.value_schema.format != "avro":
+        yield "generator", f"writes Avro; schema.format is {spec.value_schema.format}"
+    if spec.key.format not in ("none", "string"):
+        yield "generator", f"writes string keys or none; key.format is {spec.key.format}"
+    if spec.key.format == "string" and spec.key.field is None:
+        yield "key.field", "the generator needs to know which field of the value is the key"
+
+
+@_rule("checks.ranges")
+def _ranges(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    for column, bounds in spec.checks.ranges.items():
+        if bounds.min is None and bounds.max is None:
+            yield f"checks.ranges.{column}", "needs min, or max, or both"
+        elif bounds.min is not None and bounds.max is not None and bounds.min > bounds.max:
+            yield f"checks.ranges.{column}", f"min {bounds.min:g} is more than max {bounds.max:g}"
+
+
+# --- between the spec and the table's columns ---
+
+
+@_table_rule()
+def _column_names(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    """Glue folds names to lower case, Snowflake to upper case, and Spark ignores case."""
+    seen: dict[str, str] = {}
+    for column in columns:
+        other = seen.setdefault(column.lower(), column)
+        if other != column:
+            yield "schema.file", f"fields {other} and {column} would be one column in Glue"
+
+
+@_table_rule("event_time")
+def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    column = spec.event_time
+    if column not in columns:
+        yield "event_time", _no_column(column, columns)
+    elif columns[column] not in TIMES | {"date"}:
+        yield "event_time", f"{column} is a {columns[column]}, not a time"
+
+
+@_table_rule("event_time", "derived_partitions")
+def _hourly_dates(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    derived = spec.derived_partitions
+    if derived and derived.granularity == "hourly" and columns.get(spec.event_time) == "date":
+        yield "derived_partitions.granularity", f"{spec.event_time} is a date, it has no hours"
+
+
+@_table_rule("table.partitioning")
+def _partitioning(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    seen: set[tuple[str, str]] = set()
+    for field in spec.table.partition_fields:
+        kind = columns.get(field.column, "").partition("(")[0]
+        allowed = TRANSFORM_TYPES.get(field.transform)
+        if not kind:
+            yield "table.partitioning", f"{field}: {_no_column(field.column, columns)}"
+        elif kind in NESTED or (allowed is not None and kind not in allowed):
+            yield "table.partitioning", f"{field}: {field.transform} of a {kind} is not possible"
+        if (field.transform, field.column) in seen:
+            yield "table.partitioning", f"{field}: a second {field.transform} of {field.column}"
+        seen.add((field.transform, field.column))
+
+
+@_table_rule("checks.not_null", "checks.accepted_values", "checks.ranges")
+def _checked_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    checks = spec.checks
+    for check, names in (
+        ("not_null", checks.not_null),
+        ("accepted_values", tuple(checks.accepted_values)),
+        ("ranges", tuple(checks.ranges)),
+    ):
+        for column in names:
+            if column not in columns:
+                yield f"checks.{check}", _no_column(column, columns)
+    for column in checks.ranges:
+        kind = columns.get(column, "int").partition("(")[0]
+        if kind not in NUMBERS:
+            yield f"checks.ranges.{column}", f"is a {kind}, which has no range"
+
+
+@_table_rule("checks.accepted_values")
+def _accepted_values(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    fitting: dict[str, tuple[type, ...]] = {
+        "string": (str,),
+        "boolean": (bool,),
+        **dict.fromkeys(WHOLE, (int,)),
+        **dict.fromkeys(NUMBERS - WHOLE, (int, float)),
+    }
+    for column, values in spec.checks.accepted_values.items():
+        field = f"checks.accepted_values.{column}"
+        kind = columns.get(column, "").partition("(")[0]
+        if kind and kind not in fitting:
+            yield field, f"is a {kind}; values are accepted for text, numbers and booleans"
+            continue
+        for value in values:
+            good = fitting.get(kind, (object,))
+            if not isinstance(value, good) or (isinstance(value, bool) and kind != "boolean"):
+                quote = " (quote it in YAML)" if kind == "string" else ""
+                yield field, f"{value!r} is not a {kind}{quote}"
+
+
+def _no_column(column: str, columns: dict[str, str]) -> str:
+    return f"the table has no column {column}{suggestion(column, columns)}"
