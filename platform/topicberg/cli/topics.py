@@ -25,7 +25,8 @@ def validate() -> None:
         typer.echo(problem, err=True)
     if problems:
         files = len({problem.file for problem in problems})
-        typer.secho(f"error: {len(problems)} in {files} of the topic specs", fg="red", err=True)
+        summary = f"error: topic specs: {len(problems)} mistakes in {files} files"
+        typer.secho(summary, fg="red", err=True)
         raise typer.Exit(2)
     typer.echo(f"{len(specs)} topic specs are right: {', '.join(spec.name for spec in specs)}")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from topicberg.errors import SpecError
@@ -38,9 +40,8 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
     config = config or settings()
     if not config.topics_dir.is_dir():
         raise SpecError(f"{config.topics_dir} is no folder", hint="topic specs live there")
-    specs: dict[str, TopicSpec] = {}
+    specs: list[tuple[TopicSpec, str]] = []
     problems: list[Problem] = []
-    names: dict[str, str] = {}  # name of the topic in Snowflake → file that has it
     for path in sorted(config.topics_dir.iterdir()):
         file = _shown(path, config)
         if path.suffix == ".yml":
@@ -53,15 +54,12 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
             continue
         spec, found = _check_document(document, path.stem, config)
         problems += [Problem(file, field, reason) for field, reason in found]
-        if spec is None:
-            continue
-        if other := names.get(spec.snowflake_name):
-            same = "is also the topic of" if spec.name in specs else "would be one table with"
-            problems.append(Problem(file, "name", f"{spec.name} {same} {other}"))
-        names.setdefault(spec.snowflake_name, file)
-        specs.setdefault(spec.name, spec)
+        if spec is not None:
+            specs.append((spec, file))
+    problems += _clashes(specs)
     wrong = {problem.file for problem in problems}
-    good = [spec for spec in specs.values() if names[spec.snowflake_name] not in wrong]
+    good = [spec for spec, file in specs if file not in wrong]
+    problems.sort(key=lambda problem: problem.file)
     return sorted(good, key=lambda spec: spec.name), problems
 
 
@@ -88,6 +86,24 @@ def load_topic(name: str, config: Settings | None = None) -> TopicSpec:
     return specs[name]
 
 
+def _clashes(specs: list[tuple[TopicSpec, str]]) -> list[Problem]:
+    """Topics of equal names, and topics whose tables would have equal names somewhere.
+
+    The name in Snowflake is the narrowest: two names that differ there differ everywhere.
+    """
+    problems: list[Problem] = []
+    first: dict[str, tuple[TopicSpec, str]] = {}
+    for spec, file in specs:
+        other, other_file = first.setdefault(spec.snowflake_name, (spec, file))
+        if other_file == file:
+            continue
+        reason = f"{spec.name} is also the topic of {other_file}"
+        if other.name != spec.name:
+            reason = f"{spec.name} and {other.name} of {other_file} would be one table in Snowflake"
+        problems.append(Problem(file, "name", reason))
+    return problems
+
+
 def _check_document(
     document: Any, stem: str, config: Settings
 ) -> tuple[TopicSpec | None, list[tuple[str, str]]]:
@@ -96,7 +112,7 @@ def _check_document(
         return None, [("", "must be a mapping of fields, e.g. `name: stock_trades`")]
     spec, errors = _tolerant(document, stem)
     found = [(_dotted(error["loc"]), _reason(error)) for error in errors]
-    wrong = {field for field, _ in found}
+    wrong = {_dotted(error["loc"]) for error in errors if error["type"] != "extra_forbidden"}
     if "name" not in wrong and spec.name != stem:
         found.append(("name", f"is {spec.name}, so the file must be {spec.name}.yaml"))
     found += findings(spec, config, wrong)
@@ -124,9 +140,13 @@ def _position(location: Sequence[int | str]) -> list[tuple[bool, int | str]]:
 
 def _remove(document: dict[Any, Any], location: Sequence[int | str], stem: str) -> None:
     """Take the value at a location away, or what is around it if it is missing there."""
+    if location[-1] == "[key]":
+        location = location[:-1]
     *parents, last = location
     found: Any = document
     for part in parents:
+        if isinstance(found, dict) and part not in found:
+            return  # went away together with another wrong value
         found = found[part]
     if last in (required := {"name": stem, **_FILLER}) and not parents:
         document[last] = required[str(last)]
@@ -142,25 +162,28 @@ def _reason(error: ErrorDetails) -> str:
         return f"unknown field{suggestion(str(error['loc'][-1]), _fields(error['loc'][:-1]))}"
     if error["type"] == "missing":
         return "is required"
-    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = re.sub(r"^\w+ should ", "must ", error["msg"])
     value = error["input"]
-    if error["type"] != "value_error" and isinstance(value, str | int | float | bool | None):
+    if error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+    elif isinstance(value, str | int | float | bool | None):
         message += f", not {value!r}"
     return " ".join(message.split())
 
 
-def _fields(location: Sequence[int | str]) -> Iterator[str]:
+def _fields(location: Sequence[int | str]) -> list[str]:
     """Names of the fields of the model at a location of a spec."""
-    model: Any = TopicSpec
+    found: Any = TopicSpec
     for part in location:
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            by_name = {field.alias or name: field for name, field in model.model_fields.items()}
-            model = by_name[str(part)].annotation
-        else:  # dict[str, Model]
-            model = get_args(model)[-1]
-        model = next((arg for arg in get_args(model) if _is_model(arg)), model)
-    if _is_model(model):
-        yield from (field.alias or name for name, field in model.model_fields.items())
+        in_dict = not _is_model(found)  # dict[str, Model]: the part is a key
+        found = get_args(found)[-1] if in_dict else _by_name(found)[str(part)].annotation
+        if type(None) in get_args(found):  # Model | None
+            found = get_args(found)[0]
+    return list(_by_name(found))
+
+
+def _by_name(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _is_model(annotation: Any) -> bool:

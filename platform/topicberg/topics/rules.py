@@ -33,6 +33,14 @@ TRANSFORM_TYPES = {
 """Source types of Iceberg's transforms (table spec, "Partition Transforms")."""
 
 
+_COLUMN_SOURCES = (
+    "schema",
+    "key.format",
+    "key.file",
+    "key.message",
+    "tableflow.metadata_column_naming_scheme",
+)
+
 Rule = Callable[[TopicSpec, Settings], Iterator[Finding]]
 TableRule = Callable[[TopicSpec, dict[str, str]], Iterator[Finding]]
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
@@ -67,8 +75,7 @@ def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Fi
 
     found = [finding for reads, rule in _RULES if askable(reads) for finding in rule(spec, config)]
     broken = wrong | {field for field, _ in found}
-    schemas = ("schema", "key", "tableflow.metadata_column_naming_scheme")
-    if any(_overlap(field, read) for field in broken for read in schemas):
+    if any(_overlap(field, source) for field in broken for source in _COLUMN_SOURCES):
         return found
     columns = spec.columns(config)
     for reads, table_rule in _TABLE_RULES:

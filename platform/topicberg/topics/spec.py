@@ -34,6 +34,7 @@ METADATA_TYPES = {
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour")
 _TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<width>\d+)\])?\((?P<column>[^()\[\],\s]+)\)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
+_PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
 
 
@@ -47,6 +48,13 @@ def _topic_name(name: str) -> str:
         raise ValueError(f"{name!r}: names that begin with '__' are Kafka's own")
     if len(name) > MAX_NAME:
         raise ValueError(f"has {len(name)} characters, Kafka takes {MAX_NAME}")
+    return name
+
+
+def _pipeline_name(name: str) -> str:
+    """A name that is one in Dagster's groups, in Iceberg, Glue and Snowflake."""
+    if not _PIPELINE.fullmatch(name):
+        raise ValueError(f"{name!r}: small letters, digits and '_' only, beginning with a letter")
     return name
 
 
@@ -245,7 +253,7 @@ class TopicSpec(SpecModel):
 
     name: TopicName
     """The Kafka topic; also the name of the file."""
-    pipeline: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    pipeline: Annotated[str, AfterValidator(_pipeline_name)]
     """Group of its assets, namespace of the tables derived from it."""
     description: str = ""
     value_schema: ValueSchema = Field(alias="schema")
