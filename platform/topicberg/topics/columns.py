@@ -285,7 +285,8 @@ def _protoc(name: str, text: str) -> bytes:
             check=False,
         )
         if done.returncode:
-            reason = _reason(done.stderr.strip().replace("\n", "; ").removeprefix(f"{name}:"))
+            complaints = done.stderr.replace(f"{source}:", "").replace(f"{name}:", "").split("\n")
+            reason = _reason("; ".join(filter(None, complaints)))
             raise SpecError(f"{name} is not Protobuf: {reason}")
         return output.read_bytes()
 
