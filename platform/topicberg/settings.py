@@ -37,6 +37,10 @@ class Settings(BaseSettings):
         pattern=r"^[a-z0-9][a-z0-9_-]*$",
         description="id of the Kafka cluster: namespace of its tables, name of its Glue database",
     )
+    ports: dict[str, int] = Field(
+        default_factory=dict,
+        description='ports of the local stack\'s services, as JSON: {"kafka": 9092}; free ones else',
+    )
     aws_region: str = "us-east-1"
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
 

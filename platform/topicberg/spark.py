@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -38,6 +39,8 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     check_spark(remote)
+    # Lets the functions of pyspark.sql build expressions for Spark Connect, as getOrCreate() does.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     session = ConnectSession.builder.remote(remote).create()
     wait = 2000  # milliseconds between two attempts
     session.client.set_retry_policies(

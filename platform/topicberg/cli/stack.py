@@ -1,7 +1,184 @@
+"""``topicberg up | down | status | logs | reset | env``: the local stack."""
+
 from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.errors import StackError
+from topicberg.settings import settings
+
+if TYPE_CHECKING:
+    from topicberg.endpoints import Endpoints
+
 
 def register(app: typer.Typer) -> None:
-    pass
+    for command in (up, down, status, logs, reset, env):
+        app.command()(command)
+
+
+def up() -> None:
+    """Start the local stack, or whatever of it is down."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from topicberg.local import stack
+
+    console = Console(stderr=True)
+    began = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        stack.up(settings(), progress)
+    console.print(f"the stack is up after {time.monotonic() - began:.0f} s; `topicberg status`")
+
+
+def down() -> None:
+    """Stop the local stack; its data stays."""
+    from topicberg.local import stack
+
+    typer.echo("the stack is down" if stack.down(settings()) else "the stack was not running")
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show every service. Exit code 1 when one is down."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from topicberg.endpoints import load_endpoints
+    from topicberg.local import stack
+
+    states = stack.status(settings())
+    if as_json:
+        services = {
+            s.name: {"state": s.state, "pid": s.pid, "port": s.port, "url": s.url} for s in states
+        }
+        try:
+            addresses = _addresses(load_endpoints(settings()))
+        except StackError:
+            addresses = {}
+        typer.echo(json.dumps({"services": services, "endpoints": addresses}, indent=2))
+    else:
+        table = Table("service", "state", "port", "pid", "memory", "uptime")
+        for s in states:
+            table.add_row(
+                s.name,
+                s.state if s.running else f"[red]{s.state}",
+                str(s.port or ""),
+                str(s.pid or ""),
+                f"{s.memory / 2**20:,.0f} MB" if s.memory else "",
+                _duration(s.uptime) if s.running else "",
+            )
+        total = sum(s.memory for s in states)
+        table.caption = f"{total / 2**20:,.0f} MB in all"
+        Console().print(table)
+    if not all(s.running for s in states):
+        raise typer.Exit(1)
+
+
+def logs(
+    service: Annotated[str | None, typer.Argument(help="one service; all by default")] = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1)] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on as lines come")] = False,
+) -> None:
+    """Show what the services wrote."""
+    from topicberg.local.stack import SERVICES
+
+    folder = settings().state_dir / "logs"
+    if service and service not in SERVICES and not (folder / f"{service}.log").exists():
+        raise StackError(f"there is no service {service!r}", hint=f"one of {', '.join(SERVICES)}")
+    paths = [folder / f"{service}.log"] if service else sorted(folder.glob("*.log"))
+    streams = {}
+    for path in paths:
+        if not path.exists():
+            continue
+        stream = path.open(errors="replace")
+        prefix = "" if service else f"{path.stem}: "
+        for line in deque(stream, maxlen=lines):
+            typer.echo(prefix + line.rstrip())
+        streams[prefix] = stream
+    while follow:
+        for prefix, stream in streams.items():
+            for line in stream:
+                typer.echo(prefix + line.rstrip())
+        time.sleep(0.3)
+
+
+def reset(
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Stop the stack and delete its state: topics, schemas, tables, run history."""
+    from topicberg.local import stack
+
+    config = settings()
+    if not yes:
+        typer.confirm(f"Delete {config.state_dir} with every local topic and table?", abort=True)
+    stack.reset(config)
+    typer.echo("the stack is down, its state is deleted")
+
+
+def env() -> None:
+    """Print addresses and local credentials as shell exports: `eval "$(topicberg env)"`."""
+    from topicberg.endpoints import load_endpoints
+
+    config = settings()
+    endpoints = load_endpoints(config)
+    snowflake = endpoints.snowflake
+    variables = {
+        "KAFKA_BOOTSTRAP": endpoints.kafka_bootstrap,
+        "KAFKA_BOOTSTRAP_SERVERS": endpoints.kafka_bootstrap,
+        "SCHEMA_REGISTRY": endpoints.schema_registry,
+        "SCHEMA_REGISTRY_URL": endpoints.schema_registry,
+        "ICEBERG_REST": endpoints.iceberg_rest,
+        "ICEBERG_REST_URI": endpoints.iceberg_rest,
+        "SPARK_CONNECT": endpoints.spark_connect,
+        "SPARK_REMOTE": endpoints.spark_connect,
+        "AWS_ENDPOINT_URL": endpoints.aws,
+        "AWS_ENDPOINT_URL_S3": endpoints.s3,
+        "AWS_REGION": config.aws_region,
+        "AWS_DEFAULT_REGION": config.aws_region,
+        "AWS_ACCESS_KEY_ID": _reveal(endpoints.aws_access_key),
+        "AWS_SECRET_ACCESS_KEY": _reveal(endpoints.aws_secret_key),
+        "SNOWFLAKE_ACCOUNT": snowflake.account,
+        "SNOWFLAKE_USER": snowflake.user,
+        "SNOWFLAKE_PASSWORD": _reveal(snowflake.password),
+        "SNOWFLAKE_HOST": snowflake.host,
+        "SNOWFLAKE_PORT": snowflake.port,
+        "SNOWFLAKE_PROTOCOL": snowflake.protocol,
+        "SNOWFLAKE_DATABASE": config.snowflake_name("database"),
+        "SNOWFLAKE_SCHEMA": config.snowflake_name("schema"),
+        "TOPICBERG_CLUSTER_ID": config.cluster_id,
+        "TOPICBERG_WAREHOUSE_URL": config.warehouse,
+    }
+    for name, value in variables.items():
+        if value is not None:
+            typer.echo(f"export {name}={shlex.quote(str(value))}")
+
+
+def _addresses(endpoints: Endpoints) -> dict[str, str | None]:
+    snowflake = endpoints.snowflake
+    return {
+        "kafka_bootstrap": endpoints.kafka_bootstrap,
+        "schema_registry": endpoints.schema_registry,
+        "s3": endpoints.s3,
+        "iceberg_rest": endpoints.iceberg_rest,
+        "spark_connect": endpoints.spark_connect,
+        "aws": endpoints.aws,
+        "snowflake": f"{snowflake.protocol}://{snowflake.host}:{snowflake.port}",
+    }
+
+
+def _reveal(secret: object) -> str | None:
+    return secret.get_secret_value() if hasattr(secret, "get_secret_value") else None
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

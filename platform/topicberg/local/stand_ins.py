@@ -1,0 +1,69 @@
+"""The Python services: stand-ins for AWS and Snowflake, and the Tableflow engine."""
+
+from __future__ import annotations
+
+import sys
+
+import requests
+
+from topicberg.endpoints import Endpoints
+from topicberg.local.service import SNOWFLAKE_USER, Context, Service
+
+
+def aws(context: Context) -> Service:
+    """Glue, IAM, STS, Secrets Manager and SSM."""
+    return Service(
+        name="aws",
+        command=_module(context, "topicberg.local.aws", "aws"),
+        environment=context.aws_environment(),
+        url=context.url("aws"),
+        port=context.ports["aws"],
+        start_order=10,
+        healthy=lambda endpoints: endpoints.boto3("sts", context.config).get_caller_identity(),
+    )
+
+
+def snowflake(context: Context) -> Service:
+    """Snowflake's wire protocol, with Iceberg tables resolved through Glue."""
+    return Service(
+        name="snowflake",
+        command=_module(context, "topicberg.local.snowflake", "snowflake"),
+        environment={
+            **context.aws_environment(),
+            "TOPICBERG_S3_ENDPOINT": context.url("s3"),
+            "TOPICBERG_AWS_ENDPOINT": context.url("aws"),
+            "TOPICBERG_SNOWFLAKE_USER": SNOWFLAKE_USER,
+            "TOPICBERG_SNOWFLAKE_PASSWORD": context.credentials.snowflake_password.get_secret_value(),
+        },
+        url=context.url("snowflake"),
+        port=context.ports["snowflake"],
+        start_order=20,
+        healthy=_answers,
+    )
+
+
+def tableflow(context: Context) -> Service:
+    """The engine; it waits by itself for whatever it needs."""
+    return Service(
+        name="tableflow",
+        command=[sys.executable, "-m", "topicberg.tableflow.service"],
+        environment={
+            "TOPICBERG_STATE_DIR": str(context.config.state_dir),
+            "TOPICBERG_PREFIX": context.config.prefix,
+            "TOPICBERG_CLUSTER_ID": context.config.cluster_id,
+        },
+        url="",
+        start_order=40,
+        healthy=lambda _: None,
+        stop_seconds=10,
+    )
+
+
+def _module(context: Context, module: str, name: str) -> list[str]:
+    arguments = ["--host", "127.0.0.1", "--port", str(context.ports[name])]
+    return [sys.executable, "-m", module, *arguments, "--state-dir", str(context.folder(name))]
+
+
+def _answers(endpoints: Endpoints) -> None:
+    url = f"{endpoints.snowflake.protocol}://{endpoints.snowflake.host}:{endpoints.snowflake.port}"
+    requests.get(url, timeout=2)
