@@ -14,6 +14,7 @@ from typing import Any
 import fastavro
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 
 from topicberg import kafka
@@ -86,6 +87,7 @@ def encode(parsed: Any, row: Row) -> bytes:
 @pytest.fixture
 def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
     made: list[str] = []
+    admin = stack.kafka_admin()
 
     def make(**fields: Any) -> Topic:
         name = f"orders_{uuid.uuid4().hex[:8]}"
@@ -98,15 +100,12 @@ def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
                 **fields,
             }
         )
-        admin = stack.kafka_admin()
-        from confluent_kafka.admin import NewTopic
-
         admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(30)
         made.append(name)
         return Topic(stack, spec)
 
     yield make
-    for future in stack.kafka_admin().delete_topics(made).values() if made else ():
+    for future in admin.delete_topics(made).values() if made else ():
         future.result(30)
 
 
@@ -225,7 +224,7 @@ def test_a_topic_that_was_created_anew_is_refused(make_topic: Callable[..., Topi
             time.sleep(0.2)
         except kafka.NoSuchTopicError:
             break
-    kafka.ensure_topic(topic.spec, topic.endpoints)
+    admin.create_topics([NewTopic(topic.spec.name, num_partitions=3)])[topic.spec.name].result(30)
     with pytest.raises(TableflowError, match="created anew"):
         topic.ingest()
     assert len(topic.rows("id")) == 20
