@@ -1,0 +1,179 @@
+"""Registration of an Iceberg table in the AWS Glue Data Catalog.
+
+The same as Iceberg's own ``GlueCatalog`` writes, so that Athena, EMR and Snowflake read it: table
+type ``ICEBERG`` and the location of the current metadata file, moved by compare-and-set.
+Source: AWS Glue API, ``CreateTable`` and ``UpdateTable`` (``VersionId``, ``SkipArchive``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+from pyiceberg.types import (
+    DecimalType,
+    FixedType,
+    IcebergType,
+    ListType,
+    MapType,
+    StructType,
+)
+
+from topicberg.errors import CommitConflictError, TopicbergError
+
+if TYPE_CHECKING:
+    from mypy_boto3_glue import GlueClient
+    from mypy_boto3_glue.type_defs import ColumnTypeDef, TableInputTypeDef, TableTypeDef
+    from pyiceberg.table import Table
+
+METADATA_LOCATION = "metadata_location"
+PREVIOUS_METADATA_LOCATION = "previous_metadata_location"
+ATTEMPTS = 5
+
+_HIVE_TYPES = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "date": "date",
+    "time": "string",
+    "timestamp": "timestamp",
+    "timestamptz": "timestamp",
+    "string": "string",
+    "uuid": "string",
+    "binary": "binary",
+}
+
+
+def hive_type(kind: IcebergType) -> str:
+    """Glue's name of an Iceberg type, as Iceberg's ``IcebergToGlueConverter`` has it."""
+    match kind:
+        case DecimalType():
+            return f"decimal({kind.precision},{kind.scale})"
+        case FixedType():
+            return "binary"
+        case StructType():
+            fields = (f"{field.name}:{hive_type(field.field_type)}" for field in kind.fields)
+            return f"struct<{','.join(fields)}>"
+        case ListType():
+            return f"array<{hive_type(kind.element_type)}>"
+        case MapType():
+            return f"map<{hive_type(kind.key_type)},{hive_type(kind.value_type)}>"
+        case _:
+            return _HIVE_TYPES.get(str(kind), "string")
+
+
+def columns(table: Table) -> list[ColumnTypeDef]:
+    """The current columns, with the parameters by which Iceberg marks them."""
+    return [
+        {
+            "Name": field.name,
+            "Type": hive_type(field.field_type),
+            "Comment": (field.doc or "")[:255],
+            "Parameters": {
+                "iceberg.field.id": str(field.field_id),
+                "iceberg.field.optional": str(not field.required).lower(),
+                "iceberg.field.current": "true",
+            },
+        }
+        for field in table.schema().fields
+    ]
+
+
+def table_input(table: Table, name: str, previous: str | None) -> TableInputTypeDef:
+    """Body of CreateTable and UpdateTable.
+
+    :param previous: the metadata location that Glue has now
+    """
+    parameters = {"table_type": "ICEBERG", METADATA_LOCATION: table.metadata_location}
+    if previous:
+        parameters[PREVIOUS_METADATA_LOCATION] = previous
+    return {
+        "Name": name,
+        "TableType": "EXTERNAL_TABLE",
+        "Parameters": parameters,
+        "StorageDescriptor": {"Location": table.location(), "Columns": columns(table)},
+    }
+
+
+def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | None:
+    """The table as Glue has it; None if there is none."""
+    try:
+        return client.get_table(DatabaseName=database, Name=name)["Table"]
+    except ClientError as error:
+        if _code(error) == "EntityNotFoundException":
+            return None
+        raise
+
+
+def metadata_location(found: TableTypeDef) -> str | None:
+    return found.get("Parameters", {}).get(METADATA_LOCATION)
+
+
+def register(client: GlueClient, table: Table, database: str, name: str) -> bool:
+    """Let Glue point to the table's current metadata. False: it does already.
+
+    The pointer never moves backwards: when somebody registered a newer state meanwhile, the table
+    is loaded again and that is registered.
+
+    :raises TopicbergError: Glue has a table of that name that is no Iceberg table
+    :raises CommitConflictError: others kept moving the pointer
+    """
+    for _ in range(ATTEMPTS):
+        found = get_table(client, database, name)
+        current = metadata_location(found) if found else None
+        if current == table.metadata_location:
+            return False
+        if found and current is None:
+            raise TopicbergError(
+                f"Glue table {database}.{name} exists and is no Iceberg table",
+                hint="drop or rename it in Glue, then materialize again",
+            )
+        if current and _is_newer(table, current):
+            table = table.refresh()
+            continue
+        try:
+            _write(client, table, database, name, found, current)
+        except ClientError as error:
+            if _code(error) not in ("ConcurrentModificationException", "AlreadyExistsException"):
+                raise
+        else:
+            return True
+    raise CommitConflictError(f"Glue table {database}.{name}: others kept changing it")
+
+
+def _is_newer(table: Table, location: str) -> bool:
+    """Whether ``location`` is a state of this table that we have not loaded yet."""
+    return location in {
+        entry.metadata_file for entry in table.refresh().metadata.metadata_log
+    } and (location not in {entry.metadata_file for entry in table.metadata.metadata_log})
+
+
+def _write(
+    client: GlueClient,
+    table: Table,
+    database: str,
+    name: str,
+    found: TableTypeDef | None,
+    current: str | None,
+) -> None:
+    body = table_input(table, name, current)
+    if found is None:
+        ensure_database(client, database)
+        client.create_table(DatabaseName=database, TableInput=body)
+        return
+    version: dict[str, Any] = {"VersionId": found["VersionId"]} if "VersionId" in found else {}
+    client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)
+
+
+def ensure_database(client: GlueClient, database: str) -> None:
+    try:
+        client.create_database(DatabaseInput={"Name": database})
+    except ClientError as error:
+        if _code(error) != "AlreadyExistsException":
+            raise
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code"))

@@ -1,0 +1,155 @@
+"""Iceberg tables in Snowflake: the statements, and the few steps that use them.
+
+Names are quoted and values escaped here and nowhere else.
+Source: Snowflake SQL reference, ``CREATE EXTERNAL VOLUME``, ``CREATE CATALOG INTEGRATION (Apache
+Iceberg, AWS Glue)``, ``CREATE ICEBERG TABLE (AWS Glue)``, ``ALTER ICEBERG TABLE … REFRESH``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from snowflake.connector import SnowflakeConnection
+
+    from topicberg.settings import Settings
+
+
+def quote(*names: str) -> str:
+    """A (qualified) identifier: ``quote("DB", "T")`` → ``"DB"."T"``."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def text(value: str) -> str:
+    """A string literal."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What topicberg's objects are called in Snowflake."""
+
+    database: str
+    schema: str
+    warehouse: str
+    volume: str
+    location: str
+    integration: str
+
+    @staticmethod
+    def of(config: Settings) -> Names:
+        return Names(
+            database=config.snowflake_name("database"),
+            schema=config.snowflake_name("schema"),
+            warehouse=config.snowflake_name("warehouse"),
+            volume=config.snowflake_name("volume"),
+            location=config.snowflake_name("location"),
+            integration=config.snowflake_name("catalog_integration"),
+        )
+
+    def table(self, name: str) -> str:
+        return quote(self.database, self.schema, name)
+
+
+def role_arn(config: Settings) -> str:
+    """The IAM role by which Snowflake reads S3 and Glue."""
+    return f"arn:aws:iam::{config.aws_account_id}:role/{config.prefix}_snowflake_s3_glue_role"
+
+
+def create_volume(config: Settings) -> str:
+    names = Names.of(config)
+    return (
+        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {quote(names.volume)} STORAGE_LOCATIONS = (("
+        f"NAME = {text(names.location)} STORAGE_PROVIDER = 'S3' "
+        f"STORAGE_BASE_URL = {text(config.warehouse)} "
+        f"STORAGE_AWS_ROLE_ARN = {text(role_arn(config))} "
+        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)})) ALLOW_WRITES = FALSE"
+    )
+
+
+def create_integration(config: Settings) -> str:
+    return (
+        f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(Names.of(config).integration)} "
+        "CATALOG_SOURCE = GLUE TABLE_FORMAT = ICEBERG "
+        f"GLUE_AWS_ROLE_ARN = {text(role_arn(config))} "
+        f"GLUE_CATALOG_ID = {text(config.aws_account_id)} "
+        f"GLUE_REGION = {text(config.aws_region)} "
+        f"CATALOG_NAMESPACE = {text(config.cluster_id)} ENABLED = TRUE"
+    )
+
+
+def create_table(names: Names, table: str, glue_database: str, glue_table: str) -> str:
+    return (
+        f"CREATE ICEBERG TABLE IF NOT EXISTS {names.table(table)} "
+        f"EXTERNAL_VOLUME = {text(names.volume)} CATALOG = {text(names.integration)} "
+        f"CATALOG_TABLE_NAME = {text(glue_table)} CATALOG_NAMESPACE = {text(glue_database)}"
+    )
+
+
+def refresh_table(names: Names, table: str) -> str:
+    return f"ALTER ICEBERG TABLE {names.table(table)} REFRESH"
+
+
+def bootstrap(config: Settings) -> list[str]:
+    """What the first Iceberg table needs; every statement leaves alone what exists."""
+    names = Names.of(config)
+    return [
+        f"CREATE DATABASE IF NOT EXISTS {quote(names.database)}",
+        f"CREATE SCHEMA IF NOT EXISTS {quote(names.database, names.schema)}",
+        create_volume(config),
+        create_integration(config),
+    ]
+
+
+@dataclass(frozen=True)
+class SnowflakeTable:
+    """What Snowflake reads: rows, and the metadata file that they are of."""
+
+    name: str
+    rows: int
+    metadata_location: str
+
+
+def sync(
+    connection: SnowflakeConnection, config: Settings, table: str, glue: tuple[str, str]
+) -> SnowflakeTable:
+    """Make the Iceberg table if it is missing, refresh it to what Glue has, and read it back.
+
+    :param table: its name in Snowflake
+    :param glue: database and table in Glue
+    """
+    names = Names.of(config)
+    if not _exists(connection, names, table):
+        for statement in [*bootstrap(config), create_table(names, table, *glue)]:
+            connection.cursor().execute(statement)
+    connection.cursor().execute(refresh_table(names, table))
+    return read_back(connection, config, table)
+
+
+def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> SnowflakeTable:
+    """Rows and metadata location of the table as Snowflake has it now."""
+    name = Names.of(config).table(table)
+    information = _value(connection, f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})")
+    rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
+    return SnowflakeTable(name, int(rows), json.loads(information)["metadataLocation"])
+
+
+def _exists(connection: SnowflakeConnection, names: Names, table: str) -> bool:
+    from snowflake.connector.errors import ProgrammingError
+
+    pattern = text(table.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%"))
+    scope = quote(names.database, names.schema)
+    try:
+        rows = connection.cursor().execute(f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
+    except ProgrammingError as error:
+        if error.errno == 2003:  # no such schema yet
+            return False
+        raise
+    return bool(rows and rows.fetchall())
+
+
+def _value(connection: SnowflakeConnection, statement: str) -> Any:
+    row = connection.cursor().execute(statement).fetchone()
+    return row[0]
