@@ -80,7 +80,7 @@ class Endpoints(BaseModel):
         access_key = self.s3_access_key if on_s3 else self.aws_access_key
         secret_key = self.s3_secret_key if on_s3 else self.aws_secret_key
         return boto3.client(
-            service,  # type: ignore[call-overload]
+            service,
             region_name=(config or settings()).aws_region,
             endpoint_url=self.s3 if on_s3 else self.aws,
             aws_access_key_id=access_key.get_secret_value() if access_key else None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.conversions import from_bytes
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import DayTransform, HourTransform
+from pyiceberg.types import PrimitiveType
 
 from topicberg.tableflow.commit import END_OFFSETS, START_OFFSETS, ancestry, summary
 from topicberg.tableflow.offsets import Offsets, parse_offsets
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+_HOUR_MICROSECONDS = 3_600_000_000
 
 
 @dataclass(frozen=True)
@@ -117,5 +119,8 @@ def _hours_of(table: Table, file: DataFile, column: str) -> Iterator[datetime]:
     )
     if lower is None or upper is None:
         return
-    first, last = (from_bytes(field.field_type, bound) // 3_600_000_000 for bound in (lower, upper))
+    assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  only these have bounds
+    first, last = (
+        int(from_bytes(field.field_type, bound)) // _HOUR_MICROSECONDS for bound in (lower, upper)
+    )
     yield from (EPOCH + hour * HOUR for hour in range(first, last + 1))

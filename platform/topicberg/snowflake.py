@@ -151,5 +151,7 @@ def _exists(connection: SnowflakeConnection, names: Names, table: str) -> bool:
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:
-    row = connection.cursor().execute(statement).fetchone()
-    return row[0]
+    cursor = connection.cursor()
+    cursor.execute(statement)
+    (value,) = cursor.fetchall()[0]
+    return value

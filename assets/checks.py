@@ -1,0 +1,102 @@
+"""Checks that every table gets: cheap, from metadata and counts."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from assets.tables import LakeTable, topic_table
+from resources import Lakehouse, Snowflake
+from topicberg import glue
+from topicberg.settings import Settings
+from topicberg.snowflake import read_back
+from topicberg.tableflow.commit import committed, summary
+from topicberg.topics import TopicSpec
+
+
+def parity_check(table: LakeTable) -> dg.AssetChecksDefinition:
+    """Iceberg = Glue = Snowflake: the same metadata file, the same number of rows.
+
+    The table goes on changing while it is looked at: Glue and Snowflake may be behind the catalog,
+    but must be at one and the same state that the catalog had.
+    """
+
+    @dg.asset_check(
+        asset=table.key("snowflake"),
+        name="parity",
+        description="Glue and Snowflake point to the same state of the Iceberg table, and Snowflake"
+        " counts the rows that this state has.",
+    )
+    def parity(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.AssetCheckResult:
+        from pyiceberg.table import StaticTable
+
+        iceberg = lakehouse.catalog().load_table(table.identifier)
+        found = glue.get_table(lakehouse.glue(), *table.glue_table)
+        in_glue = glue.metadata_location(found) if found else None
+        with snowflake.connection() as connection:
+            seen = read_back(connection, lakehouse.config, table.snowflake_name)
+        iceberg.refresh()
+        history = {entry.metadata_file for entry in iceberg.metadata.metadata_log}
+        known = in_glue in history | {iceberg.metadata_location}
+        rows: int | None = None
+        if in_glue and known:
+            head = StaticTable.from_metadata(in_glue, iceberg.io.properties).current_snapshot()
+            rows = int(summary(head).get("total-records", 0)) if head else 0
+        same = in_glue == seen.metadata_location
+        return dg.AssetCheckResult(
+            passed=known and same and rows == seen.rows,
+            description=_explain(known=known, same=same, rows=rows, seen=seen.rows),
+            metadata={
+                "iceberg_metadata_location": iceberg.metadata_location,
+                "glue_metadata_location": in_glue or "none",
+                "snowflake_metadata_location": seen.metadata_location,
+                "iceberg_rows": rows if rows is not None else "unknown",
+                "snowflake_rows": seen.rows,
+            },
+        )
+
+    return parity
+
+
+def _explain(*, known: bool, same: bool, rows: int | None, seen: int) -> str:
+    if not known:
+        return (
+            "Glue points to a state that this table never had: somebody moved the pointer. "
+            "Materialize the Glue asset, then the Snowflake asset."
+        )
+    if not same:
+        return "Snowflake is at another state than Glue: materialize the Snowflake asset."
+    if rows != seen:
+        return (
+            f"Iceberg has {rows} rows, Snowflake counts {seen}: look for deletes that Snowflake "
+            "cannot read."
+        )
+    return "Iceberg, Glue and Snowflake agree."
+
+
+def lag_check(spec: TopicSpec, config: Settings) -> dg.AssetChecksDefinition:
+    """How many records of the topic the table does not hold yet."""
+    table = topic_table(spec, config)
+    allowed = spec.checks.max_lag_records
+
+    @dg.asset_check(
+        asset=table.key("iceberg"),
+        name="kafka_lag",
+        description="Records in Kafka that Tableflow has not committed yet; at most "
+        f"{allowed:,} by the spec (checks.max_lag_records).",
+    )
+    def kafka_lag(lakehouse: Lakehouse) -> dg.AssetCheckResult:
+        from topicberg import kafka
+        from topicberg.tableflow.status import read_status
+
+        held = committed(lakehouse.catalog().load_table(table.identifier)).offsets
+        end = kafka.end_offsets(lakehouse.endpoints(), spec.name)
+        lag = sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
+        problem = read_status(lakehouse.config, spec.name).error_message
+        return dg.AssetCheckResult(
+            passed=allowed is None or lag <= allowed,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=problem or f"{lag:,} records behind Kafka",
+            metadata={"lag_records": lag},
+        )
+
+    return kafka_lag

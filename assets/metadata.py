@@ -1,0 +1,104 @@
+"""What the Dagster UI shows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    MetadataValue,
+    TableColumn,
+    TableColumnConstraints,
+    TableColumnDep,
+    TableColumnLineage,
+    TableSchema,
+)
+from pyiceberg.expressions import AlwaysTrue
+
+from topicberg.snapshots import SnapshotReport, report
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+SAMPLE_ROWS = 10
+_CELL = 40
+
+
+def column_schema(schema: Schema) -> TableSchema:
+    """Columns with their Iceberg types and descriptions."""
+    return TableSchema(
+        columns=[
+            TableColumn(
+                name=field.name,
+                type=str(field.field_type),
+                description=field.doc,
+                constraints=TableColumnConstraints(nullable=not field.required),
+            )
+            for field in schema.fields
+        ]
+    )
+
+
+def column_lineage(asset: list[str], columns: Mapping[str, tuple[str, ...]]) -> TableColumnLineage:
+    """Which columns of ``asset`` each column was computed from."""
+    from dagster import AssetKey
+
+    return TableColumnLineage(
+        deps_by_column={
+            column: [TableColumnDep(AssetKey(asset), source) for source in sources]
+            for column, sources in columns.items()
+        }
+    )
+
+
+def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
+    """A snapshot in numbers."""
+    return {
+        "snapshot_id": MetadataValue.text(str(snapshot.snapshot_id)),
+        "operation": snapshot.operation,
+        "committed_at": MetadataValue.timestamp(snapshot.committed_at),
+        "rows_added": snapshot.added_records,
+        "rows_deleted": snapshot.deleted_records,
+        "files_added": snapshot.added_files,
+        "files": snapshot.total_files,
+        "bytes_added": snapshot.added_bytes,
+        "bytes": snapshot.total_bytes,
+        "start_offsets": MetadataValue.json({str(p): o for p, o in snapshot.start_offsets.items()}),
+        "end_offsets": MetadataValue.json({str(p): o for p, o in snapshot.end_offsets.items()}),
+        "dagster/row_count": snapshot.total_records,
+    }
+
+
+def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
+    """The table as it is: columns, location, newest snapshot, a few rows."""
+    head = table.current_snapshot()
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": column_schema(table.schema()),
+        "dagster/table_name": ".".join(table.name()),
+        "dagster/uri": table.location(),
+        "metadata_location": table.metadata_location,
+        "dagster/row_count": 0,
+    }
+    if head:
+        metadata |= snapshot_metadata(report(head))
+        if sample:
+            metadata["sample"] = MetadataValue.md(_sample(table))
+    return metadata
+
+
+def _sample(table: Table) -> str:
+    rows = table.scan(row_filter=AlwaysTrue(), limit=SAMPLE_ROWS).to_arrow()
+    names = rows.column_names
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += [
+        "| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows.to_pylist()
+    ]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    shown = "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+    return shown if len(shown) <= _CELL else shown[: _CELL - 1] + "…"

@@ -1,0 +1,1 @@
+"""The derived tables; every module here is part of the graph."""

@@ -1,0 +1,114 @@
+"""A table of the lake as assets: ``glue/<name>`` and ``snowflake/<name>``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+from assets.metadata import table_metadata
+from resources import Lakehouse, Snowflake
+from topicberg import glue
+from topicberg.settings import Settings, settings
+from topicberg.snowflake import Names, sync
+from topicberg.topics import TopicSpec
+
+RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """Names of one Iceberg table in every catalog, and who looks after it."""
+
+    name: str
+    group: str
+    identifier: tuple[str, str]
+    glue_name: str
+    snowflake_name: str
+    owners: tuple[str, ...] = ()
+
+    def key(self, system: str) -> dg.AssetKey:
+        return dg.AssetKey([system, self.name])
+
+    @property
+    def glue_table(self) -> tuple[str, str]:
+        """Glue database and table."""
+        return self.identifier[0], self.glue_name
+
+
+def topic_table(spec: TopicSpec, config: Settings) -> LakeTable:
+    return LakeTable(
+        name=spec.asset_name,
+        group=spec.pipeline,
+        identifier=spec.table_identifier(config),
+        glue_name=spec.glue_name,
+        snowflake_name=spec.snowflake_name,
+        owners=spec.owners,
+    )
+
+
+def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
+    """The Glue registration: a pointer to the table's current metadata."""
+    database, name = table.glue_table
+
+    @dg.asset(
+        key=table.key("glue"),
+        deps=[table.key("iceberg")],
+        group_name=table.group,
+        kinds={"aws", "glue"},
+        owners=list(table.owners),
+        retry_policy=RETRY,
+        description=f"Glue table `{database}`.`{name}`, which points to the current metadata of "
+        f"Iceberg table `{'.'.join(table.identifier)}`. Athena, EMR and Snowflake find it here.",
+        metadata={"dagster/table_name": f"{database}.{name}"},
+    )
+    def register(lakehouse: Lakehouse) -> dg.MaterializeResult:
+        iceberg = lakehouse.catalog().load_table(table.identifier)
+        client = lakehouse.glue()
+        moved = glue.register(client, iceberg, database, name)
+        found = glue.get_table(client, database, name)
+        location = glue.metadata_location(found) if found else None
+        return dg.MaterializeResult(
+            metadata={
+                **table_metadata(iceberg, sample=False),
+                "dagster/table_name": f"{database}.{name}",
+                "metadata_location": location or "",
+                "pointer_moved": moved,
+            }
+        )
+
+    return register
+
+
+def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
+    """The Iceberg table in Snowflake, refreshed to what Glue has."""
+
+    @dg.asset(
+        key=table.key("snowflake"),
+        deps=[table.key("glue")],
+        group_name=table.group,
+        kinds={"snowflake", "iceberg"},
+        owners=list(table.owners),
+        retry_policy=RETRY,
+        pool="snowflake",
+        description=f"Snowflake Iceberg table `{table.snowflake_name}`, read through the Glue "
+        "catalog integration and the external volume; no data is copied.",
+        metadata={"dagster/table_name": _snowflake_name(table)},
+    )
+    def refresh(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
+        with snowflake.connection() as connection:
+            seen = sync(connection, lakehouse.config, table.snowflake_name, table.glue_table)
+        return dg.MaterializeResult(
+            metadata={
+                "dagster/table_name": seen.name,
+                "dagster/row_count": seen.rows,
+                "metadata_location": seen.metadata_location,
+            }
+        )
+
+    return refresh
+
+
+def _snowflake_name(table: LakeTable) -> str:
+    names = Names.of(settings())
+    return f"{names.database}.{names.schema}.{table.snowflake_name}"

@@ -1,0 +1,116 @@
+"""A topic as assets, made from its spec: ``kafka``, ``iceberg``, ``glue`` and ``snowflake``."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+
+from assets.metadata import table_metadata
+from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset, topic_table
+from resources import Lakehouse
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec
+
+PATIENCE_SECONDS = 30.0
+"""How much longer than its commit interval the engine may be silent before we run it ourselves."""
+
+
+def topic_assets(
+    spec: TopicSpec, config: Settings
+) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
+    """Every asset of a topic; those behind Kafka only if its spec enables Tableflow."""
+    table = topic_table(spec, config)
+    yield _kafka_asset(spec, table)
+    if spec.tableflow.enabled:
+        yield _iceberg_asset(spec, table)
+        yield glue_asset(table)
+        yield snowflake_asset(table)
+
+
+def _kafka_asset(spec: TopicSpec, table: LakeTable) -> dg.SourceAsset:
+    @dg.observable_source_asset(
+        key=table.key("kafka"),
+        group_name=table.group,
+        description=f"{spec.description}\n\nKafka topic `{spec.name}`, {spec.partitions} "
+        f"partitions, {spec.value_schema.format} values (subject `{spec.value_subject}`).",
+        tags={"dagster/kind/kafka": ""},
+        metadata={"partitions": spec.partitions, "dagster/table_name": spec.name},
+    )
+    def observe(lakehouse: Lakehouse) -> dg.ObserveResult:
+        from topicberg import kafka
+
+        endpoints = lakehouse.endpoints()
+        kafka.ensure_topic(spec, endpoints, lakehouse.config)
+        begin, end = (
+            read(endpoints, spec.name) for read in (kafka.beginning_offsets, kafka.end_offsets)
+        )
+        return dg.ObserveResult(
+            metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
+        )
+
+    return observe
+
+
+def kafka_data_version(end: dict[int, int]) -> dg.DataVersion:
+    return dg.DataVersion(",".join(f"{p}:{offset}" for p, offset in sorted(end.items())))
+
+
+def kafka_metadata(begin: dict[int, int], end: dict[int, int]) -> dict[str, Any]:
+    return {
+        "records": sum(end.values()) - sum(begin.values()),
+        "end_offsets": dg.MetadataValue.json({str(p): o for p, o in end.items()}),
+    }
+
+
+def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=table.key("iceberg"),
+        deps=[table.key("kafka")],
+        group_name=table.group,
+        kinds={"iceberg", "spark"},
+        owners=list(table.owners),
+        retry_policy=RETRY,
+        freshness_policy=_freshness(spec),
+        description=f"{spec.description}\n\nIceberg table `{'.'.join(table.identifier)}`, kept by "
+        "Tableflow. Its sensor reports every snapshot; materializing waits until the table holds "
+        "what the topic held at the start.",
+        metadata={"dagster/table_name": ".".join(table.identifier)},
+    )
+    def materialize(
+        context: dg.AssetExecutionContext, lakehouse: Lakehouse
+    ) -> dg.MaterializeResult:
+        from topicberg import kafka
+        from topicberg.tableflow.engine import Ingestor
+        from topicberg.tableflow.wait import wait_for
+
+        endpoints, config = lakehouse.endpoints(), lakehouse.config
+        kafka.ensure_topic(spec, endpoints, config)
+        iceberg = Ingestor(spec, endpoints, config).table()
+        target = kafka.end_offsets(endpoints, spec.name)
+        patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
+
+        def report(missing: int) -> None:
+            context.log.info(f"waiting for Tableflow to commit {missing:,} records")
+
+        if not wait_for(iceberg, target, patience, report):
+            lakehouse.catch_up(spec)
+        return dg.MaterializeResult(
+            metadata=table_metadata(iceberg.refresh()),
+            data_version=_data_version(iceberg.current_snapshot()),
+        )
+
+    return materialize
+
+
+def _data_version(snapshot: object) -> dg.DataVersion | None:
+    return dg.DataVersion(str(snapshot.snapshot_id)) if hasattr(snapshot, "snapshot_id") else None
+
+
+def _freshness(spec: TopicSpec) -> dg.FreshnessPolicy | None:
+    if spec.freshness is None:
+        return None
+    return dg.FreshnessPolicy.time_window(
+        fail_window=timedelta(minutes=spec.freshness.fail_minutes),
+        warn_window=timedelta(minutes=spec.freshness.warn_minutes),
+    )

@@ -1,0 +1,127 @@
+"""The snapshot sensor's memory and its decisions, as pure functions.
+
+Sensor events are delivered at least once, runs with one key at most once, and there are no
+catch-up ticks. So a tick looks at every snapshot since the cursor, and remembers partitions until a
+run that started after they were touched has succeeded:
+
+* ``pending`` partitions wait for the next request: only one request is under way at a time, so a
+  burst of snapshots costs one run;
+* ``future`` hours have no partition yet and wait until they do;
+* a request that failed is repeated with what came meanwhile, a few times; then the next snapshot
+  is awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+MAX_ATTEMPTS = 3
+
+RunState = Literal["active", "succeeded", "failed", "missing"]
+
+
+class Request(BaseModel):
+    """Runs that were requested together for a snapshot; ``ranges``: run key → partitions."""
+
+    snapshot: int
+    attempt: int = 1
+    ranges: dict[str, list[str]]
+
+
+class Cursor(BaseModel):
+    """What a sensor remembers between two ticks."""
+
+    snapshot: int | None = None
+    dirty: bool = Field(default=False, description="a snapshot whose catalogs are not refreshed")
+    pending: list[str] = Field(default_factory=list)
+    future: list[str] = Field(default_factory=list)
+    request: Request | None = None
+    given_up: int = Field(
+        default=0, description="attempts of the last request that failed for good"
+    )
+
+    @staticmethod
+    def parse(text: str | None) -> Cursor:
+        return Cursor.model_validate_json(text) if text else Cursor()
+
+
+def settle(cursor: Cursor, states: dict[str, RunState]) -> Cursor:
+    """Take note of how the runs of the last request are; ``states``: run key → state.
+
+    A run that is missing was never launched: its partitions are pending again.
+    """
+    request = cursor.request
+    if request is None or any(states[key] == "active" for key in request.ranges):
+        return cursor
+    undone = [key for key in request.ranges if states[key] != "succeeded"]
+    if not undone:
+        return cursor.model_copy(update={"request": None, "given_up": 0})
+    partitions = [partition for key in undone for partition in request.ranges[key]]
+    return cursor.model_copy(
+        update={
+            "request": None,
+            "dirty": True,
+            "pending": _merged(cursor.pending, partitions),
+            "given_up": request.attempt,
+        }
+    )
+
+
+def observe(cursor: Cursor, snapshot: int, partitions: Iterable[str]) -> Cursor:
+    """Take note of a new snapshot and the partitions that it touched."""
+    return cursor.model_copy(
+        update={
+            "snapshot": snapshot,
+            "dirty": True,
+            "future": _merged(cursor.future, partitions),
+            # After a new snapshot even a request that failed for good is worth another try.
+            "given_up": min(cursor.given_up, MAX_ATTEMPTS - 1),
+        }
+    )
+
+
+def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, Request | None]:
+    """What to run now, if anything.
+
+    :param existing: all partitions that there are, in order; empty: nothing is derived
+    :param key: begins the run keys, e.g. the table's name
+    """
+    places = {partition: place for place, partition in enumerate(existing)}
+    ripe = [partition for partition in cursor.future if partition in places]
+    cursor = cursor.model_copy(
+        update={
+            "pending": _merged(cursor.pending, ripe),
+            "future": [p for p in cursor.future if p not in places],
+        }
+    )
+    idle = not cursor.dirty and not cursor.pending
+    if cursor.request or idle or cursor.snapshot is None or cursor.given_up >= MAX_ATTEMPTS:
+        return cursor, None
+    attempt = cursor.given_up + 1
+    prefix = f"{key}:{cursor.snapshot}:{attempt}"
+    ranges = _contiguous([p for p in cursor.pending if p in places], places)
+    wanted = Request(
+        snapshot=cursor.snapshot,
+        attempt=attempt,
+        ranges={f"{prefix}:{r[0]}..{r[-1]}": r for r in ranges} or {prefix: []},
+    )
+    done = cursor.model_copy(update={"request": wanted, "pending": [], "dirty": False})
+    return done, wanted
+
+
+def _contiguous(partitions: list[str], places: dict[str, int]) -> list[list[str]]:
+    """Partitions grouped so that each group is an unbroken range of all partitions."""
+    ranges: list[list[str]] = []
+    for partition in sorted(partitions, key=places.__getitem__):
+        if ranges and places[partition] == places[ranges[-1][-1]] + 1:
+            ranges[-1].append(partition)
+        else:
+            ranges.append([partition])
+    return ranges
+
+
+def _merged(first: Iterable[str], second: Iterable[str]) -> list[str]:
+    return sorted({*first, *second})

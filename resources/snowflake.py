@@ -1,0 +1,44 @@
+"""Snowflake of the chosen deployment, through dagster-snowflake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dagster import ConfigurableResource
+
+from resources.lakehouse import connect
+
+if TYPE_CHECKING:
+    from snowflake.connector import SnowflakeConnection
+
+TIMEOUT_SECONDS = 60
+
+
+class Snowflake(ConfigurableResource):
+    """Connections by ``dagster_snowflake.SnowflakeResource`` to the deployment's address."""
+
+    @contextmanager
+    def connection(self) -> Iterator[SnowflakeConnection]:
+        from dagster_snowflake import SnowflakeResource
+
+        endpoint = connect().snowflake
+        address = {
+            key: value
+            for key, value in (
+                ("host", endpoint.host),
+                ("port", endpoint.port),
+                ("protocol", endpoint.protocol),
+            )
+            if value is not None
+        }
+        arguments: dict[str, Any] = {**address, "login_timeout": TIMEOUT_SECONDS}
+        resource = SnowflakeResource(
+            account=endpoint.account,
+            user=endpoint.user,
+            password=endpoint.password.get_secret_value(),
+            additional_snowflake_connection_args=arguments,
+        )
+        with resource.get_connection() as connection:
+            yield connection
