@@ -134,7 +134,7 @@ def write_window(
 def _read(spark: SparkSession, source: tuple[str, str], head: Snapshot | None) -> DataFrame:
     reader = spark.read
     if head is not None:
-        reader = reader.option("snapshot-id", str(head.snapshot_id))
+        reader = reader.option("versionAsOf", str(head.snapshot_id))
     return reader.table(f"{CATALOG}.{quote(*source)}")
 
 

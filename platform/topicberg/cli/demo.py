@@ -1,0 +1,219 @@
+"""``topicberg demo``: the stock-trades pipeline from Kafka to Snowflake, once, in the terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    import dagster as dg
+    from rich.console import Console
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.query import Engine
+    from topicberg.settings import Settings
+
+TOPIC = "stock_trades"
+TOTALS = "stock_trades_with_totals"
+JOB = "stock_trades_pipeline"
+ENGINES: tuple[Engine, ...] = ("spark", "duckdb", "snowflake")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(demo)
+
+
+@dataclass
+class _Steps:
+    """Prints each step with its time."""
+
+    console: Console
+    began: float = field(default_factory=time.monotonic)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        start = time.monotonic()
+        with self.console.status(title):
+            yield
+        self.console.print(f"[green]✓[/] {title} [dim]{time.monotonic() - start:.0f} s[/]")
+
+
+def demo(
+    records: Annotated[int, typer.Option(min=1, help="stock trades to produce")] = 100_000,
+    keep: Annotated[bool, typer.Option("--keep", help="leave the stack running")] = False,
+) -> None:
+    """Kafka → Iceberg → Glue → Snowflake → totals, on real services; then query all of it."""
+    from rich.console import Console
+
+    from topicberg.local import stack
+    from topicberg.settings import settings
+
+    config = settings()
+    console = Console()
+    was_running = all(service.running for service in stack.status(config))
+    steps = _Steps(console)
+    try:
+        agree = _run(config, console, steps, records)
+    finally:
+        if not (keep or was_running):
+            with steps.step("stop the stack (its data stays in .topicberg)"):
+                stack.down(config)
+    console.print(f"\ndone in {time.monotonic() - steps.began:.0f} s")
+    if was_running or keep:
+        console.print("the stack is running: `make ui` opens the asset graph, `topicberg down`")
+    else:
+        console.print("`make ui` starts the stack again and opens the asset graph in Dagster")
+    if not agree:
+        raise TopicbergError(
+            "the counts differ", hint="`topicberg logs` and the checks in the UI say why"
+        )
+
+
+def _run(config: Settings, console: Console, steps: _Steps, records: int) -> bool:
+    from topicberg import kafka
+    from topicberg.datagen.runner import run_here
+    from topicberg.local import stack
+    from topicberg.topics import load_topic
+
+    with steps.step("start the local stack: Kafka, registry, S3, catalog, Spark, AWS, Snowflake"):
+        endpoints = stack.up(config)
+    spec = load_topic(TOPIC, config)
+    kafka.ensure_topic(spec, endpoints, config)
+    since = datetime.now(UTC)
+    with steps.step(f"produce {records:,} stock trades to Kafka"):
+        run_here(config, TOPIC, rate=0, count=records)
+    with steps.step("materialize the asset graph with Dagster and Spark"):
+        checks = _materialize(config, endpoints, since)
+    for name, passed, description in checks:
+        mark = "[green]✓[/]" if passed else "[red]✗[/]"
+        console.print(f"  {mark} check {name}: {description}")
+    with steps.step("query the tables through Spark, DuckDB and Snowflake"):
+        produced = sum(kafka.end_offsets(endpoints, TOPIC).values())
+        counts = {
+            table: {engine: _count(table, engine, endpoints, config) for engine in ENGINES}
+            for table in (TOPIC, TOTALS)
+        }
+    _print_counts(console, produced, counts)
+    _print_totals(console, config, endpoints)
+    same = {count for row in counts.values() for count in row.values()} == {produced}
+    return same and all(passed for _, passed, _ in checks)
+
+
+def _materialize(
+    config: Settings, endpoints: Endpoints, since: datetime
+) -> list[tuple[str, bool, str]]:
+    """Run the pipeline's job; its checks as (name, passed, description)."""
+    from topicberg.dagster_home import dagster_home
+
+    os.environ["DAGSTER_HOME"] = str(dagster_home(config))
+    os.chdir(config.project_root)
+
+    import dagster as dg
+
+    from definitions import defs
+
+    job = defs.resolve_job_def(JOB)
+    tags = _partition_range(config, endpoints, since)
+    with dg.DagsterInstance.get() as instance:
+        result = job.execute_in_process(
+            instance=instance,
+            tags=tags,
+            run_id=str(uuid.uuid4()),
+            raise_on_error=False,
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        )
+        if not result.success:
+            raise TopicbergError(
+                f"run {result.run_id} failed: {_failure(result)}",
+                hint="`make ui` shows the run",
+            )
+        return [
+            (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
+            for e in result.get_asset_check_evaluations()
+        ]
+
+
+def _failure(result: dg.ExecuteInProcessResult) -> str:
+    for event in result.all_events:
+        if event.is_step_failure:
+            failure: Any = event.step_failure_data
+            error = failure.error.cause or failure.error
+            return f"{event.step_key}: {error.message.strip().splitlines()[0]}"
+    return "see its log"
+
+
+def _partition_range(config: Settings, endpoints: Endpoints, since: datetime) -> dict[str, str]:
+    """Tags of the partitions of everything produced since then, and of what was never computed."""
+    from assets.partitions import partition_key, time_partitions
+    from topicberg.topics import load_topic
+
+    partitions = time_partitions(load_topic(TOPIC, config))
+    first = min([since, *_uncomputed_hours(config, endpoints)])
+    return {
+        "dagster/asset_partition_range_start": partition_key(partitions, first),
+        "dagster/asset_partition_range_end": partition_key(partitions, datetime.now(UTC)),
+    }
+
+
+def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[datetime]:
+    """All hours of the topic's table if the totals lack rows of it, as after a killed run."""
+    from pyiceberg.exceptions import NoSuchTableError
+
+    from topicberg.snapshots import report, touched_hours
+    from topicberg.tableflow.commit import ancestry
+    from topicberg.topics import load_topic
+
+    spec, catalog = load_topic(TOPIC, config), endpoints.catalog(config)
+    rows = []
+    for identifier in (spec.table_identifier(config), (spec.pipeline, TOTALS)):
+        try:
+            head = catalog.load_table(identifier).current_snapshot()
+        except NoSuchTableError:
+            head = None
+        rows.append(report(head).total_records if head else 0)
+    if rows[0] == rows[1]:
+        return set()
+    trades = catalog.load_table(spec.table_identifier(config))
+    return {h for s in ancestry(trades) for h in touched_hours(trades, s, spec.event_time)}
+
+
+def _count(table: str, engine: Engine, endpoints: Endpoints, config: Settings) -> int:
+    from topicberg.query import run_query
+
+    return int(run_query(f"SELECT count(*) FROM {table}", engine, endpoints, config).scalar())  # noqa: S608
+
+
+def _print_counts(console: Console, produced: int, counts: dict[str, dict[Engine, int]]) -> None:
+    from rich.table import Table
+
+    table = Table("table", "Kafka", *(engine for engine in ENGINES), title="rows, asked of each")
+    for name, row in counts.items():
+        kafka = f"{produced:,}" if name == TOPIC else ""
+        table.add_row(name, kafka, *(f"{row[engine]:,}" for engine in ENGINES))
+    console.print(table)
+
+
+def _print_totals(console: Console, config: Settings, endpoints: Endpoints) -> None:
+    from rich.table import Table
+
+    from topicberg.query import run_query
+
+    sql = (
+        "SELECT symbol, side, count(*) AS trades, sum(total_price) AS total_pennies "
+        f"FROM {TOTALS} GROUP BY symbol, side ORDER BY total_pennies DESC LIMIT 6"
+    )
+    result = run_query(sql, "snowflake", endpoints, config)
+    table = Table(*result.columns, title=f"{TOTALS}, asked of Snowflake")
+    for row in result.rows:
+        table.add_row(*(str(value) for value in row))
+    console.print(table)

@@ -1,0 +1,31 @@
+"""``topicberg ui``: the asset graph in the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(ui)
+
+
+def ui(
+    port: Annotated[int, typer.Option(help="port of the web server")] = 3000,
+) -> None:
+    """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
+    from topicberg.dagster_home import dagster_home
+    from topicberg.local import stack
+    from topicberg.settings import settings
+
+    config = settings()
+    if config.deployment == "local":
+        stack.ensure_running(config)
+    os.environ["DAGSTER_HOME"] = str(dagster_home(config))
+    os.chdir(config.project_root)
+    typer.echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
+    command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
+    os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over

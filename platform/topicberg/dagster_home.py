@@ -1,0 +1,27 @@
+"""Dagster's home in the state directory, shared by `topicberg ui`, `topicberg demo` and the tests.
+
+``dagster dev`` in the project's root needs none: it reads ``dagster.yaml`` from there, which names
+the same folders.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from topicberg.settings import Settings
+
+_PLACES = ("storage", "local_artifact_storage", "compute_logs")
+"""Sections that name folders; without them everything lies in Dagster's home."""
+
+
+def dagster_home(config: Settings) -> Path:
+    """The folder for ``DAGSTER_HOME``, configured like the project's ``dagster.yaml``."""
+    home = config.state_dir / "dagster"
+    home.mkdir(parents=True, exist_ok=True)
+    instance = yaml.safe_load((config.project_root / "dagster.yaml").read_text())
+    for section in _PLACES:
+        instance.pop(section, None)
+    (home / "dagster.yaml").write_text(yaml.safe_dump(instance))
+    return home
