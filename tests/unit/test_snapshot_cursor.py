@@ -1,0 +1,133 @@
+"""The sensor's decisions under any interleaving of commits, ticks, crashes and run outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
+
+PARTITIONS = [f"2026-01-01-{hour:02}:00" for hour in range(24)]
+
+
+@dataclass
+class World:
+    """A table, a run storage that knows each run key once, and a sensor with a durable cursor."""
+
+    snapshots: list[set[str]] = field(default_factory=list)
+    cursor: str | None = None
+    reported: list[int] = field(default_factory=list)
+    runs: dict[str, RunState] = field(default_factory=dict)
+    covers: dict[str, tuple[set[str], int]] = field(default_factory=dict)
+    existing: int = len(PARTITIONS)
+
+    def tick(self, *, crash: bool = False) -> None:
+        before = Cursor.parse(self.cursor)
+        keys = before.request.ranges if before.request else ()
+        cursor = settle(before, {key: self.runs.get(key, "missing") for key in keys})
+        start = cursor.snapshot or 0
+        for number in range(start, len(self.snapshots)):
+            cursor = observe(cursor, number + 1, self.snapshots[number])
+        cursor, wanted = request(cursor, PARTITIONS[: self.existing], "t")
+        if crash:  # nothing of the tick is kept
+            return
+        self.reported += range(start + 1, len(self.snapshots) + 1)
+        self.cursor = cursor.model_dump_json()
+        for key, partitions in wanted.ranges.items() if wanted else ():
+            if key not in self.runs:  # Dagster skips a run key that it has seen
+                assert "active" not in self.runs.values() or set(wanted.ranges) & set(self.runs)
+                self.runs[key] = "active"
+                self.covers[key] = (set(partitions), len(self.snapshots))
+
+    def finish(self, state: RunState) -> None:
+        for key in self.runs:
+            if self.runs[key] == "active":
+                self.runs[key] = state
+
+
+steps = st.lists(
+    st.one_of(
+        st.sets(st.sampled_from(PARTITIONS), max_size=4).map(lambda p: ("commit", frozenset(p))),
+        st.sampled_from([("tick", None), ("crash", None), ("succeed", None), ("fail", None)]),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_every_touched_partition_is_computed_after_it_was_touched(
+    history: list[tuple[str, frozenset[str] | None]],
+) -> None:
+    world = World()
+    for action, partitions in history:
+        match action:
+            case "commit":
+                world.snapshots.append(set(partitions or ()))
+            case "tick" | "crash":
+                world.tick(crash=action == "crash")
+            case "succeed" | "fail":
+                world.finish("succeeded" if action == "succeed" else "failed")
+    world.snapshots.append(set())  # even after runs that failed for good, the next snapshot heals
+    for _ in range(MAX_ATTEMPTS + 3):
+        world.tick()
+        world.finish("succeeded")
+    assert world.reported == list(range(1, len(world.snapshots) + 1))
+    done = [world.covers[key] for key, state in world.runs.items() if state == "succeeded"]
+    for number, touched in enumerate(world.snapshots, start=1):
+        for partition in touched:
+            assert any(partition in covered and seen >= number for covered, seen in done)
+    assert Cursor.parse(world.cursor).request is None or not Cursor.parse(world.cursor).pending
+
+
+def test_a_burst_of_snapshots_costs_one_run() -> None:
+    world = World(snapshots=[{PARTITIONS[0]}] * 20)
+    for _ in range(5):
+        world.tick()
+        world.finish("succeeded")
+    assert len(world.runs) == 1
+    assert world.reported == list(range(1, 21))
+
+
+def test_partitions_wait_while_a_run_is_under_way() -> None:
+    world = World(snapshots=[{PARTITIONS[0]}])
+    world.tick()
+    world.snapshots += [{PARTITIONS[1]}, {PARTITIONS[2]}, {PARTITIONS[5]}]
+    world.tick()
+    assert len(world.runs) == 1
+    world.finish("succeeded")
+    world.tick()
+    assert [sorted(covered) for covered, _ in list(world.covers.values())[1:]] == [
+        PARTITIONS[1:3],
+        PARTITIONS[5:6],
+    ]
+
+
+def test_a_failed_run_is_repeated_and_then_awaits_the_next_snapshot() -> None:
+    world = World(snapshots=[{PARTITIONS[0]}])
+    for _ in range(10):
+        world.tick()
+        world.finish("failed")
+    assert len(world.runs) == MAX_ATTEMPTS
+    world.snapshots.append({PARTITIONS[3]})
+    world.tick()
+    covered = set.union(*(c for key, (c, _) in world.covers.items() if ":2:" in key))
+    assert covered == {PARTITIONS[0], PARTITIONS[3]}
+
+
+def test_hours_of_the_future_wait_for_their_partition() -> None:
+    world = World(snapshots=[{PARTITIONS[3]}], existing=2)
+    world.tick()
+    world.finish("succeeded")
+    world.tick()
+    assert all(not covered for covered, _ in world.covers.values())
+    world.existing = 4
+    world.tick()
+    assert list(world.covers.values())[-1][0] == {PARTITIONS[3]}
+
+
+def test_compaction_refreshes_the_registrations_alone() -> None:
+    cursor, wanted = request(observe(Cursor(), 7, ()), PARTITIONS, "t")
+    assert wanted == Request(snapshot=7, ranges={"t:7:1": []})
+    assert cursor.request == wanted
