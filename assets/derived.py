@@ -13,13 +13,14 @@ are in the graph, with partitions, backfills and checks.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import dagster as dg
 
 from assets.metadata import column_lineage, table_metadata
-from assets.partitions import time_partitions, window
+from assets.partitions import partition_key, time_partitions, window
 from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset, topic_table
 from resources import Lakehouse, Spark
 from topicberg.derived import Transform, write_window
@@ -131,10 +132,16 @@ def _iceberg_asset(
             target_time=derived.time_column,
         )
         context.log.info(f"wrote {written.rows:,} rows")
+        rows = Counter[str]()
+        for hour, count in written.rows_by_hour.items():
+            rows[partition_key(partitions, hour)] += count
+        for key in context.partition_keys:
+            context.add_asset_metadata(
+                {"dagster/partition_row_count": rows[key]}, partition_key=key
+            )
         return dg.MaterializeResult(
             metadata={
                 **table_metadata(catalog.load_table(table.identifier)),
-                "dagster/partition_row_count": written.rows,
                 "source_snapshot_id": str(written.source_snapshot_id),
             }
         )

@@ -64,9 +64,15 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
         "files": snapshot.total_files,
         "bytes_added": snapshot.added_bytes,
         "bytes": snapshot.total_bytes,
-        "start_offsets": MetadataValue.json({str(p): o for p, o in snapshot.start_offsets.items()}),
-        "end_offsets": MetadataValue.json({str(p): o for p, o in snapshot.end_offsets.items()}),
         "dagster/row_count": snapshot.total_records,
+        **{
+            name: MetadataValue.json({str(p): offset for p, offset in offsets.items()})
+            for name, offsets in (
+                ("start_offsets", snapshot.start_offsets),
+                ("end_offsets", snapshot.end_offsets),
+            )
+            if offsets
+        },
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +18,7 @@ from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
 
 from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.snapshots import added_rows
 from topicberg.spark import quote
 from topicberg.tableflow.commit import ancestry, summary
 
@@ -72,6 +73,7 @@ class Written:
     """
 
     rows: int
+    rows_by_hour: Mapping[datetime, int]
     snapshot_id: int | None
     source_snapshot_id: int | None
 
@@ -104,7 +106,7 @@ def write_window(
             )
         table = _ensure(catalog, target, frame, target_time)
         if head is None:
-            return Written(0, None, None)
+            return Written(0, {}, None, None)
         properties = {
             SOURCE_TABLE: ".".join(source),
             SOURCE_SNAPSHOT: str(head.snapshot_id),
@@ -124,7 +126,8 @@ def write_window(
             if summary(snapshot).get(WRITE_ID) == properties[WRITE_ID]
         )
         added = int(summary(written).get("added-records", 0))
-        return Written(added, written.snapshot_id, head.snapshot_id)
+        hours = added_rows(table, written, target_time)
+        return Written(added, hours, written.snapshot_id, head.snapshot_id)
     raise CommitConflictError(
         f"table {'.'.join(target)}: {ATTEMPTS} attempts met another writer of {window}",
         hint="materialize the partitions again when the other run is done",
@@ -149,7 +152,9 @@ def _ensure(catalog: Catalog, target: tuple[str, str], frame: DataFrame, time: s
         with suppress(NamespaceAlreadyExistsError):
             catalog.create_namespace(target[0])
         writer = frame.limit(0).writeTo(f"{CATALOG}.{quote(*target)}").using("iceberg")
-        for key, value in _PROPERTIES.items():
+        # As the topics' tables: a place of its own, never that of a table which was dropped.
+        place = f"{catalog.properties['warehouse']}{target[0]}/v1/{uuid.uuid4()}"
+        for key, value in {**_PROPERTIES, "location": place}.items():
             writer = writer.tableProperty(key, value)
         try:
             writer.partitionedBy(F.partitioning.hours(F.col(quote(time)))).create()

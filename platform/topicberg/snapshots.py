@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -9,6 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import PrimitiveType
@@ -85,18 +87,29 @@ def touched_hours(table: Table, snapshot: Snapshot, column: str) -> set[datetime
     if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
         return set()
     hours: set[datetime] = set()
-    for file in _changed_files(table, snapshot):
+    for file, _ in _changed_files(table, snapshot):
         hours.update(_hours_of(table, file, column))
     return hours
 
 
-def _changed_files(table: Table, snapshot: Snapshot) -> Iterator[DataFile]:
+def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[datetime, int]:
+    """Rows that the snapshot added in each hour (UTC) of ``column``, by which it is partitioned."""
+    rows: Counter[datetime] = Counter()
+    for file, added in _changed_files(table, snapshot):
+        if added:
+            (hour,) = _hours_of(table, file, column)
+            rows[hour] += file.record_count
+    return dict(rows)
+
+
+def _changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:
+    """The data and delete files that the snapshot added (true) or removed (false)."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id != snapshot.snapshot_id:
             continue
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
             if entry.snapshot_id == snapshot.snapshot_id:
-                yield entry.data_file
+                yield entry.data_file, entry.status != ManifestEntryStatus.DELETED
 
 
 def _hours_of(table: Table, file: DataFile, column: str) -> Iterator[datetime]:

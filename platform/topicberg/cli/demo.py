@@ -209,7 +209,7 @@ def _print_totals(console: Console, config: Settings, endpoints: Endpoints) -> N
     from topicberg.query import run_query
 
     sql = (
-        "SELECT symbol, side, count(*) AS trades, sum(total_price) AS total_pennies "
+        "SELECT symbol, side, count(*) AS trades, sum(total_price) AS total_pennies "  # noqa: S608
         f"FROM {TOTALS} GROUP BY symbol, side ORDER BY total_pennies DESC LIMIT 6"
     )
     result = run_query(sql, "snowflake", endpoints, config)
