@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -35,12 +36,16 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
     :param give_up_after: seconds for which the client retries when Spark goes away
     :raises TopicbergError: Spark does not answer
     """
+    from pyspark.logger import PySparkLogger
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     check_spark(remote)
     # Lets the functions of pyspark.sql build expressions for Spark Connect, as getOrCreate() does.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        # They print every error, with both stack traces, before anybody can handle it.
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     session = ConnectSession.builder.remote(remote).create()
     wait = 2000  # milliseconds between two attempts
     session.client.set_retry_policies(

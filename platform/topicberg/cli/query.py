@@ -1,7 +1,110 @@
+"""``topicberg query``: ask the tables."""
+
 from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from datetime import date, datetime
+from datetime import time as time_of_day
+from decimal import Decimal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from topicberg.query import QueryResult
 
-def register(app: typer.Typer) -> None:
-    pass
+TABLE_ROWS = 50
+_PIPE_WIDTH = 10_000
+
+
+class EngineName(StrEnum):
+    duckdb = "duckdb"
+    spark = "spark"
+    snowflake = "snowflake"
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+def register(parent: typer.Typer) -> None:
+    parent.command()(query)
+
+
+def query(
+    sql: Annotated[str, typer.Argument(help='For example "SELECT count(*) FROM stock_trades".')],
+    engine: Annotated[
+        EngineName,
+        typer.Option(help="DuckDB and Spark read the Iceberg catalog, Snowflake its own tables."),
+    ] = EngineName.duckdb,
+    form: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = Format.table,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Rows to show; by default {TABLE_ROWS} as a table, else all."),
+    ] = None,
+) -> None:
+    """Ask the tables, by any of the three engines.
+
+    A table's name is enough. Qualified, the table of a topic is "lkc-local".stock_trades (cluster
+    id, topic), a derived one stock_trades.stock_trades_with_totals (pipeline, table); Spark quotes
+    with backticks. Metadata columns are quoted too: "$$offset". In Snowflake, tables are in one
+    schema and have upper-case names.
+    """
+    from topicberg.query import run_query
+
+    max_rows = limit or (TABLE_ROWS if form is Format.table else None)
+    started = time.monotonic()
+    result = run_query(sql, engine.value, max_rows=max_rows)
+    seconds = time.monotonic() - started
+    if form is Format.json:
+        rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+        typer.echo(json.dumps(rows, indent=2, default=_plain))
+    elif form is Format.csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(result.columns)
+        writer.writerows([_plain(value) for value in row] for row in result.rows)
+    else:
+        _print_table(result, engine, seconds)
+
+
+def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    if result.columns:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for number, column in enumerate(result.columns):
+            numeric = any(isinstance(row[number], int | float | Decimal) for row in result.rows)
+            table.add_column(Text(column), justify="right" if numeric else "left")
+        for row in result.rows:
+            table.add_row(*(Text("" if value is None else str(_plain(value))) for value in row))
+        console.print(table)
+    more = " shown, there are more" if result.more else ""
+    noun = "row" if len(result.rows) == 1 else "rows"
+    typer.secho(
+        f"{len(result.rows):,} {noun}{more} · {engine.value} · {seconds:.1f} s", dim=True, err=True
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Text for what JSON and CSV do not know; bytes that are no text in hexadecimal."""
+    match value:
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return value.hex()
+        case datetime() | date() | time_of_day():
+            return value.isoformat()
+        case Decimal():
+            return str(value)
+        case _:
+            return value

@@ -97,7 +97,9 @@ def run_here(
             )
 
             def report(sent: int) -> None:
-                status.state, status.sent = "running", sent
+                if status.state == "starting":
+                    status.state, status.started_at = "running", time.time()
+                status.sent = sent
                 write_status(config, status)
                 on_report(status)
 

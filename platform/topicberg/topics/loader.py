@@ -19,7 +19,7 @@ from topicberg.topics.rules import findings, suggestion
 from topicberg.topics.spec import TopicSpec
 from topicberg.topics.yamlfile import read_yaml
 
-_FILLER: dict[str, Any] = {"pipeline": "filler", "schema": {"format": "none"}}
+_FILLER: dict[str, Any] = {"name": "filler", "pipeline": "filler", "schema": {"format": "none"}}
 """Stand in for required fields that are wrong, so that the other ones can still be checked."""
 
 
@@ -110,7 +110,7 @@ def _check_document(
     """The spec, and what is wrong with it as (field, reason). None: its name is not even usable."""
     if not isinstance(document, dict):
         return None, [("", "must be a mapping of fields, e.g. `name: stock_trades`")]
-    spec, errors = _tolerant(document, stem)
+    spec, errors = _tolerant(document)
     found = [(_dotted(error["loc"]), _reason(error)) for error in errors]
     wrong = {_dotted(error["loc"]) for error in errors if error["type"] != "extra_forbidden"}
     if "name" not in wrong and spec.name != stem:
@@ -119,7 +119,7 @@ def _check_document(
     return (None if "name" in wrong else spec), list(dict.fromkeys(found))
 
 
-def _tolerant(document: dict[Any, Any], stem: str) -> tuple[TopicSpec, list[ErrorDetails]]:
+def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
     """The spec without its wrong fields (they have their defaults), and their errors."""
     document = copy.deepcopy(document)
     errors: list[ErrorDetails] = []
@@ -127,33 +127,54 @@ def _tolerant(document: dict[Any, Any], stem: str) -> tuple[TopicSpec, list[Erro
         try:
             return TopicSpec.model_validate(document), errors
         except ValidationError as error:
-            found = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
+            found = _causes(error.errors())
             errors = errors or found
             # from the end: the index of an earlier list item stays what it is
-            for wrong in sorted({e["loc"] for e in found}, key=_position, reverse=True):
-                _remove(document, wrong, stem)
+            places = sorted({e["loc"] for e in found}, key=_position, reverse=True)
+            removed = [_remove(document, place) for place in places]
+            if not any(removed):
+                document = dict(_FILLER)
+
+
+def _causes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without errors that follow from others: of a list whose items are wrong, for example."""
+    return [
+        error
+        for error in errors
+        if error["type"] != "default_factory_not_called"
+        and not any(
+            other["loc"] != error["loc"] and other["loc"][: len(error["loc"])] == error["loc"]
+            for other in errors
+        )
+    ]
 
 
 def _position(location: Sequence[int | str]) -> list[tuple[bool, int | str]]:
     return [(isinstance(part, int), part) for part in location]
 
 
-def _remove(document: dict[Any, Any], location: Sequence[int | str], stem: str) -> None:
-    """Take the value at a location away, or what is around it if it is missing there."""
-    if location[-1] == "[key]":
+def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
+    """Take the value at a location away, or what is around it if it is missing there.
+
+    False: it went away already, together with another wrong value.
+    """
+    if location[-1:] == ("[key]",):
         location = location[:-1]
+    if not location:
+        return False
     *parents, last = location
     found: Any = document
     for part in parents:
         if isinstance(found, dict) and part not in found:
-            return  # went away together with another wrong value
+            return False
         found = found[part]
-    if last in (required := {"name": stem, **_FILLER}) and not parents:
-        document[last] = required[str(last)]
+    if not parents and last in _FILLER:
+        document[last] = _FILLER[str(last)]
     elif isinstance(found, dict) and last not in found:
-        _remove(document, parents, stem)
+        return _remove(document, parents)
     else:
         del found[last]
+    return True
 
 
 def _reason(error: ErrorDetails) -> str:

@@ -41,6 +41,8 @@ _COLUMN_SOURCES = (
     "tableflow.metadata_column_naming_scheme",
 )
 
+_SCHEMA_FINDINGS = ("schema.format", "schema.file", "schema.message", "key.file", "key.message")
+
 Rule = Callable[[TopicSpec, Settings], Iterator[Finding]]
 TableRule = Callable[[TopicSpec, dict[str, str]], Iterator[Finding]]
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
@@ -74,9 +76,8 @@ def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Fi
         return not any(_overlap(field, read) for field in wrong for read in reads)
 
     found = [finding for reads, rule in _RULES if askable(reads) for finding in rule(spec, config)]
-    broken = wrong | {field for field, _ in found}
-    if any(_overlap(field, source) for field in broken for source in _COLUMN_SOURCES):
-        return found
+    if not askable(_COLUMN_SOURCES) or any(field in _SCHEMA_FINDINGS for field, _ in found):
+        return found  # nobody knows the columns
     columns = spec.columns(config)
     for reads, table_rule in _TABLE_RULES:
         if askable(reads):

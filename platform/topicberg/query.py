@@ -1,0 +1,289 @@
+"""One question to any of the three engines that read the tables.
+
+Unqualified names work in all of them: topic tables and derived tables are found by their name alone
+(a topic's table first, if a pipeline has one of the same name). Names with dots or hyphens are
+quoted as the engine wants it: ``"airline.sunset"`` in DuckDB, `` `airline.sunset` `` in Spark; in
+Snowflake it is ``AIRLINE_SUNSET``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings, settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from duckdb import DuckDBPyConnection
+
+Engine = Literal["duckdb", "spark", "snowflake"]
+
+CONNECT_SECONDS = 5.0
+LOGIN_SECONDS = 15
+_EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
+_READS = re.compile(
+    r"SELECT|WITH|FROM|VALUES|TABLE|SHOW|DESCRIBE|DESC|EXPLAIN|SUMMARIZE|PIVOT", re.IGNORECASE
+)
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|COPY)\b", re.IGNORECASE)
+_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+
+
+class QueryError(TopicbergError):
+    """An engine refused the query, or does not answer."""
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """``columns`` in order, and rows of as many values. ``more``: there were more rows."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    more: bool = False
+
+    def scalar(self) -> Any:
+        """The only value of a result of one row and one column."""
+        ((value,),) = self.rows
+        return value
+
+
+def run_query(
+    sql: str,
+    engine: Engine = "duckdb",
+    endpoints: Endpoints | None = None,
+    config: Settings | None = None,
+    *,
+    max_rows: int | None = None,
+) -> QueryResult:
+    """Ask one engine.
+
+    :param endpoints: None: those of the deployment
+    :param max_rows: fetch no more than these
+    :raises QueryError: with the engine's own words in one line
+    """
+    check_reads(sql)
+    endpoints = endpoints or load_endpoints(config)
+    try:
+        return _ENGINES[engine](sql, endpoints, config or settings(), max_rows)
+    except TopicbergError:
+        raise
+    except Exception as error:
+        if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
+            raise
+        raise QueryError(f"{engine}: {_redacted(_one_line(error), endpoints)}") from None
+
+
+def check_reads(sql: str) -> None:
+    """Tables have one writer each; a query is one statement, and only reads.
+
+    :raises QueryError: it is empty, more than one, or writes
+    """
+    bare = _QUOTED.sub(lambda match: " " if match[0][:2] in ("--", "/*") else "''", sql)
+    statements = [text.strip() for text in bare.split(";") if text.strip()]
+    if len(statements) != 1:
+        what = "more than one statement" if statements else "empty"
+        raise QueryError(f"the query is {what}", hint="give one SELECT statement")
+    first = re.search(r"\w+", statements[0])
+    reads = first is not None and _READS.fullmatch(first[0])
+    write = _WRITES.search(statements[0])
+    # WITH … INSERT and FROM … INSERT are statements of Spark, and EXPLAIN ANALYZE runs them
+    if not reads or (write and first and first[0].upper() in ("WITH", "FROM", "EXPLAIN")):
+        what = write[0] if reads and write else statements[0].partition(" ")[0]
+        raise QueryError(
+            f"{what.upper()} is no query",
+            hint="a query reads: SELECT, SHOW, DESCRIBE, EXPLAIN; "
+            "tables are written by Tableflow and by their assets alone",
+        )
+
+
+def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> DuckDBPyConnection:
+    """DuckDB with the Iceberg catalog attached, read-only, as ``lake``, in UTC.
+
+    :raises QueryError: the catalog does not answer
+    """
+    import duckdb
+
+    config = config or settings()
+    _check_listening("the Iceberg catalog", endpoints.iceberg_rest)
+    connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+    for name in _EXTENSIONS:  # from wheels: they are signed for DuckDB's own download folder alone
+        folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
+        connection.load_extension(str(folder / f"{name}.duckdb_extension"))
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute(_s3_secret(endpoints, config))
+    connection.execute(
+        f"ATTACH {_literal(config.warehouse)} AS {CATALOG} (TYPE iceberg, READ_ONLY, "
+        f"ENDPOINT {_literal(endpoints.iceberg_rest)}, "
+        "AUTHORIZATION_TYPE 'none', ACCESS_DELEGATION_MODE 'none')"
+    )
+    schemas = [config.cluster_id] + [
+        row[0]
+        for row in connection.execute(
+            "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ? ORDER BY ALL",
+            [CATALOG],
+        ).fetchall()
+        if row[0] != config.cluster_id
+    ]
+    path = ",".join(f'{CATALOG}."{schema}"' for schema in schemas)
+    connection.execute(f"SET search_path = {_literal(path)}")
+    return connection
+
+
+def _ask_duckdb(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> QueryResult:
+    with duckdb_connection(endpoints, config) as connection:
+        relation = connection.sql(sql)
+        if relation is None:
+            return QueryResult((), [])
+        limited = relation if max_rows is None else relation.limit(max_rows + 1)
+        return _from_arrow(limited.to_arrow_table(), max_rows)
+
+
+def _ask_spark(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> QueryResult:
+    from topicberg.spark import new_session, quote
+
+    session = new_session(endpoints.spark_connect, give_up_after=LOGIN_SECONDS)
+    try:
+        session.sql(f"USE {quote(CATALOG, config.cluster_id)}")
+        for namespace, table in _mentioned_elsewhere(sql, endpoints, config):
+            session.table(quote(CATALOG, namespace, table)).createOrReplaceTempView(quote(table))
+        frame = session.sql(sql)
+        limited = frame if max_rows is None else frame.limit(max_rows + 1)
+        return _from_arrow(limited.toArrow(), max_rows)
+    finally:
+        session.stop()
+
+
+def _ask_snowflake(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> QueryResult:
+    import snowflake.connector
+
+    account = endpoints.snowflake
+    if account.host and account.port:
+        _check_listening("Snowflake", f"http://{account.host}:{account.port}")
+    address = {
+        name: value
+        for name in ("host", "port", "protocol")
+        if (value := getattr(account, name)) is not None
+    }
+    with snowflake.connector.connect(
+        account=account.account,
+        user=account.user,
+        password=account.password.get_secret_value(),
+        database=config.snowflake_name("database"),
+        schema=config.snowflake_name("schema"),
+        login_timeout=LOGIN_SECONDS,
+        **address,
+    ) as connection:
+        cursor = connection.cursor()
+        cursor.execute(sql)
+        columns = tuple(column.name for column in cursor.description or ())
+        rows = cursor.fetchall() if max_rows is None else cursor.fetchmany(max_rows + 1)
+        return _limited(columns, [tuple(row) for row in rows], max_rows)
+
+
+_ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], QueryResult]] = {
+    "duckdb": _ask_duckdb,
+    "spark": _ask_spark,
+    "snowflake": _ask_snowflake,
+}
+
+
+def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> list[tuple[str, str]]:
+    """(namespace, table) of tables whose name is in the query, outside of the topics' namespace.
+
+    Spark has one current namespace and no search path, so these become temporary views.
+    """
+    words = set(re.findall(r"[\w.$-]+", sql.lower()))
+    catalog = endpoints.catalog(config)
+    topics = {table for _, table in catalog.list_tables(config.cluster_id)}
+    found: dict[str, str] = {}
+    for (namespace,) in catalog.list_namespaces():
+        if namespace == config.cluster_id:
+            continue
+        for _, table in catalog.list_tables(namespace):
+            if table.lower() in words and table not in topics:
+                found.setdefault(table, namespace)
+    return [(namespace, table) for table, namespace in found.items()]
+
+
+def _from_arrow(table: pa.Table, max_rows: int | None) -> QueryResult:
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    return _limited(tuple(table.column_names), rows, max_rows)
+
+
+def _limited(
+    columns: tuple[str, ...], rows: list[tuple[Any, ...]], max_rows: int | None
+) -> QueryResult:
+    if max_rows is None or len(rows) <= max_rows:
+        return QueryResult(columns, rows)
+    return QueryResult(columns, rows[:max_rows], more=True)
+
+
+def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
+    """The statement that tells DuckDB how to reach the object store."""
+    options = {"REGION": config.aws_region}
+    if endpoints.s3_access_key and endpoints.s3_secret_key:
+        options["KEY_ID"] = endpoints.s3_access_key.get_secret_value()
+        options["SECRET"] = endpoints.s3_secret_key.get_secret_value()
+    else:
+        options["PROVIDER"] = "credential_chain"
+    if endpoints.s3:
+        address = urlsplit(endpoints.s3)
+        options |= {
+            "ENDPOINT": address.netloc,
+            "URL_STYLE": "path",
+            "USE_SSL": str(address.scheme == "https").lower(),
+        }
+    listed = ", ".join(f"{name} {_literal(value)}" for name, value in options.items())
+    return f"CREATE SECRET lake_s3 (TYPE s3, {listed})"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _check_listening(what: str, url: str) -> None:
+    """
+    :raises QueryError: nothing answers there
+    """
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise QueryError(
+            f"{what} does not answer at {url}: {error}",
+            hint="`topicberg status` shows what runs, `topicberg up` starts it",
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    """The first line that says something, without a stack trace."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1]}"
+    return lines[0]
+
+
+def _redacted(text: str, endpoints: Endpoints) -> str:
+    secrets = [value for _, value in endpoints if isinstance(value, SecretStr)]
+    for secret in [*secrets, endpoints.snowflake.password]:
+        if secret.get_secret_value():
+            text = text.replace(secret.get_secret_value(), "****")
+    return text

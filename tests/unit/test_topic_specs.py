@@ -1,0 +1,416 @@
+"""Right specs are read as they are written; a wrong one is refused by file, field and reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from specs import Project, documents, minimal
+
+from topicberg.errors import SpecError
+from topicberg.settings import PROJECT_ROOT
+from topicberg.topics import TopicSpec, check_topics, load_topic, load_topics
+from topicberg.topics.spec import TRANSFORMS, parse_partition_field
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def problems(project: Project) -> list[str]:
+    return [str(problem) for problem in check_topics(project.config)[1]]
+
+
+def reasons(document: dict[str, Any]) -> dict[str, str]:
+    """Field → reason, of a spec in a project of its own."""
+    with TemporaryDirectory() as folder:
+        project = Project(Path(folder))
+        project.topic(document)
+        return {p.field: p.reason for p in check_topics(project.config)[1]}
+
+
+# --- right specs ---
+
+
+def test_the_projects_own_specs() -> None:
+    specs = {spec.name: spec for spec in load_topics()}
+    trades = specs["stock_trades"]
+    assert trades.table_identifier() == ("lkc-local", "stock_trades")
+    assert list(trades.columns())[:3] == ["key", "side", "quantity"]
+    assert trades.cleanup_policy == "delete"
+
+
+@given(documents)
+def test_right_specs_round_trip(document: dict[str, Any]) -> None:
+    with TemporaryDirectory() as folder:
+        project = Project(Path(folder))
+        project.topic(document)
+        assert problems(project) == []
+        spec = load_topic(document["name"], project.config)
+        again = yaml.safe_load(yaml.safe_dump(spec.model_dump(mode="json", by_alias=True)))
+        assert TopicSpec.model_validate(again) == spec
+        project.topic(again)
+        assert load_topics(project.config) == [spec]
+
+
+@given(documents)
+def test_names_fit_every_catalog(document: dict[str, Any]) -> None:
+    spec = TopicSpec.model_validate(document)
+    assert spec.glue_name == spec.glue_name.lower()
+    assert spec.asset_name.isidentifier()
+    assert spec.snowflake_name.isidentifier()
+    assert spec.snowflake_name == spec.snowflake_name.upper()
+
+
+def test_names_of_a_topic_with_dots() -> None:
+    spec = TopicSpec.model_validate(minimal(name="Airline.sun-set"))
+    assert spec.table_identifier()[1] == "Airline.sun-set"
+    assert spec.glue_name == "airline.sun-set"
+    assert spec.snowflake_name == "AIRLINE_SUN_SET"
+    assert spec.asset_name == "Airline_sun_set"
+
+
+def test_portable_metadata_columns(project: Project) -> None:
+    project.topic(minimal(tableflow={"metadata_column_naming_scheme": "PORTABLE"}))
+    spec = load_topic("trades", project.config)
+    assert spec.event_time == "cflt_metadata_timestamp"
+    assert "cflt_metadata_leader_epoch" in spec.columns(project.config)
+    assert "$$offset" not in spec.columns(project.config)
+
+
+def test_key_schema_makes_columns_and_value_fields_win(project: Project) -> None:
+    project.schema(
+        "key.avsc",
+        '{"type": "record", "name": "Key", "fields": ['
+        '{"name": "id", "type": "long"}, {"name": "side", "type": "int"}]}',
+    )
+    project.topic(minimal(key={"format": "avro", "file": "key.avsc"}, write_mode="upsert"))
+    spec = load_topic("trades", project.config)
+    columns = spec.columns(project.config)
+    assert (columns["id"], columns["side"]) == ("long", "string")
+    assert "key" not in columns
+    assert spec.cleanup_policy == "compact"
+
+
+@pytest.mark.parametrize("text", ["side", "hour($$timestamp)", "bucket[16](key)", "truncate[2](a)"])
+def test_partition_fields_print_as_they_are_written(text: str) -> None:
+    assert str(parse_partition_field(text)) == text
+
+
+@given(st.text(max_size=20) | st.sampled_from(TRANSFORMS).map(lambda name: f"{name}[0](a)"))
+def test_partition_fields_are_parsed_or_refused(text: str) -> None:
+    try:
+        field = parse_partition_field(text)
+    except ValueError:
+        return
+    assert parse_partition_field(str(field)) == field
+
+
+def test_import_stays_light() -> None:
+    """The Dagster code location imports it: none of the clients may come with it."""
+    heavy = (
+        "confluent_kafka|pyspark|pyiceberg|duckdb|fastavro|avro|boto3|snowflake.connector|dagster"
+    )
+    code = (
+        "import sys, topicberg.topics as t; t.check_topics;"
+        f"print([m for m in sys.modules if m in '{heavy}'.split('|')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- wrong specs ---
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"name": "a b"}, "name", "letters, digits"),
+    ({"name": "9lives"}, "name", "beginning with a letter"),
+    ({"name": "__consumer_offsets"}, "name", "Kafka's own"),
+    ({"name": "x" * 250}, "name", "249"),
+    ({"name": "émile"}, "name", "letters, digits"),
+    ({"pipeline": "Shop"}, "pipeline", "small letters"),
+    ({"partitions": 0}, "partitions", "greater than or equal to 1"),
+    ({"partitions": True}, "partitions", "integer"),
+    ({"partitons": 6}, "partitons", "did you mean partitions?"),
+    ({"write_mode": "merge"}, "write_mode", "'append' or 'upsert', not 'merge'"),
+    ({"key": {"format": "none"}, "write_mode": "upsert"}, "key.format", "needs a key"),
+    ({"key": {"format": "string", "field": "syde"}}, "key.field", "did you mean side?"),
+    ({"key": {"format": "string", "field": "tags"}}, "key.field", "no text form"),
+    ({"key": {"format": "none", "field": "side"}}, "key.field", "format string"),
+    ({"key": {"format": "avro"}}, "key.file", "needs a schema file"),
+    ({"schema": {"format": "avro"}}, "schema.file", "needs a schema file"),
+    ({"schema": {"format": "none"}}, "schema.format", "Tableflow needs a schema"),
+    ({"schema": {"format": "avro", "file": "nope.avsc"}}, "schema.file", "does not exist"),
+    ({"schema": {"format": "avro", "file": "/etc/hosts"}}, "schema.file", "name of a file"),
+    ({"schema": {"format": "avro", "file": "../topics/x"}}, "schema.file", "outside"),
+    ({"schema": {"format": "avro", "file": "."}}, "schema.file", "does not exist"),
+    ({"schema": {"format": "protobuf", "file": "trades.avsc"}}, "schema.file", "not Protobuf"),
+    (
+        {"schema": {"format": "avro", "file": "trades.avsc", "message": "X"}},
+        "schema.message",
+        "protobuf alone",
+    ),
+    ({"event_time": "$$timestmp"}, "event_time", "did you mean $$timestamp?"),
+    ({"event_time": "side"}, "event_time", "is a string, not a time"),
+    (
+        {
+            "event_time": "day",
+            "derived_partitions": {"granularity": "hourly", "start": "2026-01-01"},
+        },
+        "derived_partitions.granularity",
+        "no hours",
+    ),
+    ({"tableflow": {"retention_ms": 86_399_999}}, "tableflow.retention_ms", "86400000"),
+    ({"tableflow": {"retention_ms": 2**63}}, "tableflow.retention_ms", "less than"),
+    ({"tableflow": {"data_retention_ms": 1}}, "tableflow.data_retention_ms", "2592000000"),
+    (
+        {"tableflow": {"commit_interval_seconds": 0}},
+        "tableflow.commit_interval_seconds",
+        "greater than 0",
+    ),
+    (
+        {"tableflow": {"commit_interval_seconds": float("nan")}},
+        "tableflow.commit_interval_seconds",
+        "finite",
+    ),
+    ({"tableflow": {"table_formats": ["DELTA"]}}, "tableflow.table_formats.0", "ICEBERG"),
+    (
+        {"tableflow": {"error_handling": {"mode": "LOG"}}},
+        "tableflow.error_handling.target",
+        "dead-letter",
+    ),
+    (
+        {"tableflow": {"error_handling": {"mode": "LOG", "target": "trades"}}},
+        "tableflow.error_handling.target",
+        "its own",
+    ),
+    (
+        {"tableflow": {"error_handling": {"mode": "SKIP", "target": "dead"}}},
+        "tableflow.error_handling.target",
+        "mode LOG",
+    ),
+    ({"table": {"partitioning": ["hour(sid)"]}}, "table.partitioning", "did you mean side?"),
+    ({"table": {"partitioning": ["hour(day)"]}}, "table.partitioning", "hour of a date"),
+    ({"table": {"partitioning": ["tags"]}}, "table.partitioning", "identity of a list"),
+    ({"table": {"partitioning": ["hours(at)"]}}, "table.partitioning.0", "no transform"),
+    ({"table": {"partitioning": ["bucket(side)"]}}, "table.partitioning.0", "bucket[n](side)"),
+    ({"table": {"partitioning": ["day(at)", "day(at)"]}}, "table.partitioning", "second day"),
+    (
+        {"derived_partitions": {"granularity": "daily", "start": "2999-01-01"}},
+        "derived_partitions.start",
+        "in the future",
+    ),
+    (
+        {"derived_partitions": {"granularity": "daily", "start": "01.01.2026"}},
+        "derived_partitions.start",
+        "date",
+    ),
+    (
+        {
+            "derived_partitions": {
+                "granularity": "daily",
+                "start": "2026-01-01",
+                "timezone": "Europe/Paris",
+            }
+        },
+        "derived_partitions.timezone",
+        "'UTC'",
+    ),
+    ({"generator": {"kind": "stock_trade"}}, "generator.kind", "did you mean stock_trades?"),
+    ({"generator": {"kind": "stock_trades", "rate": -1}}, "generator.rate", "equal to 0"),
+    ({"owners": ["trading"]}, "owners.0", "neither an e-mail address nor"),
+    ({"owners": ["team:"]}, "owners.0", "neither"),
+    (
+        {"freshness": {"warn_minutes": 30, "fail_minutes": 30}},
+        "freshness.fail_minutes",
+        "more than freshness.warn_minutes",
+    ),
+    ({"checks": {"not_null": ["nope"]}}, "checks.not_null", "no column nope"),
+    ({"checks": {"ranges": {"side": {"min": 1}}}}, "checks.ranges.side", "has no range"),
+    ({"checks": {"ranges": {"quantity": {}}}}, "checks.ranges.quantity", "needs min"),
+    (
+        {"checks": {"ranges": {"quantity": {"min": 2, "max": 1}}}},
+        "checks.ranges.quantity",
+        "more than max",
+    ),
+    (
+        {"checks": {"accepted_values": {"side": [False]}}},
+        "checks.accepted_values.side",
+        "quote it",
+    ),
+    (
+        {"checks": {"accepted_values": {"quantity": ["1"]}}},
+        "checks.accepted_values.quantity",
+        "not a int",
+    ),
+    (
+        {"checks": {"accepted_values": {"side": []}}},
+        "checks.accepted_values.side",
+        "at least 1 item",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "reason"), WRONG, ids=[w[1] + ":" + w[2] for w in WRONG]
+)
+def test_wrong_field(fields: dict[str, Any], field: str, reason: str) -> None:
+    found = reasons(minimal(**fields))
+    assert list(found) == [field] or (fields.get("name") and field in found)
+    assert reason in found[field]
+    assert "\n" not in found[field]
+
+
+mutations = st.sampled_from([(fields, field) for fields, field, _ in WRONG if "name" not in fields])
+
+
+@given(documents, mutations)
+def test_mutated_specs_name_the_field(
+    document: dict[str, Any], mutation: tuple[dict[str, Any], str]
+) -> None:
+    fields, field = mutation
+    assert field in reasons({**document, **minimal(**fields)})
+
+
+@given(st.lists(mutations, min_size=2, max_size=5))
+def test_one_mistake_hides_no_other(several: list[tuple[dict[str, Any], str]]) -> None:
+    """Mistakes in different fields of a file are reported together."""
+    by_section = {next(iter(fields)): (fields, field) for fields, field in several}
+    for field in ("schema", "key"):  # without its schemas, a table has no columns to compare with
+        by_section.pop(field, None)
+    broken = minimal()
+    for fields, _ in by_section.values():
+        broken |= fields
+    assert {field for _, field in by_section.values()} <= set(reasons(broken))
+
+
+yaml_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(documents, st.sampled_from(list(TopicSpec.model_json_schema()["properties"])), yaml_values)
+def test_any_value_is_read_or_refused(document: dict[str, Any], field: str, value: Any) -> None:
+    """Whatever stands in a field, there is an answer and no crash."""
+    with TemporaryDirectory() as folder:
+        project = Project(Path(folder))
+        project.topic({**document, field: value}, file=f"{document['name']}.yaml")
+        specs, found = check_topics(project.config)
+        assert bool(specs) != bool(found)
+
+
+# --- files ---
+
+
+def test_all_mistakes_of_all_files_at_once(project: Project) -> None:
+    project.topic(minimal(name="one", partitions=0, owners=["x"]))
+    project.topic(minimal(name="two", event_time="nope"))
+    project.topic(minimal(name="three"))
+    with pytest.raises(SpecError) as raised:
+        load_topics(project.config)
+    lines = raised.value.message.splitlines()[1:]
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["platform/topics/one.yaml", "partitions"],
+        ["platform/topics/one.yaml", "owners.0"],
+        ["platform/topics/two.yaml", "event_time"],
+    ]
+    assert [spec.name for spec in check_topics(project.config)[0]] == ["three"]
+
+
+def test_yaml_errors_have_a_place(project: Project) -> None:
+    project.topic("name: [a,\nb: c", file="a.yaml")
+    project.topic(
+        "name: b\nname: b\npipeline: p\nschema: {format: avro, file: trades.avsc}", "b.yaml"
+    )
+    project.topic("- a", file="c.yaml")
+    project.topic("", file="d.yaml")
+    project.topic("name: \x07", file="e.yaml")
+    project.topic("x: &a [*a]", file="f.yaml")
+    assert (project.config.topics_dir / "g.yaml").write_bytes(b"\xff\xfe\xfd")
+    project.topic("name: h", file="h.yml")
+    found = problems(project)
+    assert found[0].startswith("platform/topics/a.yaml: line 2, column 5: not YAML: ")
+    assert found[1] == (
+        "platform/topics/b.yaml: line 2, column 1: "
+        "name: stands here for the second time (first: line 1)"
+    )
+    files = [line.split(":")[0].rpartition("/")[2] for line in found]
+    assert sorted(set(files)) == [f"{letter}.yaml" for letter in "abcdefg"] + ["h.yml"]
+    assert check_topics(project.config)[0] == []
+
+
+def test_file_name_is_the_topic_name(project: Project) -> None:
+    project.topic(minimal(), file="other.yaml")
+    assert problems(project) == [
+        "platform/topics/other.yaml: name: is trades, so the file must be trades.yaml"
+    ]
+
+
+@pytest.mark.parametrize("name", ["Trades", "TRADES", "trades"])
+def test_topics_whose_tables_would_be_one(project: Project, name: str) -> None:
+    project.topic(minimal())
+    project.topic(minimal(name=name), file=f"z{name}.yaml")
+    assert any("trades.yaml" in line and "name: " in line for line in problems(project)[1:])
+
+
+def test_dots_and_underscores_collide(project: Project) -> None:
+    project.topic(minimal(name="a.b"))
+    project.topic(minimal(name="a_b"))
+    assert problems(project) == [
+        "platform/topics/a_b.yaml: name: "
+        "a_b and a.b of platform/topics/a.b.yaml would be one table in Snowflake"
+    ]
+
+
+def test_schema_file_outside_by_link(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "secret.avsc").write_text("{}")
+    (project.config.schemas_dir / "link.avsc").symlink_to(tmp_path / "secret.avsc")
+    project.topic(minimal(schema={"format": "avro", "file": "link.avsc"}))
+    assert problems(project) == [
+        "platform/topics/trades.yaml: schema.file: 'link.avsc' is outside of schemas/"
+    ]
+
+
+def test_missing_fields_and_unknown_topic(project: Project) -> None:
+    project.topic({"name": "x"})
+    assert problems(project) == [
+        "platform/topics/x.yaml: pipeline: is required",
+        "platform/topics/x.yaml: schema: is required",
+    ]
+    with pytest.raises(SpecError, match="did you mean stock_trades"):
+        load_topic("stock_trade")
+
+
+def test_fields_that_differ_in_case_alone(project: Project) -> None:
+    fields = '[{"name": "Side", "type": "int"}, {"name": "side", "type": "int"}]'
+    project.schema("case.avsc", f'{{"type": "record", "name": "T", "fields": {fields}}}')
+    project.topic(minimal(schema={"format": "avro", "file": "case.avsc"}))
+    assert problems(project) == [
+        "platform/topics/trades.yaml: schema.file: fields Side and side would be one column in Glue"
+    ]
+
+
+def test_owner_rule_is_dagsters() -> None:
+    from dagster._core.definitions.utils import is_valid_owner
+
+    for owner in ("team:a", "team:", "a@b.co", "a@b", "x", "a b@c.de", "team: x", "é@b.co"):
+        assert is_valid_owner(owner) == ("owners.0" not in reasons(minimal(owners=[owner])))
+
+
+def test_command_line() -> None:
+    topicberg = Path(sys.executable).with_name("topicberg")
+    done = subprocess.run([topicberg, "topics", "validate"], capture_output=True, cwd=PROJECT_ROOT)
+    assert done.returncode == 0
+    assert b"stock_trades" in done.stdout
