@@ -178,6 +178,7 @@ def main() -> None:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(threadName)s %(message)s",
     )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every request
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

@@ -1,0 +1,119 @@
+"""A million records while the engine and Spark are killed: every one of them once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
+from topicberg.local import stack as local_stack
+from topicberg.query import run_query
+from topicberg.settings import settings
+from topicberg.tableflow.commit import committed
+from topicberg.tableflow.subjects import wire_prefix
+from topicberg.topics import load_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+RECORDS = int(os.environ.get("TOPICBERG_TEST_RECORDS", 300_000))
+"""The whole million takes two minutes; it is run with TOPICBERG_TEST_RECORDS=1000000."""
+
+
+def kill(name: str) -> None:
+    """SIGKILL a service that runs; wait for it if it is being restarted."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for service in local_stack.status(settings()):
+            if service.name == name and service.running and service.pid:
+                os.kill(service.pid, signal.SIGKILL)
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"{name} does not run")
+
+
+def zigzag(number: int) -> bytes:
+    """Avro's encoding of an int or long."""
+    number, out = number << 1, bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def text(value: str) -> bytes:
+    return zigzag(len(value)) + value.encode()
+
+
+def produce(endpoints: Endpoints, count: int, failures: list[object]) -> None:
+    """An outside producer: the record's number is in ``userid``, so that each can be told."""
+    spec = load_topic("stock_trades")
+    schema = (settings().schemas_dir / "stock_trades.avsc").read_text()
+    registry = endpoints.schema_registry_client()
+    schema_id = registry.register_schema(
+        spec.value_subject, Schema(json.dumps(json.loads(schema)), "AVRO")
+    )
+    head = (
+        wire_prefix(schema_id) + text("BUY") + zigzag(7) + text("ZVV") + zigzag(9) + text("ABC123")
+    )
+    producer = Producer({**endpoints.kafka_config(), "linger.ms": 20, "enable.idempotence": True})
+
+    def delivered(error: object, _message: object) -> None:
+        if error is not None:
+            failures.append(error)
+
+    for number in range(count):
+        value = head + text(f"outside_{number}")
+        while True:
+            try:
+                producer.produce(
+                    "stock_trades", value, str(number % 97).encode(), callback=delivered
+                )
+                break
+            except BufferError:
+                producer.poll(0.2)
+        if number % 5000 == 0:
+            producer.poll(0)
+    assert producer.flush(120) == 0
+
+
+def wait(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(1)
+
+
+def test_kills_lose_nothing_and_double_nothing(stack: Endpoints) -> None:
+    spec, config = load_topic("stock_trades"), settings()
+    kafka.ensure_topic(spec, stack, config)
+    failures: list[object] = []
+    producing = threading.Thread(target=produce, args=(stack, RECORDS, failures))
+    producing.start()
+    for service in ("tableflow", "spark", "spark", "tableflow"):
+        time.sleep(6)
+        kill(service)
+    producing.join()
+    assert failures == []
+    end = kafka.end_offsets(stack, "stock_trades")
+
+    def caught_up() -> bool:
+        table = stack.catalog(config).load_table(spec.table_identifier(config))
+        held = committed(table).offsets
+        return all(held.get(p, 0) >= offset for p, offset in end.items())
+
+    wait(caught_up, 180)
+    outside = (
+        "SELECT count(*), count(DISTINCT userid) FROM stock_trades WHERE userid LIKE 'outside_%'"
+    )
+    assert run_query(outside, "duckdb", stack, config).rows == [(RECORDS, RECORDS)]
+    everything = "SELECT count(*) FROM stock_trades"
+    assert run_query(everything, "duckdb", stack, config).scalar() == sum(end.values())
