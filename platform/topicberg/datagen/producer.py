@@ -166,6 +166,8 @@ class GeneratorRun:
         self, producer: Producer, encode: Encoder, records: Iterator[dict[str, Any]]
     ) -> int:
         """Queue the records; waits while the queue is full. Returns how many were queued."""
+        from confluent_kafka import KafkaException
+
         topic, key_field = self.spec.name, self.spec.key.field
         generation, produced = self._generation, 0
         for record, iteration in zip(records, self._iterations, strict=False):
@@ -185,12 +187,15 @@ class GeneratorRun:
                     producer.poll(0.1)
                     if self._stop.is_set() or self._failure:
                         return produced
+                except KafkaException as error:
+                    self._on_failure(error.args[0], None)
+                    return produced
                 else:
                     break
             produced += 1
         return produced
 
-    def _on_failure(self, error: KafkaError | None, message: Message) -> None:
+    def _on_failure(self, error: KafkaError | None, _: Message | None) -> None:
         if error is not None and self._failure is None:
             self._failure = DeliveryError(
                 f"topic {self.spec.name}: Kafka did not take a record: {error.str()}"

@@ -139,7 +139,11 @@ def start(
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "TOPICBERG_STATE_DIR": str(config.state_dir)},
+            env={
+                **os.environ,
+                "TOPICBERG_STATE_DIR": str(config.state_dir),
+                "TOPICBERG_PROJECT_ROOT": str(config.project_root),
+            },
         )
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:

@@ -1,0 +1,256 @@
+"""Topics are made as their spec says, and generators deliver exactly what they were asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+
+from topicberg import kafka
+from topicberg.datagen import runner
+from topicberg.datagen.producer import DeliveryError, GeneratorRun
+from topicberg.datagen.status import read_status
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings, settings
+from topicberg.topics import TopicSpec, load_topic
+
+pytestmark = pytest.mark.integration
+
+RECORDS = 5_000
+
+
+@pytest.fixture
+def topic(stack: Endpoints) -> Iterator[str]:
+    """A name of its own, deleted in the end."""
+    name = f"trades-{uuid.uuid4().hex[:8]}"
+    yield name
+    stack.kafka_admin().delete_topics([name])[name].exception(30)
+    for subject in stack.schema_registry_client().get_subjects():
+        if subject.startswith(f"{name}-"):
+            stack.schema_registry_client().delete_subject(subject)
+
+
+@pytest.fixture
+def config(tmp_path: Path, topic: str) -> Settings:
+    """The stack's state, with topic specs of its own: one like stock_trades."""
+    own = Settings(project_root=tmp_path, state_dir=settings().state_dir)
+    shutil.copytree(settings().schemas_dir, own.schemas_dir)
+    own.topics_dir.mkdir(parents=True)
+    document = yaml.safe_load((settings().topics_dir / "stock_trades.yaml").read_text())
+    (own.topics_dir / f"{topic}.yaml").write_text(yaml.safe_dump({**document, "name": topic}))
+    return own
+
+
+@pytest.fixture
+def spec(topic: str, config: Settings) -> TopicSpec:
+    return load_topic(topic, config)
+
+
+def changed(spec: TopicSpec, **fields: Any) -> TopicSpec:
+    return TopicSpec.model_validate({**spec.model_dump(by_alias=True), **fields})
+
+
+def read_all(stack: Endpoints, topic: str) -> list[Message]:
+    """Every record of the topic, partition by partition."""
+    ends = kafka.end_offsets(stack, topic)
+    consumer = Consumer(
+        {**stack.kafka_config(), "group.id": topic, "auto.offset.reset": "earliest"}
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
+    messages: list[Message] = []
+    deadline = time.monotonic() + 30
+    while len(messages) < sum(ends.values()) and time.monotonic() < deadline:
+        messages += consumer.consume(10_000, timeout=1)
+    consumer.close()
+    return messages
+
+
+# --- topics ---
+
+
+def test_ensure_topic_is_idempotent(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+    first = kafka.ensure_topic(spec, stack, config)
+    again = kafka.ensure_topic(spec, stack, config)
+    assert (first.created, again.created) == (True, False)
+    assert first.partitions == again.partitions == 6
+    assert first.value_schema_id == again.value_schema_id is not None
+    assert first.key_schema_id is None
+    registry = stack.schema_registry_client()
+    assert registry.get_versions(spec.value_subject) == [1]
+    assert kafka.end_offsets(stack, spec.name) == dict.fromkeys(range(6), 0)
+    assert kafka.beginning_offsets(stack, spec.name) == dict.fromkeys(range(6), 0)
+
+
+def test_partitions_are_added_and_never_taken_away(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
+    kafka.ensure_topic(changed(spec, partitions=2), stack, config)
+    assert kafka.ensure_topic(changed(spec, partitions=3), stack, config).partitions == 3
+    with pytest.raises(kafka.TopicDriftError, match="has 3 partitions, its spec says 1"):
+        kafka.ensure_topic(changed(spec, partitions=1), stack, config)
+    assert len(kafka.end_offsets(stack, spec.name)) == 3
+
+
+def test_upsert_topics_are_compacted_and_keep_their_partitions(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
+    upsert = changed(spec, write_mode="upsert", partitions=2)
+    kafka.ensure_topic(upsert, stack, config)
+    with pytest.raises(kafka.TopicDriftError, match="scatter the keys"):
+        kafka.ensure_topic(changed(upsert, partitions=3), stack, config)
+    with pytest.raises(kafka.TopicDriftError, match=r"cleanup\.policy compact, .* needs delete"):
+        kafka.ensure_topic(changed(spec, partitions=2), stack, config)
+
+
+def test_a_schema_that_is_not_compatible_is_refused(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
+    kafka.ensure_topic(spec, stack, config)
+    path = spec.value_schema_path(config)
+    assert path is not None
+    schema = json.loads(path.read_text())
+    schema["fields"].append({"name": "venue", "type": "string"})
+    path.write_text(json.dumps(schema))
+    with pytest.raises(TopicbergError, match=f"refused the schema of {spec.value_subject}"):
+        kafka.ensure_topic(spec, stack, config)
+    schema["fields"][-1]["default"] = "unknown"
+    path.write_text(json.dumps(schema))
+    kafka.ensure_topic(spec, stack, config)
+    assert stack.schema_registry_client().get_versions(spec.value_subject) == [1, 2]
+
+
+def test_key_schemas_are_registered(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+    path = config.schemas_dir / "key.avsc"
+    fields = [{"name": "symbol", "type": "string"}]
+    path.write_text(json.dumps({"type": "record", "name": "Key", "fields": fields}))
+    keyed = changed(spec, key={"format": "avro", "file": "key.avsc"}, generator=None)
+    assert kafka.ensure_topic(keyed, stack, config).key_schema_id is not None
+    assert stack.schema_registry_client().get_versions(spec.key_subject) == [1]
+
+
+def test_unknown_topics_and_silent_services(stack: Endpoints, spec: TopicSpec) -> None:
+    for ask in (kafka.end_offsets, kafka.beginning_offsets, kafka.topic_id):
+        with pytest.raises(kafka.NoSuchTopicError, match="does not exist"):
+            ask(stack, "no-such-topic")
+    no_registry = stack.model_copy(update={"schema_registry": "http://127.0.0.1:9/x"})
+    with pytest.raises(TopicbergError, match="registry does not answer"):
+        kafka.ensure_topic(changed(spec, partitions=1), no_registry, settings())
+
+
+def test_a_silent_broker(
+    stack: Endpoints, spec: TopicSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 2.0)
+    nowhere = stack.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
+    with pytest.raises(TopicbergError, match=r"Kafka at 127\.0\.0\.1:9 does not answer"):
+        kafka.ensure_topic(spec, nowhere)
+
+
+# --- generators ---
+
+
+def test_exactly_the_count_in_datagens_form(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
+    run = GeneratorRun(spec, stack, config, rate=0, count=RECORDS, seed=3, first_iteration=10)
+    assert run.run(lambda sent: None) == RECORDS
+    messages = read_all(stack, spec.name)
+    assert len(messages) == RECORDS
+    assert sum(kafka.end_offsets(stack, spec.name).values()) == RECORDS
+    deserialize = AvroDeserializer(stack.schema_registry_client())
+    iterations = set()
+    partition_of: dict[bytes, set[int]] = {}
+    for message in messages:
+        trade = deserialize(message.value(), None)  # type: ignore[call-arg]
+        assert message.key() == trade["symbol"].encode()
+        assert 1 <= trade["quantity"] <= 5000
+        assert 5 <= trade["price"] <= 1000
+        headers = dict(message.headers() or [])
+        assert headers["task.generation"] == headers["task.id"] == b"0"
+        iterations.add(int(headers["current.iteration"] or b"-1"))
+        partition_of.setdefault(message.key() or b"", set()).add(message.partition() or 0)
+    assert iterations == set(range(10, 10 + RECORDS))
+    assert len(partition_of) == 7
+    assert all(len(partitions) == 1 for partitions in partition_of.values())
+
+
+def test_the_rate_is_kept(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+    run = GeneratorRun(spec, stack, config, rate=500, count=1000, seed=3)
+    times: list[float] = []
+    run.run(lambda sent: times.append(time.monotonic()))
+    assert 1.6 < times[-1] - times[0] < 4
+
+
+def test_a_record_that_kafka_does_not_take_is_an_error(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
+    kafka.ensure_topic(spec, stack, config)
+    resource = ConfigResource(ResourceType.TOPIC, spec.name)
+    entry = ConfigEntry("max.message.bytes", "20", incremental_operation=AlterConfigOpType.SET)
+    resource.add_incremental_config(entry)
+    stack.kafka_admin().incremental_alter_configs([resource])[resource].result(30)
+    run = GeneratorRun(spec, stack, config, rate=0, count=100, seed=3)
+    with pytest.raises(DeliveryError, match="did not take a record"):
+        run.run(lambda sent: None)
+
+
+def test_background_generator(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+    """Started, refused a second time, stopped; started again, killed; started again, finished."""
+    first = runner.start(config, spec.name, rate=200)
+    assert first.state == "running"
+    with pytest.raises(runner.DatagenError, match=f"running already .pid {first.pid}"):
+        runner.start(config, spec.name)
+    with pytest.raises(runner.DatagenError, match="running already"):
+        runner.run_here(config, spec.name)
+    time.sleep(1)
+    stopped = runner.stop(config, spec.name)
+    assert stopped.state == "stopped"
+    assert stopped.sent == sum(kafka.end_offsets(stack, spec.name).values()) > 0
+    with pytest.raises(runner.DatagenError, match="the last one stopped"):
+        runner.stop(config, spec.name)
+
+    second = runner.start(config, spec.name, rate=10)
+    assert (second.generation, second.first_iteration) == (1, stopped.sent)
+    psutil.Process(second.pid).kill()
+    deadline = time.monotonic() + 10
+    while (status := read_status(config, spec.name)) and status.state != "killed":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+    third = runner.start(config, spec.name, rate=0, count=2000)
+    deadline = time.monotonic() + 30
+    while (status := read_status(config, spec.name)) and status.state == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert status is not None
+    assert (third.generation, status.state, status.sent) == (2, "finished", 2000)
+    assert "finished after 2000 records" in runner.log_file(config, spec.name).read_text()
+    bodies = {message.value() for message in read_all(stack, spec.name)}
+    assert len(bodies) > 0.9 * sum(kafka.end_offsets(stack, spec.name).values())
+
+
+def test_stop_all(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+    runner.start(config, spec.name, rate=10)
+    assert [status.topic for status in runner.stop_all(config)] == [spec.name]
+    assert runner.stop_all(config) == []
+
+
+def test_a_start_that_fails_says_why(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+    kafka.ensure_topic(changed(spec, partitions=7), stack, config)
+    with pytest.raises(runner.DatagenError, match="has 7 partitions, its spec says 6"):
+        runner.start(config, spec.name)
+    status = read_status(config, spec.name)
+    assert status is not None
+    assert status.state == "failed"

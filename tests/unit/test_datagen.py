@@ -1,0 +1,185 @@
+"""Records of the kinds, their encoding, the pace, and what is known of a generator that is gone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import time
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+from fastavro import schemaless_reader
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topicberg.datagen import kind_names, kinds, record_generator
+from topicberg.datagen.kinds.stock_trades import ACCOUNTS, PRICE, QUANTITY, SIDES, SYMBOLS, USERS
+from topicberg.datagen.pace import Pace
+from topicberg.datagen.producer import avro_encoder, random_of
+from topicberg.datagen.runner import stop
+from topicberg.datagen.status import DatagenStatus, read_status, status_file, write_status
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings, settings
+from topicberg.topics import load_topic
+
+SCHEMA = (settings().schemas_dir / "stock_trades.avsc").read_text()
+
+
+def test_kinds_are_modules() -> None:
+    assert "stock_trades" in kind_names()
+    with pytest.raises(TopicbergError, match="no generator kind 'nope'"):
+        record_generator("nope")
+    assert kinds.__name__ == "topicberg.datagen.kinds"
+
+
+@given(st.integers(0, 2**64))
+def test_stock_trades_have_datagens_values(seed: int) -> None:
+    for trade in islice(record_generator("stock_trades")(Random(seed)), 200):
+        assert list(trade) == ["side", "quantity", "symbol", "price", "account", "userid"]
+        assert trade["side"] in SIDES
+        assert QUANTITY[0] <= trade["quantity"] < QUANTITY[1]
+        assert trade["symbol"] in SYMBOLS
+        assert PRICE[0] <= trade["price"] < PRICE[1]
+        assert trade["account"] in ACCOUNTS
+        assert trade["userid"] in USERS
+
+
+def test_values_are_spread_evenly() -> None:
+    trades = list(islice(record_generator("stock_trades")(Random(1)), 20_000))
+    for field, values in (("symbol", SYMBOLS), ("side", SIDES), ("userid", USERS)):
+        counts = [sum(trade[field] == value for trade in trades) for value in values]
+        assert min(counts) > 0.85 * len(trades) / len(values)
+    assert {trade["quantity"] for trade in trades} >= {1, 4999}
+    assert {trade["price"] for trade in trades} == set(range(*PRICE))
+
+
+def test_checks_of_the_spec_accept_what_the_generator_makes() -> None:
+    checks = load_topic("stock_trades").checks
+    for trade in islice(record_generator("stock_trades")(Random(7)), 5_000):
+        for column, values in checks.accepted_values.items():
+            assert trade[column] in values
+        for column, bounds in checks.ranges.items():
+            assert (bounds.min or 0) <= trade[column] <= (bounds.max or 0)
+
+
+def test_the_seed_and_the_run_decide_the_records() -> None:
+    def first(seed: int, generation: int) -> list[dict[str, object]]:
+        return list(islice(record_generator("stock_trades")(random_of(seed, generation)), 50))
+
+    assert first(1, 0) == first(1, 0)
+    assert first(1, 0) != first(2, 0)
+    assert first(1, 0) != first(1, 1), "a generator that is started again must not repeat itself"
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**32))
+def test_wire_format(schema_id: int, seed: int) -> None:
+    encode = avro_encoder(SCHEMA, schema_id)
+    trade = next(record_generator("stock_trades")(Random(seed)))
+    data = encode(trade)
+    assert struct.unpack(">bI", data[:5]) == (0, schema_id)
+    assert schemaless_reader(io.BytesIO(data[5:]), json.loads(SCHEMA), None) == trade
+
+
+def test_a_record_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(TopicbergError, match="does not fit its schema"):
+        avro_encoder(SCHEMA, 1)({"side": "BUY"})
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(st.floats(0.01, 200_000), st.lists(st.floats(0.0, 0.09), max_size=200))
+def test_the_pace_is_kept_without_bursts(rate: float, waits: list[float]) -> None:
+    clock = Clock()
+    pace = Pace(rate, clock)
+    sent = 0
+    for wait in waits:
+        clock.now += wait
+        due = pace.allowed()
+        assert due <= max(1, rate * 0.1)
+        sent += due
+        assert sent <= clock.now * rate + 1e-6
+    assert sent >= clock.now * rate - 1 - 1e-6 * rate
+
+
+def test_a_stall_is_not_followed_by_a_burst() -> None:
+    clock = Clock()
+    pace = Pace(1000, clock)
+    clock.now = 60.0
+    assert pace.allowed() == 100
+    assert pace.allowed() == 0
+
+
+def test_no_limit() -> None:
+    pace = Pace(0)
+    assert pace.allowed() > 0
+    assert pace.pause() == 0
+
+
+# --- status ---
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Settings:
+    return Settings(state_dir=tmp_path)
+
+
+def running(pid: int, started: float) -> DatagenStatus:
+    return DatagenStatus(
+        topic="stock_trades",
+        kind="stock_trades",
+        rate=10,
+        count=None,
+        seed=1,
+        generation=0,
+        first_iteration=0,
+        state="running",
+        pid=pid,
+        pid_started=started,
+        started_at=time.time(),
+        updated_at=time.time(),
+    )
+
+
+def test_a_dead_generator_was_killed(config: Settings) -> None:
+    assert read_status(config, "stock_trades") is None
+    write_status(config, running(2**22 + 1, 0.0))
+    status = read_status(config, "stock_trades")
+    assert status is not None
+    assert status.state == "killed"
+
+
+def test_a_pid_that_is_another_process_now_is_left_alone(config: Settings) -> None:
+    """After a reboot the pid of the file may be anybody's: here it is this test's."""
+    write_status(config, running(os.getpid(), psutil.Process().create_time() - 1000))
+    status = read_status(config, "stock_trades")
+    assert status is not None
+    assert status.state == "killed"
+    with pytest.raises(TopicbergError, match="no generator of stock_trades is running"):
+        stop(config, "stock_trades")
+
+
+def test_a_living_one_is_running(config: Settings) -> None:
+    write_status(config, running(os.getpid(), psutil.Process().create_time()))
+    status = read_status(config, "stock_trades")
+    assert status is not None
+    assert status.state == "running"
+
+
+def test_a_damaged_file_is_named(config: Settings) -> None:
+    path = status_file(config, "stock_trades")
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(TopicbergError, match=r"stock_trades\.json is damaged"):
+        read_status(config, "stock_trades")
