@@ -1,0 +1,79 @@
+"""``python -m topicberg.local.snowflake --host 127.0.0.1 --port P --state-dir D``.
+
+From the environment: ``TOPICBERG_SNOWFLAKE_USER`` and ``…_PASSWORD`` (who may log in),
+``TOPICBERG_S3_ENDPOINT`` and ``TOPICBERG_AWS_ENDPOINT`` (URLs of the object store and of Glue),
+``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_REGION``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from topicberg.errors import StackError
+
+_NEEDED = (
+    "TOPICBERG_SNOWFLAKE_USER",
+    "TOPICBERG_SNOWFLAKE_PASSWORD",
+    "TOPICBERG_S3_ENDPOINT",
+    "TOPICBERG_AWS_ENDPOINT",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+)
+
+
+def serve(host: str, port: int, folder: Path) -> None:
+    """Serve until SIGTERM.
+
+    :raises StackError: something is missing in the environment, or the state is damaged
+    """
+    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    if missing:
+        raise StackError(f"not set in the environment: {', '.join(missing)}")
+
+    import uvicorn
+
+    from topicberg.local.snowflake.account import Account
+    from topicberg.local.snowflake.logins import Logins
+    from topicberg.local.snowflake.refresher import Refresher
+    from topicberg.local.snowflake.server import Server
+    from topicberg.local.snowflake.tables import restore
+
+    account = Account(folder)
+    restore(account)
+    logins = Logins(
+        account,
+        os.environ["TOPICBERG_SNOWFLAKE_USER"],
+        os.environ["TOPICBERG_SNOWFLAKE_PASSWORD"],
+    )
+    refresher = Refresher(account)
+    refresher.start()
+    uvicorn.run(
+        Server(account, logins).application(),
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=3,
+    )
+    refresher.stop()
+    account.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="topicberg.local.snowflake", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--state-dir", type=Path, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        serve(arguments.host, arguments.port, arguments.state_dir)
+    except StackError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Which statements the stand-in answers itself, and by which function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topicberg.local.snowflake import databases, integrations, table_views, tables, volumes
+from topicberg.local.snowflake.account import Account, Context
+from topicberg.local.snowflake.errors import unsupported
+from topicberg.local.snowflake.grammar import Kind, Statement, parse_object_statement
+from topicberg.local.snowflake.results import Rows
+from topicberg.local.snowflake.storage_grammar import CATALOG_INTEGRATION, EXTERNAL_VOLUME
+from topicberg.local.snowflake.table_grammar import ICEBERG_TABLE
+from topicberg.local.snowflake.tokens import Name, Stream
+
+Command = Callable[[Account, Context, Statement], Rows]
+
+KINDS: tuple[Kind, ...] = (
+    EXTERNAL_VOLUME,
+    CATALOG_INTEGRATION,
+    ICEBERG_TABLE,
+    databases.DATABASE_KIND,
+    databases.SCHEMA_KIND,
+)
+
+COMMANDS: dict[tuple[str, str], Command] = {
+    ("CREATE", "EXTERNAL VOLUME"): volumes.create_volume,
+    ("ALTER", "EXTERNAL VOLUME"): volumes.alter_volume,
+    ("DROP", "EXTERNAL VOLUME"): volumes.drop_volume,
+    ("SHOW", "EXTERNAL VOLUME"): volumes.show_volumes,
+    ("DESCRIBE", "EXTERNAL VOLUME"): volumes.describe_volume,
+    ("CREATE", "CATALOG INTEGRATION"): integrations.create_integration,
+    ("ALTER", "CATALOG INTEGRATION"): integrations.alter_integration,
+    ("DROP", "CATALOG INTEGRATION"): integrations.drop_integration,
+    ("SHOW", "CATALOG INTEGRATION"): integrations.show_integrations,
+    ("DESCRIBE", "CATALOG INTEGRATION"): integrations.describe_integration,
+    ("CREATE", "ICEBERG TABLE"): tables.create_table,
+    ("ALTER", "ICEBERG TABLE"): tables.alter_table,
+    ("DROP", "ICEBERG TABLE"): tables.drop_table,
+    ("SHOW", "ICEBERG TABLE"): table_views.show_tables,
+    ("DESCRIBE", "ICEBERG TABLE"): table_views.describe_table,
+    ("CREATE", "DATABASE"): databases.create_database,
+    ("DROP", "DATABASE"): databases.drop_database,
+    ("SHOW", "DATABASE"): databases.show_databases,
+    ("CREATE", "SCHEMA"): databases.create_schema,
+    ("DROP", "SCHEMA"): databases.drop_schema,
+}
+
+SYSTEM_FUNCTIONS: dict[str, Callable[[Account, Context, Name], str]] = {
+    "SYSTEM$VERIFY_EXTERNAL_VOLUME": lambda account, _, name: volumes.verify_volume(account, name),
+    "SYSTEM$GET_ICEBERG_TABLE_INFORMATION": table_views.table_information,
+    "SYSTEM$AUTO_REFRESH_STATUS": table_views.auto_refresh_information,
+}
+
+
+def parse(sql: str) -> Statement | None:
+    """A statement that is ours, or None.
+
+    :raises ProgrammingError: it is ours and wrong
+    """
+    statement = parse_object_statement(Stream(sql), KINDS)
+    if statement is not None and (statement.verb, statement.kind) not in COMMANDS:
+        return None
+    return statement
+
+
+def run(account: Account, context: Context, statement: Statement) -> Rows:
+    return COMMANDS[statement.verb, statement.kind](account, context, statement)
+
+
+def call_system_function(account: Account, context: Context, sql: str) -> tuple[str, str] | None:
+    """``SELECT SYSTEM$…('name')``: the column's name and the answer; None for other statements.
+
+    :raises ProgrammingError: the function fails, or the stand-in has no such function
+    """
+    stream = Stream(sql)
+    if not stream.take("SELECT") or not stream.peek().value.startswith("SYSTEM$"):
+        return None
+    function = stream.word()
+    if function not in SYSTEM_FUNCTIONS:
+        raise unsupported(f"the function {function}")
+    start = stream.peek(-1).start
+    stream.expect("(")
+    inner = Stream(stream.string())
+    name = inner.name(3)
+    inner.end()
+    stream.expect(")")
+    end = stream.peek(-1).start + 1
+    column = sql[start:end].upper()
+    if stream.take("AS") or stream.peek().kind in ("word", "quoted"):
+        column = stream.identifier()
+    stream.end()
+    return column, SYSTEM_FUNCTIONS[function](account, context, name)

@@ -1,0 +1,179 @@
+"""Databases and schemas: files of DuckDB, each with the options that the stand-in honours.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-database and
+https://docs.snowflake.com/en/sql-reference/sql/create-schema
+"""
+
+from __future__ import annotations
+
+import re
+
+from topicberg.local.snowflake.account import (
+    DATABASE,
+    INTEGRATION,
+    TABLE,
+    VOLUME,
+    Account,
+    Context,
+    chosen,
+)
+from topicberg.local.snowflake.errors import already_exists, does_not_exist, no_current, unsupported
+from topicberg.local.snowflake.grammar import Kind, Statement
+from topicberg.local.snowflake.options import Spec, integer, reference, text
+from topicberg.local.snowflake.results import Rows
+from topicberg.local.snowflake.store import Stored
+from topicberg.local.snowflake.tokens import Name, Stream, display
+
+_PLAIN = re.compile(r"[A-Z_][A-Z0-9_]*")
+_RESERVED = {"SYSTEM", "TEMP", "MEMORY", "_FS_GLOBAL", "MAIN"}
+_DATABASE = Spec(
+    "DATABASE",
+    {
+        "EXTERNAL_VOLUME": reference,
+        "CATALOG": reference,
+        "DATA_RETENTION_TIME_IN_DAYS": integer,
+        "COMMENT": text,
+    },
+)
+_SCHEMA = Spec("SCHEMA", {"DATA_RETENTION_TIME_IN_DAYS": integer, "COMMENT": text})
+
+
+def _create_database(stream: Stream, statement: Statement) -> None:
+    if stream.at("LINKED_CATALOG"):
+        raise unsupported("CREATE DATABASE … LINKED_CATALOG")
+    if stream.at("CLONE") or stream.at("FROM") or stream.at("AS"):
+        raise unsupported(f"CREATE DATABASE … {stream.peek().value}")
+    statement.properties = _DATABASE.read(stream)
+
+
+def _create_schema(stream: Stream, statement: Statement) -> None:
+    if stream.at("CLONE"):
+        raise unsupported("CREATE SCHEMA … CLONE")
+    if stream.take("WITH"):
+        stream.expect("MANAGED")
+        raise unsupported("CREATE SCHEMA … WITH MANAGED ACCESS")
+    statement.properties = _SCHEMA.read(stream)
+
+
+DATABASE_KIND = Kind("DATABASE", create=_create_database, plural="DATABASES", in_account=False)
+SCHEMA_KIND = Kind("SCHEMA", parts=2, create=_create_schema, plural="SCHEMAS", in_account=False)
+
+
+def create_database(account: Account, context: Context, statement: Statement) -> Rows:
+    """CREATE DATABASE makes the schema PUBLIC too, and both become the session's."""
+    (name,) = statement.name
+    for option, kind in (("EXTERNAL_VOLUME", VOLUME), ("CATALOG", INTEGRATION)):
+        if option in statement.properties:
+            account.require(kind, (statement.properties[option],))
+    if not _PLAIN.fullmatch(name) or name in _RESERVED:
+        raise unsupported(f"a database of the name {display(statement.name)}")
+    with account.store.lock:
+        if name in account.engine.databases():
+            if statement.if_not_exists:
+                return Rows.status(f"{name} already exists, statement succeeded.")
+            if not statement.or_replace:
+                raise already_exists(name)
+            _drop_database(account, name)
+        account.engine.attach(name)
+        account.engine.cursor().execute(f"CREATE SCHEMA IF NOT EXISTS {name}.PUBLIC")
+        account.store.put(Stored(DATABASE, (name,), statement.properties))
+    context.database, context.schema = name, "PUBLIC"
+    return Rows.status(f"Database {name} successfully created.")
+
+
+def _drop_database(account: Account, name: str) -> None:
+    inside = account.store.all(TABLE, lambda table: table.name[0] == name)
+    for table in inside:
+        account.engine.hide_iceberg_table(table.name)
+    account.store.delete(TABLE, [table.name for table in inside])
+    account.store.delete(DATABASE, [(name,)])
+    account.engine.detach(name)
+
+
+def drop_database(account: Account, context: Context, statement: Statement) -> Rows:
+    (name,) = statement.name
+    with account.store.lock:
+        if name not in account.engine.databases():
+            if statement.if_exists:
+                return Rows.status("Drop statement executed successfully.")
+            raise does_not_exist("Database", display(statement.name))
+        _drop_database(account, name)
+    if context.database == name:
+        context.database = context.schema = None
+    return Rows.status(f"{name} successfully dropped.")
+
+
+def _schema_name(statement: Statement, context: Context, command: str) -> tuple[str, str]:
+    if len(statement.name) == 2:
+        return statement.name[0], statement.name[1]
+    if context.database is None:
+        raise no_current("database", command)
+    return context.database, statement.name[0]
+
+
+def create_schema(account: Account, context: Context, statement: Statement) -> Rows:
+    database, schema = _schema_name(statement, context, "CREATE SCHEMA")
+    with account.store.lock:
+        if database not in account.engine.databases():
+            raise does_not_exist("Database", display((database,)))
+        if account.engine.has_schema(database, schema):
+            if statement.if_not_exists:
+                return Rows.status(f"{schema} already exists, statement succeeded.")
+            if not statement.or_replace:
+                raise already_exists(display((database, schema)))
+            _drop_schema(account, database, schema)
+        account.engine.cursor().execute(f"CREATE SCHEMA {_sql((database, schema))}")
+    context.database, context.schema = database, schema
+    return Rows.status(f"Schema {schema} successfully created.")
+
+
+def _drop_schema(account: Account, database: str, schema: str) -> None:
+    inside = account.store.all(TABLE, lambda table: table.name[:2] == (database, schema))
+    for table in inside:
+        account.engine.hide_iceberg_table(table.name)
+    account.store.delete(TABLE, [table.name for table in inside])
+    account.engine.cursor().execute(f"DROP SCHEMA {_sql((database, schema))} CASCADE")
+
+
+def drop_schema(account: Account, context: Context, statement: Statement) -> Rows:
+    database, schema = _schema_name(statement, context, "DROP SCHEMA")
+    with account.store.lock:
+        if not account.engine.has_schema(database, schema):
+            if statement.if_exists:
+                return Rows.status("Drop statement executed successfully.")
+            raise does_not_exist("Schema", display((database, schema)))
+        _drop_schema(account, database, schema)
+    if (context.database, context.schema) == (database, schema):
+        context.schema = None
+    return Rows.status(f"{schema} successfully dropped.")
+
+
+def _sql(name: Name) -> str:
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name)
+
+
+def show_databases(account: Account, context: Context, statement: Statement) -> Rows:
+    stored = {found.name: found for found in account.store.all(DATABASE)}
+    found = [
+        stored.get((name,)) or Stored(DATABASE, (name,), created=0.0)
+        for name in account.engine.databases()
+    ]
+    names = ("created_on", "name", "is_default", "is_current", "origin", "owner", "comment")
+    rest = ("options", "retention_time", "kind", "owner_role_type")
+    rows = [
+        (
+            one.created,
+            one.name[0],
+            "N",
+            "Y" if one.name[0] == context.database else "N",
+            "",
+            "ACCOUNTADMIN",
+            one.properties.get("COMMENT", ""),
+            "",
+            one.properties.get("DATA_RETENTION_TIME_IN_DAYS", 1),
+            "STANDARD",
+            "ROLE",
+        )
+        for one in chosen(statement, found)
+    ]
+    return Rows.of((*names, *rest), rows, times=("created_on",))

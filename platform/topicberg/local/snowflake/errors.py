@@ -1,0 +1,107 @@
+"""Errors as Snowflake answers them: number, SQLSTATE and wording.
+
+Numbers and texts are those that Snowflake's own clients and their live tests show; where none is
+public the nearest documented one is used. Raised as the connector's ``ProgrammingError``, whose
+fields the server puts on the wire.
+"""
+
+from __future__ import annotations
+
+from snowflake.connector.errors import ProgrammingError
+
+PREFIX = "SQL compilation error:"
+
+
+def _error(number: int, state: str, message: str) -> ProgrammingError:
+    return ProgrammingError(msg=message, errno=number, sqlstate=state)
+
+
+def syntax_error(line: int, position: int, found: str) -> ProgrammingError:
+    return _error(
+        1003,
+        "42000",
+        f"{PREFIX}\nsyntax error line {line} at position {position} unexpected '{found}'.",
+    )
+
+
+def invalid_property(name: str, kind: str) -> ProgrammingError:
+    return _error(1420, "22023", f"{PREFIX}\ninvalid property '{name}' for '{kind}'")
+
+
+def invalid_value(value: str, name: str) -> ProgrammingError:
+    return _error(1422, "22023", f"{PREFIX}\ninvalid value '{value}' for property '{name}'")
+
+
+def duplicate_property(name: str) -> ProgrammingError:
+    return _error(1424, "42601", f"{PREFIX}\nduplicate property '{name}'")
+
+
+def missing_options(names: list[str]) -> ProgrammingError:
+    return _error(2029, "42601", f"{PREFIX}\nMissing option(s): {', '.join(names)}")
+
+
+def invalid_option(names: list[str]) -> ProgrammingError:
+    return _error(2028, "42601", f"{PREFIX}\nInvalid option(s): {', '.join(names)}")
+
+
+def incompatible(one: str, other: str) -> ProgrammingError:
+    return _error(1004, "0A000", f"{PREFIX}\noptions {one} and {other} are incompatible.")
+
+
+def does_not_exist(kind: str, name: str) -> ProgrammingError:
+    state = "42S02" if kind in ("Object", "Table", "Iceberg table") else "02000"
+    return _error(2003, state, f"{PREFIX}\n{kind} '{name}' does not exist or not authorized.")
+
+
+def already_exists(name: str) -> ProgrammingError:
+    return _error(2002, "42710", f"{PREFIX}\nObject '{name}' already exists.")
+
+
+def in_use(kind: str, name: str, by: list[str]) -> ProgrammingError:
+    return _error(
+        93083,
+        "55000",
+        f"{PREFIX}\n{kind} '{name}' cannot be dropped or replaced because Iceberg table(s) use it: "
+        f"{', '.join(by)}.",
+    )
+
+
+def read_only(table: str) -> ProgrammingError:
+    return _error(
+        91357,
+        "42601",
+        f"SQL Compilation error: Iceberg table {table} with an external catalog integration "
+        "is a read-only table and cannot be modified.",
+    )
+
+
+def invalid_request(message: str) -> ProgrammingError:
+    """A statement that is well formed and still cannot be done."""
+    return _error(91300, "22023", f"{PREFIX}\n{message}")
+
+
+def catalog_failure(message: str) -> ProgrammingError:
+    """The external catalog or the object store did not give what was asked of it."""
+    return _error(4140, "22023", f"SQL execution error: {message}")
+
+
+def invalid_identifier(name: str) -> ProgrammingError:
+    return _error(904, "42000", f"{PREFIX} error line 1 at position 0\ninvalid identifier '{name}'")
+
+
+def execution_failure(message: str) -> ProgrammingError:
+    return _error(603, "XX000", f"SQL execution error: {message}")
+
+
+def no_current(what: str, command: str) -> ProgrammingError:
+    number = 90105 if what == "database" else 90106
+    return _error(
+        number,
+        "22000",
+        f"Cannot perform {command}. This session does not have a current {what}. "
+        f"Call 'USE {what.upper()}', or use a qualified name.",
+    )
+
+
+def unsupported(what: str) -> ProgrammingError:
+    return _error(2, "0A000", f"not supported by the local Snowflake stand-in: {what}")

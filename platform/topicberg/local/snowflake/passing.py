@@ -1,0 +1,139 @@
+"""What may pass to fakesnow and DuckDB, and what their errors are in Snowflake.
+
+fakesnow accepts some statements without doing them (tags, clustering, roles, most properties of a
+table). Here every statement is either known to be done, or refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+
+import duckdb
+import sqlglot
+from snowflake.connector.errors import ProgrammingError
+from sqlglot import exp
+from sqlglot.errors import ParseError, TokenError
+
+from topicberg.local.snowflake.errors import (
+    does_not_exist,
+    execution_failure,
+    invalid_identifier,
+    syntax_error,
+    unsupported,
+)
+from topicberg.local.snowflake.tokens import Name, Stream
+
+_PLAIN = (
+    exp.Query,
+    exp.Insert,
+    exp.Update,
+    exp.Delete,
+    exp.Merge,
+    exp.TruncateTable,
+    exp.Transaction,
+    exp.Commit,
+    exp.Rollback,
+    exp.Set,
+)
+_SHOWN = {
+    "COLUMNS",
+    "IMPORTED KEYS",
+    "OBJECTS",
+    "PRIMARY KEYS",
+    "SEQUENCES",
+    "TABLES",
+    "UNIQUE KEYS",
+    "VIEWS",
+}
+_KINDS = {"TABLE", "VIEW", "SEQUENCE"}
+_PROPERTIES = (exp.TemporaryProperty, exp.TransientProperty, exp.SchemaCommentProperty)
+
+
+def parse(sql: str) -> exp.Expr:
+    """The statement's tree.
+
+    :raises ProgrammingError: a syntax error, or a statement that nobody here can do
+    """
+    try:
+        found = sqlglot.parse(sql, read="snowflake")
+    except (ParseError, TokenError) as error:
+        details = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
+        raise syntax_error(
+            details.get("line") or 1, details.get("col") or 0, details.get("highlight") or "<EOF>"
+        ) from None
+    statements = [one for one in found if one is not None and not isinstance(one, exp.Semicolon)]
+    if len(statements) != 1:
+        raise unsupported("several statements in one request")
+    (tree,) = statements
+    if not _is_done(tree):
+        raise unsupported(_kind(sql))
+    return tree
+
+
+def _is_done(tree: exp.Expr) -> bool:
+    if isinstance(tree, _PLAIN):
+        return True
+    if isinstance(tree, exp.Show):
+        return tree.name.upper() in _SHOWN
+    kind = str(tree.args.get("kind") or "").upper()
+    if isinstance(tree, exp.Describe):
+        return kind in ("TABLE", "VIEW")
+    if isinstance(tree, exp.Create):
+        properties = tree.args.get("properties")
+        given = properties.expressions if properties else []
+        return kind in _KINDS and all(isinstance(one, _PROPERTIES) for one in given)
+    if isinstance(tree, exp.Drop):
+        return kind in _KINDS
+    if isinstance(tree, exp.Alter):
+        columns = (exp.ColumnDef, exp.AlterColumn, exp.AlterRename, exp.RenameColumn, exp.Drop)
+        actions = tree.args.get("actions") or []
+        return kind == "SESSION" or (
+            kind == "TABLE" and all(isinstance(action, columns) for action in actions)
+        )
+    return isinstance(tree, exp.Alias) and tree.this.name.upper() == "UNSET"
+
+
+def _kind(sql: str) -> str:
+    """The words that say what a statement is: its first ones, up to a name or a value."""
+    stream = Stream(sql)
+    words: list[str] = []
+    while stream.peek().kind == "word" and len(words) < 4:
+        words.append(stream.advance().value)
+    return " ".join(words) or "an empty statement"
+
+
+def written_table(tree: exp.Expr) -> Name | None:
+    """The table that a statement changes, as far as it names it; None for a query."""
+    if not isinstance(
+        tree, exp.Insert | exp.Update | exp.Delete | exp.Merge | exp.TruncateTable | exp.Alter
+    ):
+        return None
+    target = tree.expressions[0] if isinstance(tree, exp.TruncateTable) else tree.this
+    table = target.find(exp.Table) if isinstance(target, exp.Expr) else None
+    return table_name(table) if table is not None else None
+
+
+def table_name(table: exp.Table) -> Name:
+    parts = [part for part in (table.args.get("catalog"), table.args.get("db")) if part]
+    return tuple(
+        part.name if part.args.get("quoted") else part.name.upper() for part in (*parts, table.this)
+    )
+
+
+def translate(error: Exception) -> ProgrammingError:
+    """An error of fakesnow or DuckDB as Snowflake's."""
+    cause = error.__cause__ if isinstance(error, ProgrammingError) else error
+    message = str(cause or error).split("\n")[0]
+    if isinstance(cause, duckdb.BinderException) and (
+        match := re.search(r'Referenced column "(.*?)" not found', message)
+    ):
+        return invalid_identifier(match[1])
+    if isinstance(cause, duckdb.CatalogException) and (
+        match := re.search(r"Table with name (.*?) does not exist", message)
+    ):
+        return does_not_exist("Object", match[1])
+    if isinstance(cause, NotImplementedError):
+        return unsupported(message)
+    if isinstance(error, ProgrammingError):
+        return error
+    return execution_failure(f"{type(error).__name__}: {message}")
