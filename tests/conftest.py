@@ -1,0 +1,103 @@
+"""One local stack for all integration tests, and no setting of the developer's own.
+
+``TOPICBERG_TEST_STATE_DIR=<dir>`` keeps a stack between runs: start it with
+``TOPICBERG_STATE_DIR=<dir> topicberg up``, and the tests use it and leave it running.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+import pytest
+
+FOREIGN = ("TOPICBERG_", "AWS_", "SNOWFLAKE_", "SPARK_", "DAGSTER_", "PYICEBERG_", "KAFKA_")
+for _name in list(os.environ):
+    if _name.startswith(FOREIGN) and not _name.startswith("TOPICBERG_TEST_"):
+        del os.environ[_name]
+os.environ |= {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+
+from topicberg.endpoints import Endpoints  # noqa: E402
+from topicberg.local import stack as local_stack  # noqa: E402
+from topicberg.settings import Settings, settings  # noqa: E402
+
+Settings.model_config["env_file"] = None
+RECOVERY_SECONDS = 90.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test touches the checkout's own state."""
+    with _state_dir(tmp_path_factory.mktemp("nothing-runs-here")):
+        yield
+
+
+@pytest.fixture(scope="session")
+def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endpoints]:
+    """Endpoints of a running local stack; :func:`settings` is the stack's."""
+    kept = os.environ.get("TOPICBERG_TEST_STATE_DIR")
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    folder = Path(kept).resolve() if kept else factory.mktemp("stack")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: fixtures are torn down
+    with _state_dir(folder):
+        ours = not any(service.running for service in local_stack.status(settings()))
+        try:
+            yield local_stack.up(settings())
+        finally:
+            if ours:
+                local_stack.down(settings())
+                if not kept and not request.session.testsfailed:
+                    shutil.rmtree(folder)
+
+
+class KillService(Protocol):
+    def __call__(self, name: str, *, wait: bool = True) -> int: ...
+
+
+@pytest.fixture
+def kill_service(stack: Endpoints) -> KillService:
+    """``kill_service(name)``: SIGKILL; by default waits until it serves again.
+
+    Returns the killed pid. A service that is being restarted is waited for first.
+    """
+
+    def kill(name: str, *, wait: bool = True) -> int:
+        pid = _running_pid(name, other_than=None)
+        psutil.Process(pid).kill()
+        if wait:
+            _running_pid(name, other_than=pid)
+            local_stack.up(settings())
+        return pid
+
+    return kill
+
+
+def _running_pid(name: str, other_than: int | None) -> int:
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while time.monotonic() < deadline:
+        for service in local_stack.status(settings()):
+            if service.name == name and service.running and service.pid not in (None, other_than):
+                return service.pid
+        time.sleep(0.3)
+    raise AssertionError(f"{name} does not run after {RECOVERY_SECONDS:.0f} s")
+
+
+@contextmanager
+def _state_dir(path: Path) -> Iterator[None]:
+    """Settings of another state directory, for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOPICBERG_STATE_DIR", str(path))
+        settings.cache_clear()
+        yield
+    settings.cache_clear()
