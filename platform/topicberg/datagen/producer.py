@@ -104,7 +104,7 @@ class GeneratorRun:
         self.sent = 0
         self._endpoints = endpoints
         self._config = config
-        self._pace = Pace(rate)
+        self._rate = rate
         self._count = count
         self._records = record_generator(spec.generator.kind)(random_of(seed, generation))
         self._generation = str(generation).encode()
@@ -131,10 +131,11 @@ class GeneratorRun:
         encode = self._encoder()
         producer = Producer({"log_level": 2, **PRODUCER_CONFIG, **self._endpoints.kafka_config()})
         report(0)
+        pace = Pace(self._rate)
         produced = 0
         reported_at = time.monotonic()
         while not self._stop.is_set() and self._failure is None:
-            due = self._pace.allowed()
+            due = pace.allowed()
             if self._count is not None:
                 due = min(due, self._count - produced)
             produced += self._produce(producer, encode, islice(self._records, due))
@@ -144,7 +145,7 @@ class GeneratorRun:
             if time.monotonic() - reported_at >= REPORT_SECONDS:
                 report(produced - len(producer))
                 reported_at = time.monotonic()
-            self._stop.wait(self._pace.pause())
+            self._stop.wait(pace.pause())
         self.sent = self._flush(producer, produced, report)
         return self.sent
 

@@ -107,7 +107,8 @@ def run_here(
                 run.run(report)
             status.state = "stopped" if run.stopped else "finished"
         except BaseException as error:
-            status.state, status.error = "failed", str(error) or type(error).__name__
+            reason = error.message if isinstance(error, TopicbergError) else str(error)
+            status.state, status.error = "failed", reason or type(error).__name__
             raise
         finally:
             write_status(config, status)
@@ -229,6 +230,7 @@ def _tail(log: Path) -> str:
 def main(arguments: list[str]) -> int:
     """The background process; what it has to say goes to the log and to its status file."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # of the registry's client
     topic, rate, count, seed = arguments
     try:
         status = run_here(
