@@ -188,6 +188,10 @@ def _json_kind(root: dict[str, Any], definition: Any) -> str:
         return "struct"
     if kind := _JSON_TITLES.get(str(definition.get("title"))):
         return kind
+    for combined in ("oneOf", "anyOf"):
+        branches = [b for b in definition.get(combined, ()) if b != {"type": "null"}]
+        if branches:
+            return _json_kind(root, branches[0]) if len(branches) == 1 else "struct"
     types = definition.get("type", "string" if "enum" in definition else "object")
     names = [kind for kind in ([types] if isinstance(types, str) else types) if kind != "null"]
     if names == ["object"] and "properties" not in definition:
