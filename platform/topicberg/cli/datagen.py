@@ -33,8 +33,8 @@ def start(
 ) -> None:
     """Start a generator; rate and seed are the spec's unless given.
 
-    A generator that is started again does not repeat itself: a run's records follow from its seed
-    and from how many runs the topic had before.
+    A generator that is started again does not repeat itself: the records of a
+    run follow from its seed and from the number of runs that were before it.
     """
     from topicberg.datagen import runner
     from topicberg.settings import settings

@@ -51,10 +51,12 @@ def query(
 ) -> None:
     """Ask the tables, by any of the three engines.
 
-    A table's name is enough. Qualified, the table of a topic is "lkc-local".stock_trades (cluster
-    id, topic), a derived one stock_trades.stock_trades_with_totals (pipeline, table); Spark quotes
-    with backticks. Metadata columns are quoted too: "$$offset". In Snowflake, tables are in one
-    schema and have upper-case names.
+    A table's name alone is enough. Its whole name is made of the cluster id
+    and the topic ("lkc-local".stock_trades), or, for derived tables, of the
+    pipeline and the table (stock_trades.stock_trades_with_totals).
+
+    DuckDB and Snowflake quote names with "", Spark with ``: "$$offset".
+    In Snowflake all tables are in one schema, in upper case.
     """
     from topicberg.query import run_query
 
