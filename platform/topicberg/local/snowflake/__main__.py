@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--state-dir", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for noisy in ("botocore", "snowflake.connector", "sqlglot", "fakesnow"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
         serve(arguments.host, arguments.port, arguments.state_dir)
     except StackError as error:

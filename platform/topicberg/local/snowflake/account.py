@@ -22,6 +22,10 @@ VOLUME = "EXTERNAL VOLUME"
 INTEGRATION = "CATALOG INTEGRATION"
 TABLE = "ICEBERG TABLE"
 DATABASE = "DATABASE"
+USER = "USER"
+ROLE = "ROLE"
+WAREHOUSE = "WAREHOUSE"
+GRANT = "GRANT"
 
 IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-stand-in"
 """Who Snowflake is to AWS: the principal of the trust policies of the roles that it assumes."""
@@ -33,6 +37,7 @@ class Context:
 
     user: str
     role: str
+    is_admin: bool
     warehouse: str | None = None
     database: str | None = None
     schema: str | None = None
@@ -51,6 +56,9 @@ class Account:
         self.store = Store(folder / "account.db")
         self.engine = Engine(folder / "databases")
         self.sources = Sources()
+        if self.store.get("ACCOUNT", ()) is None:  # a new account has a warehouse, as in a trial
+            self.store.put(Stored(WAREHOUSE, ("COMPUTE_WH",)))
+            self.store.put(Stored("ACCOUNT", ()))
         self._refreshing: defaultdict[Name, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:

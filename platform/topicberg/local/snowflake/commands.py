@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topicberg.local.snowflake import databases, integrations, table_views, tables, volumes
+from topicberg.local.snowflake import (
+    databases,
+    integrations,
+    relations,
+    roles,
+    table_views,
+    tables,
+    users,
+    volumes,
+)
 from topicberg.local.snowflake.account import Account, Context
 from topicberg.local.snowflake.errors import unsupported
 from topicberg.local.snowflake.grammar import Kind, Statement, parse_object_statement
+from topicberg.local.snowflake.principal_grammar import (
+    ROLE,
+    USER,
+    WAREHOUSE,
+    parse_grant,
+    parse_show_grants,
+    parse_use,
+)
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.storage_grammar import CATALOG_INTEGRATION, EXTERNAL_VOLUME
 from topicberg.local.snowflake.table_grammar import ICEBERG_TABLE
@@ -21,6 +38,12 @@ KINDS: tuple[Kind, ...] = (
     ICEBERG_TABLE,
     databases.DATABASE_KIND,
     databases.SCHEMA_KIND,
+    USER,
+    ROLE,
+    WAREHOUSE,
+    relations.TABLES,
+    relations.VIEWS,
+    relations.OBJECTS,
 )
 
 COMMANDS: dict[tuple[str, str], Command] = {
@@ -44,6 +67,30 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("SHOW", "DATABASE"): databases.show_databases,
     ("CREATE", "SCHEMA"): databases.create_schema,
     ("DROP", "SCHEMA"): databases.drop_schema,
+    ("SHOW", "SCHEMA"): databases.show_schemas,
+    ("CREATE", "USER"): users.create_user,
+    ("ALTER", "USER"): users.alter_user,
+    ("DROP", "USER"): users.drop_user,
+    ("SHOW", "USER"): users.show_users,
+    ("DESCRIBE", "USER"): users.describe_user,
+    ("CREATE", "ROLE"): roles.create_role,
+    ("ALTER", "ROLE"): roles.alter_role,
+    ("DROP", "ROLE"): roles.drop_role,
+    ("SHOW", "ROLE"): roles.show_roles,
+    ("CREATE", "WAREHOUSE"): roles.create_warehouse,
+    ("ALTER", "WAREHOUSE"): roles.alter_warehouse,
+    ("DROP", "WAREHOUSE"): roles.drop_warehouse,
+    ("SHOW", "WAREHOUSE"): roles.show_warehouses,
+    ("SHOW", "TABLE"): relations.show_relations,
+    ("SHOW", "VIEW"): relations.show_relations,
+    ("SHOW", "OBJECT"): relations.show_relations,
+    ("GRANT", "GRANT"): roles.grant,
+    ("REVOKE", "GRANT"): roles.revoke,
+    ("SHOW", "GRANT"): roles.show_grants,
+    **{
+        ("USE", kind): roles.use
+        for kind in ("ROLE", "SECONDARY ROLES", "WAREHOUSE", "DATABASE", "SCHEMA")
+    },
 }
 
 SYSTEM_FUNCTIONS: dict[str, Callable[[Account, Context, Name], str]] = {
@@ -58,10 +105,11 @@ def parse(sql: str) -> Statement | None:
 
     :raises ProgrammingError: it is ours and wrong
     """
-    statement = parse_object_statement(Stream(sql), KINDS)
-    if statement is not None and (statement.verb, statement.kind) not in COMMANDS:
-        return None
-    return statement
+    for read in (parse_grant, parse_show_grants, parse_use):
+        statement = read(Stream(sql))
+        if statement is not None:
+            return statement
+    return parse_object_statement(Stream(sql), KINDS)
 
 
 def run(account: Account, context: Context, statement: Statement) -> Rows:

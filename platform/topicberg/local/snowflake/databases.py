@@ -152,6 +152,34 @@ def _sql(name: Name) -> str:
     return ".".join('"' + part.replace('"', '""') + '"' for part in name)
 
 
+def show_schemas(account: Account, context: Context, statement: Statement) -> Rows:
+    prefix: Name = ()
+    if statement.scope is not None and statement.scope[0] != "ACCOUNT":
+        prefix = statement.scope[1][:1] or ((context.database,) if context.database else ())
+    elif statement.scope is None and context.database:
+        prefix = (context.database,)
+    if prefix and prefix[0] not in account.engine.databases():
+        raise does_not_exist("Database", display(prefix))
+    found = [
+        Stored("SCHEMA", name, created=0.0)
+        for name in account.engine.schemas()
+        if name[: len(prefix)] == prefix
+    ]
+    names = (
+        *("created_on", "name", "is_default", "is_current", "database_name", "owner", "comment"),
+        *("options", "retention_time", "owner_role_type"),
+    )
+    rows = [
+        (
+            *(one.created, one.name[1], "N"),
+            "Y" if one.name == (context.database, context.schema) else "N",
+            *(one.name[0], "ACCOUNTADMIN", "", "", "1", "ROLE"),
+        )
+        for one in chosen(statement, found)
+    ]
+    return Rows.of(names, rows, times=("created_on",))
+
+
 def show_databases(account: Account, context: Context, statement: Statement) -> Rows:
     stored = {found.name: found for found in account.store.all(DATABASE)}
     found = [

@@ -10,9 +10,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
-from fakesnow import info_schema, macros
+from fakesnow import info_schema, macros, transforms
 from fakesnow.instance import GLOBAL_DATABASE_NAME, FakeSnow
 from fakesnow.transforms import show
+from sqlglot import exp
 
 from topicberg.errors import StackError
 from topicberg.local.snowflake.tokens import Name
@@ -25,6 +26,14 @@ SUFFIX = ".db"
 
 ICEBERG_TABLES = f"{GLOBAL_DATABASE_NAME}._fs_information_schema._topicberg_iceberg_tables"
 """Names of the Iceberg tables, for SHOW and INFORMATION_SCHEMA: to DuckDB they are views."""
+
+
+def _sums_stay_exact(expression: exp.Expr) -> exp.Expr:
+    return expression
+
+
+# fakesnow casts what it sums to DOUBLE, so that texts can be summed: amounts would not be exact.
+transforms.numeric_agg_implicit_cast = _sums_stay_exact
 
 
 class Engine(FakeSnow):
@@ -84,6 +93,7 @@ class Engine(FakeSnow):
             ) from None
         cursor.execute(info_schema.per_db_creation_sql(database))
         cursor.execute(macros.creation_sql(database))
+        cursor.execute(_tables_view(database))
 
     def detach(self, database: str) -> None:
         """Close a database and delete its file."""
@@ -94,6 +104,15 @@ class Engine(FakeSnow):
         rows = self.cursor().execute("SELECT database_name FROM duckdb_databases()").fetchall()
         hidden = {"memory", "system", "temp", GLOBAL_DATABASE_NAME}
         return sorted(name for (name,) in rows if name not in hidden)
+
+    def schemas(self) -> list[Name]:
+        rows = self.cursor().execute(
+            "SELECT database_name, schema_name FROM duckdb_schemas() "
+            "WHERE schema_name NOT IN ('main', 'pg_catalog', 'information_schema') "
+            "AND schema_name NOT LIKE '\\_fs\\_%' ESCAPE '\\'"
+        )
+        known = set(self.databases())
+        return sorted((d, s) for d, s in rows.fetchall() if d in known)
 
     def has_schema(self, database: str, schema: str) -> bool:
         return bool(
@@ -137,6 +156,20 @@ class Engine(FakeSnow):
             f"DELETE FROM {ICEBERG_TABLES} WHERE (database, schema, name) = (?, ?, ?)",  # noqa: S608
             list(name),
         )
+
+
+def _tables_view(database: str) -> str:
+    """INFORMATION_SCHEMA.TABLES with the Iceberg tables in it."""
+    template = info_schema.SQL_CREATE_INFORMATION_SCHEMA_TABLES_VIEW.substitute(catalog=database)
+    _, _, ordinary = template.partition(" AS\n")
+    name = f"{database}._fs_information_schema._fs_tables"
+    return (
+        f"CREATE OR REPLACE VIEW {name} AS {ordinary} "  # noqa: S608  a plain name
+        'UNION ALL BY NAME SELECT database AS "TABLE_CATALOG", schema AS "TABLE_SCHEMA", '
+        'name AS "TABLE_NAME", \'ACCOUNTADMIN\' AS "TABLE_OWNER", '
+        "'BASE TABLE' AS \"TABLE_TYPE\", 'YES' AS \"IS_ICEBERG\" "
+        f"FROM {ICEBERG_TABLES} WHERE database = '{database}'"
+    )
 
 
 def _quote(name: str) -> str:

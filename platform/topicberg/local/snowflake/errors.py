@@ -80,6 +80,24 @@ def invalid_request(message: str) -> ProgrammingError:
     return _error(91300, "22023", f"{PREFIX}\n{message}")
 
 
+def invalid_public_key() -> ProgrammingError:
+    return _error(
+        3128,
+        "22023",
+        "SQL execution error: New public key rejected by current policy. "
+        "Reason: 'Invalid public key'",
+    )
+
+
+def role_not_granted(role: str) -> ProgrammingError:
+    return _error(
+        3013,
+        "42501",
+        f"SQL access control error:\nRequested role '{role}' is not assigned to the executing "
+        "user. Specify another role to activate.",
+    )
+
+
 def catalog_failure(message: str) -> ProgrammingError:
     """The external catalog or the object store did not give what was asked of it."""
     return _error(4140, "22023", f"SQL execution error: {message}")

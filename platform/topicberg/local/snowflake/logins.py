@@ -5,9 +5,14 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 
-from topicberg.local.snowflake.account import Account, Context
+from topicberg.local.snowflake import keys
+from topicberg.local.snowflake.account import USER, WAREHOUSE, Account, Context
+from topicberg.local.snowflake.roles import holds
+from topicberg.local.snowflake.store import Stored
+from topicberg.local.snowflake.users import matches
 
 ADMIN = "ACCOUNTADMIN"
+_INCORRECT = "Incorrect username or password was specified."
 
 
 class LoginRefused(Exception):
@@ -43,10 +48,57 @@ class Logins:
     def open(self, login: Login, role: str | None, warehouse: str | None) -> Context:
         """The context of a new session.
 
-        :raises LoginRefused: user or password is wrong
+        :raises LoginRefused: user or password is wrong, or the role is not the user's
         """
         name = login.user.upper()
-        same = hmac.compare_digest(login.password.encode(), self._password.encode())
-        if name != self._user or not same:
-            raise LoginRefused("390100", "Incorrect username or password was specified.")
-        return Context(user=name, role=role or ADMIN, warehouse=warehouse)
+        if name == self._user and login.authenticator != "SNOWFLAKE_JWT":
+            if not hmac.compare_digest(login.password.encode(), self._password.encode()):
+                raise LoginRefused("390100", _INCORRECT)
+            context = Context(user=name, role=ADMIN, is_admin=True, warehouse="COMPUTE_WH")
+        else:
+            context = self._open_created(login, name)
+        if role is not None:
+            if not holds(self._account, context.user, context.is_admin, role):
+                raise LoginRefused(
+                    "390189",
+                    f"Role '{role}' specified in the connect string is not granted to this user. "
+                    "Contact your local system administrator, or attempt to login with another "
+                    "role, e.g. PUBLIC.",
+                )
+            context.role = role
+        if warehouse is not None:
+            context.warehouse = warehouse
+        if self._account.store.get(WAREHOUSE, (context.warehouse or "",)) is None:
+            context.warehouse = None
+        return context
+
+    def _open_created(self, login: Login, name: str) -> Context:
+        """The context of a user made with CREATE USER."""
+        found = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
+        user = found[0] if found else None
+        if login.authenticator == "SNOWFLAKE_JWT":
+            same = keys.token_user(login.token) == name
+            if user is None or not same or not keys.verify_token(login.token, user.properties):
+                raise LoginRefused("390144", "JWT token is invalid.")
+        elif login.authenticator != "SNOWFLAKE" or user is None or not _knows(login, user):
+            raise LoginRefused("390100", _INCORRECT)
+        value = user.properties.get
+        if value("DISABLED"):
+            raise LoginRefused("390101", "User access disabled. Contact your administrator.")
+        database, _, schema = (value("DEFAULT_NAMESPACE") or "").upper().partition(".")
+        role = value("DEFAULT_ROLE") or "PUBLIC"
+        if not holds(self._account, user.name[0], False, role):
+            role = "PUBLIC"
+        return Context(
+            user=user.name[0],
+            role=role,
+            is_admin=False,
+            warehouse=value("DEFAULT_WAREHOUSE"),
+            database=database or None,
+            schema=schema or None,
+        )
+
+
+def _knows(login: Login, user: Stored) -> bool:
+    hashed = user.properties.get("PASSWORD")
+    return hashed is not None and matches(login.password, hashed)

@@ -7,6 +7,7 @@ table). Here every statement is either known to be done, or refused by name.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import duckdb
 import sqlglot
@@ -14,6 +15,7 @@ from snowflake.connector.errors import ProgrammingError
 from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 
+from topicberg.local.snowflake.account import Context
 from topicberg.local.snowflake.errors import (
     does_not_exist,
     execution_failure,
@@ -21,7 +23,7 @@ from topicberg.local.snowflake.errors import (
     syntax_error,
     unsupported,
 )
-from topicberg.local.snowflake.tokens import Name, Stream
+from topicberg.local.snowflake.tokens import Name, Stream, display
 
 _PLAIN = (
     exp.Query,
@@ -38,12 +40,9 @@ _PLAIN = (
 _SHOWN = {
     "COLUMNS",
     "IMPORTED KEYS",
-    "OBJECTS",
     "PRIMARY KEYS",
     "SEQUENCES",
-    "TABLES",
     "UNIQUE KEYS",
-    "VIEWS",
 }
 _KINDS = {"TABLE", "VIEW", "SEQUENCE"}
 _PROPERTIES = (exp.TemporaryProperty, exp.TransientProperty, exp.SchemaCommentProperty)
@@ -94,12 +93,45 @@ def _is_done(tree: exp.Expr) -> bool:
 
 
 def _kind(sql: str) -> str:
-    """The words that say what a statement is: its first ones, up to a name or a value."""
+    """What a statement is, from its first words: ``CREATE STAGE``."""
     stream = Stream(sql)
     words: list[str] = []
-    while stream.peek().kind == "word" and len(words) < 4:
+    while stream.peek().kind == "word" and len(words) < 2:
         words.append(stream.advance().value)
+        stream.take("OR", "REPLACE")
+    if words == ["ALTER", "TABLE"]:
+        stream.take("IF", "EXISTS")
+        words += [display(stream.name(3)), *(stream.peek(n).text for n in range(2))]
     return " ".join(words) or "an empty statement"
+
+
+_CONTEXT: dict[str, Callable[[Context], str | None]] = {
+    "CURRENT_USER": lambda context: context.user,
+    "CURRENT_ROLE": lambda context: context.role,
+    "CURRENT_WAREHOUSE": lambda context: context.warehouse,
+    "CURRENT_DATABASE": lambda context: context.database,
+    "CURRENT_SCHEMA": lambda context: context.schema,
+}
+
+
+def fill_in(tree: exp.Expr, sql: str, context: Context) -> str:
+    """The statement with the session's context in the place of CURRENT_ROLE() and the like.
+
+    https://docs.snowflake.com/en/sql-reference/functions-context
+    """
+    calls = [call for call in tree.find_all(exp.Func) if _function(call) in _CONTEXT]
+    if not calls:
+        return sql
+    filled = tree.copy()
+    for call in list(filled.find_all(exp.Func)):
+        if _function(call) in _CONTEXT:
+            value = _CONTEXT[_function(call)](context)
+            call.replace(exp.Null() if value is None else exp.Literal.string(value))
+    return str(filled.sql("snowflake"))
+
+
+def _function(call: exp.Func) -> str:
+    return str(call.name if isinstance(call, exp.Anonymous) else call.sql_name()).upper()
 
 
 def written_table(tree: exp.Expr) -> Name | None:
@@ -120,6 +152,19 @@ def table_name(table: exp.Table) -> Name:
     )
 
 
+def labels(tree: exp.Expr) -> list[str] | None:
+    """What Snowflake calls the columns of a query's result; None when a star hides some of them.
+
+    An expression without a name is called by its text.
+    """
+    if not isinstance(tree, exp.Query) or tree.is_star:
+        return None
+    return [
+        one.output_name or one.sql("snowflake").upper() if not isinstance(one, exp.Column) else ""
+        for one in tree.selects
+    ]
+
+
 def translate(error: Exception) -> ProgrammingError:
     """An error of fakesnow or DuckDB as Snowflake's."""
     cause = error.__cause__ if isinstance(error, ProgrammingError) else error
@@ -128,6 +173,10 @@ def translate(error: Exception) -> ProgrammingError:
         match := re.search(r'Referenced column "(.*?)" not found', message)
     ):
         return invalid_identifier(match[1])
+    if isinstance(cause, duckdb.BinderException) and (
+        match := re.search(r'Catalog "(.*?)" does not exist', message)
+    ):
+        return does_not_exist("Database", match[1])
     if isinstance(cause, duckdb.CatalogException) and (
         match := re.search(r"Table with name (.*?) does not exist", message)
     ):

@@ -101,15 +101,18 @@ def _as_text(value: Any) -> str | None:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:.9f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)  # a time, to its scale
 
 
-def arrow_payload(table: pa.Table, semi_structured: set[str]) -> dict[str, Any]:
+def arrow_payload(table: pa.Table, semi_structured: set[int]) -> dict[str, Any]:
     """A query's result.
 
-    :param semi_structured: columns whose text is JSON, to be seen as VARIANT
+    :param semi_structured: positions of columns whose text is JSON, to be seen as VARIANT
     """
-    described = [_describe(field_, field_.name in semi_structured) for field_ in table.schema]
+    described = [
+        _describe(field_, position in semi_structured)
+        for position, field_ in enumerate(table.schema)
+    ]
     payload = {"rowtype": described, "total": table.num_rows, "queryResultFormat": "arrow"}
     if table.num_rows == 0:
         return payload | {"rowsetBase64": ""}
@@ -134,11 +137,6 @@ def arrow_payload(table: pa.Table, semi_structured: set[str]) -> dict[str, Any]:
         writer.write_batch(batch)
     encoded = base64.b64encode(sink.getvalue()).decode("ascii")
     return payload | {"rowsetBase64": encoded}
-
-
-def describe(schema: pa.Schema, semi_structured: set[str]) -> list[ColumnType]:
-    """The columns of a query that is described and not run."""
-    return [_describe(field_, field_.name in semi_structured) for field_ in schema]
 
 
 def _describe(field_: pa.Field, semi_structured: bool) -> ColumnType:

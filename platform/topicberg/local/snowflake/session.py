@@ -90,7 +90,7 @@ class Session:
                 placeholder.replace(exp.Null())
             sql = exp.select("*").from_(tree.subquery("described")).limit(0).sql("snowflake")
             parameters = None
-        return self._pass_on(sql, parameters, statement_type_id(tree))
+        return self._pass_on(sql, parameters, tree)
 
     def _command(self, statement: Statement) -> Answer:
         rows = commands.run(self.account, self.context, statement)
@@ -127,12 +127,12 @@ class Session:
             return False
         return self.account.store.get(TABLE, full) is not None
 
-    def _pass_on(self, sql: str, parameters: Any, statement_type: int) -> Answer:
+    def _pass_on(self, sql: str, parameters: Any, tree: exp.Expr) -> Answer:
+        statement_type = statement_type_id(tree)
         cursor: FakeSnowflakeCursor = self._connection.cursor()
+        sql = passing.fill_in(tree, sql, self.context)
         cursor.execute(sql, binding_params=parameters, server=True)
         table = cursor._arrow_table
-        types = self._connection._duck_conn.description or []
-        semi_structured = {str(name) for name, kind, *_ in types if str(kind) == "JSON"}
         query_id = cursor.sfqid or str(uuid.uuid4())
         if table is None:
             payload = Rows.status("Statement executed successfully.").payload()
@@ -141,6 +141,12 @@ class Session:
             rows = [tuple(row.values()) for row in table.to_pylist()]
             payload = Rows(columns, rows).payload()
         else:
+            types = self._connection._duck_conn.description or []
+            semi_structured = {i for i, (_, kind, *_) in enumerate(types) if str(kind) == "JSON"}
+            labels = passing.labels(tree)
+            if labels and len(labels) == table.num_columns:
+                names = zip(labels, table.column_names, strict=True)
+                table = table.rename_columns([label or name for label, name in names])
             payload = arrow_payload(table, semi_structured)
         return Answer(payload, statement_type, query_id)
 
