@@ -116,7 +116,7 @@ def create(
 
 
 def _title(kind: str) -> str:
-    return "Integration" if kind == INTEGRATION else kind.capitalize()
+    return {INTEGRATION: "Integration", TABLE: "Table"}.get(kind, kind.capitalize())
 
 
 def like(pattern: str) -> re.Pattern[str]:

@@ -36,6 +36,13 @@ def _sums_stay_exact(expression: exp.Expr) -> exp.Expr:
 transforms.numeric_agg_implicit_cast = _sums_stay_exact
 
 
+class _Nothing(dict[str, Any]):
+    """Keeps no results: fakesnow would keep every one for ever, for RESULT_SCAN."""
+
+    def __setitem__(self, _key: str, _value: Any) -> None:
+        pass
+
+
 class Engine(FakeSnow):
     """fakesnow over one DuckDB, whose databases are files in a folder.
 
@@ -47,7 +54,7 @@ class Engine(FakeSnow):
         self.create_database_on_connect = False
         self.create_schema_on_connect = False
         self.nop_regexes = None
-        self.results_cache: dict[str, Any] = {}
+        self.results_cache: dict[str, Any] = _Nothing()
         self.db_path = self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.duck_conn = duckdb.connect(
@@ -89,7 +96,8 @@ class Engine(FakeSnow):
         except duckdb.Error as error:
             raise StackError(
                 f"{self.file(database)} cannot be opened: {error}",
-                hint="restore it from a backup, or move it away to start without that database",
+                hint="stop whoever has it open; if it is damaged, restore it from a backup or move "
+                "it away to start without that database",
             ) from None
         cursor.execute(info_schema.per_db_creation_sql(database))
         cursor.execute(macros.creation_sql(database))

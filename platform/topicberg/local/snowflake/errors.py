@@ -111,6 +111,10 @@ def execution_failure(message: str) -> ProgrammingError:
     return _error(603, "XX000", f"SQL execution error: {message}")
 
 
+def canceled() -> ProgrammingError:
+    return _error(604, "57014", "SQL execution canceled")
+
+
 def no_current(what: str, command: str) -> ProgrammingError:
     number = 90105 if what == "database" else 90106
     return _error(

@@ -17,6 +17,7 @@ from sqlglot.errors import ParseError, TokenError
 
 from topicberg.local.snowflake.account import Context
 from topicberg.local.snowflake.errors import (
+    canceled,
     does_not_exist,
     execution_failure,
     invalid_identifier,
@@ -37,6 +38,7 @@ _PLAIN = (
     exp.Rollback,
     exp.Set,
 )
+WITHOUT_RESULT = (exp.Transaction, exp.Commit, exp.Rollback, exp.Set)
 _SHOWN = {
     "COLUMNS",
     "IMPORTED KEYS",
@@ -160,7 +162,7 @@ def labels(tree: exp.Expr) -> list[str] | None:
     if not isinstance(tree, exp.Query) or tree.is_star:
         return None
     return [
-        one.output_name or one.sql("snowflake").upper() if not isinstance(one, exp.Column) else ""
+        "" if isinstance(one, exp.Alias | exp.Column) else one.sql("snowflake").upper()
         for one in tree.selects
     ]
 
@@ -168,6 +170,8 @@ def labels(tree: exp.Expr) -> list[str] | None:
 def translate(error: Exception) -> ProgrammingError:
     """An error of fakesnow or DuckDB as Snowflake's."""
     cause = error.__cause__ if isinstance(error, ProgrammingError) else error
+    if isinstance(cause, duckdb.InterruptException):
+        return canceled()
     message = str(cause or error).split("\n")[0]
     if isinstance(cause, duckdb.BinderException) and (
         match := re.search(r'Referenced column "(.*?)" not found', message)

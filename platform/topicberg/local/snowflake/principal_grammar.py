@@ -248,7 +248,7 @@ def parse_show_grants(stream: Stream) -> Statement | None:
                     break
             else:
                 raise unsupported(f"SHOW GRANTS ON {stream.peek().text}")
-        elif stream.peek().kind != "end":
+        elif stream.peek().kind == "word":
             raise unsupported(f"SHOW GRANTS {stream.peek().text}")
     stream.end()
     return statement

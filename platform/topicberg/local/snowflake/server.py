@@ -11,6 +11,7 @@ import gzip
 import json
 import logging
 import secrets
+import time
 from typing import Any
 
 from fakesnow.converter import from_binding
@@ -27,6 +28,9 @@ from topicberg.local.snowflake.logins import Login, LoginRefused, Logins
 from topicberg.local.snowflake.session import Session
 
 logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 4 * 60 * 60
+"""After so long without a statement a session is over, as in Snowflake."""
 
 _PARAMETERS = [
     {"name": "AUTOCOMMIT", "value": True},
@@ -53,7 +57,7 @@ class Server:
                 Route("/session/heartbeat", self.heartbeat, methods=["POST"]),
                 Route("/session/token-request", self.renew, methods=["POST"]),
                 Route("/queries/v1/query-request", self.query, methods=["POST"]),
-                Route("/queries/v1/abort-request", self.heartbeat, methods=["POST"]),
+                Route("/queries/v1/abort-request", self.abort, methods=["POST"]),
                 Route("/telemetry/send", _accept, methods=["POST"]),
                 Route("/health", _accept, methods=["GET"]),
             ]
@@ -77,6 +81,7 @@ class Server:
         except LoginRefused as refused:
             return _failure(refused.code, refused.message, data={})
         token = secrets.token_urlsafe(32)
+        self._forget_idle()
         self._sessions[token] = session
         context = session.context
         return JSONResponse(
@@ -101,6 +106,12 @@ class Server:
             }
         )
 
+    def _forget_idle(self) -> None:
+        """Close the sessions of clients that went away without logging out."""
+        oldest = time.monotonic() - IDLE_SECONDS
+        for token in [t for t, s in self._sessions.items() if s.last_used < oldest]:
+            self._sessions.pop(token).close()
+
     def _open(self, login: Login, asked: dict[str, str | None]) -> Session:
         context = self._logins.open(login, asked["roleName"], asked["warehouse"])
         database = asked["databaseName"] or context.database
@@ -118,6 +129,13 @@ class Server:
 
     async def heartbeat(self, request: Request) -> JSONResponse:
         return await _accept(request) if _token(request) in self._sessions else _gone()
+
+    async def abort(self, request: Request) -> JSONResponse:
+        session = self._sessions.get(_token(request))
+        if session is None:
+            return _gone()
+        session.interrupt()
+        return await _accept(request)
 
     async def renew(self, request: Request) -> JSONResponse:
         token = _token(request)

@@ -8,6 +8,7 @@ nothing is accepted and then ignored.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ class Session:
     def __init__(self, account: Account, context: Context) -> None:
         self.account = account
         self.context = context
+        self.last_used = time.monotonic()
         self._lock = threading.Lock()
         self._connection = FakeSnowflakeConnection(
             account.engine.cursor(),
@@ -56,6 +58,10 @@ class Session:
             db_path=account.engine.folder,
         )
         self._follow()
+
+    def interrupt(self) -> None:
+        """Cancel the statement that is running."""
+        self._connection._duck_conn.interrupt()
 
     def close(self) -> None:
         with self._lock:
@@ -68,6 +74,7 @@ class Session:
         :raises ProgrammingError: as Snowflake would
         """
         with self._lock:
+            self.last_used = time.monotonic()
             try:
                 return self._execute(sql, parameters, describe_only)
             except (Error, duckdb.Error, NotImplementedError, SqlglotError) as error:
@@ -134,7 +141,7 @@ class Session:
         cursor.execute(sql, binding_params=parameters, server=True)
         table = cursor._arrow_table
         query_id = cursor.sfqid or str(uuid.uuid4())
-        if table is None:
+        if table is None or isinstance(tree, passing.WITHOUT_RESULT):
             payload = Rows.status("Statement executed successfully.").payload()
         elif statement_type in DML_TYPE_IDS:
             columns = [text_column(name) for name in table.column_names]
