@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from topicberg.errors import TableflowError, TopicbergError
+from topicberg.errors import TableflowError
+from topicberg.kafka import registry_errors
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -49,27 +50,19 @@ class SubjectReader:
         :raises TableflowError: the subject does not exist
         :raises TopicbergError: the registry does not answer
         """
-        try:
-            versions = sorted(self._client.get_versions(name))
-            for version in versions:
-                if (name, version) not in self._versions:
-                    registered = self._client.get_version(name, version)
-                    text = registered.schema.schema_str if registered.schema else None
-                    if text is None or registered.schema_id is None:
-                        raise TableflowError(f"subject {name}: version {version} has no schema")
-                    self._versions[name, version] = (registered.schema_id, text)
-        except SchemaRegistryError as error:
-            if error.http_status_code == 404:
+        with registry_errors(f"subject {name}"):
+            try:
+                versions = sorted(self._client.get_versions(name))
+            except SchemaRegistryError as error:
+                if error.http_status_code != 404:
+                    raise
                 raise TableflowError(
                     f"subject {name} does not exist in the schema registry",
                     hint="a topic without a schema has no table: register its value schema",
                 ) from None
-            raise TopicbergError(f"the schema registry refused subject {name}: {error}") from error
-        except OSError as error:
-            raise TopicbergError(
-                f"the schema registry does not answer: {error}",
-                hint="`topicberg status` shows whether it runs",
-            ) from error
+            for version in versions:
+                if (name, version) not in self._versions:
+                    self._versions[name, version] = self._get(name, version)
         return Subject(
             name=name,
             schemas=dict(self._versions[name, version] for version in versions),
@@ -78,11 +71,17 @@ class SubjectReader:
 
     def by_id(self, schema_id: int) -> str | None:
         """The text of any schema of the registry; None if it has no such id."""
-        try:
-            return self._client.get_schema(schema_id).schema_str
-        except SchemaRegistryError as error:
-            if error.http_status_code == 404:
-                return None
-            raise TopicbergError(
-                f"the schema registry refused schema {schema_id}: {error}"
-            ) from error
+        with registry_errors(f"schema {schema_id}"):
+            try:
+                return self._client.get_schema(schema_id).schema_str
+            except SchemaRegistryError as error:
+                if error.http_status_code == 404:
+                    return None
+                raise
+
+    def _get(self, name: str, version: int) -> tuple[int, str]:
+        registered = self._client.get_version(name, version)
+        text = registered.schema.schema_str if registered.schema else None
+        if text is None or registered.schema_id is None:
+            raise TableflowError(f"subject {name}: version {version} has no schema")
+        return registered.schema_id, text

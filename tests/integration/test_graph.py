@@ -1,0 +1,173 @@
+"""The asset graph on the real stack: materialize, sense, recompute; nothing missed or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.partitions import partition_key, time_partitions
+from definitions import defs
+from resources import RESOURCES
+from topicberg import glue, kafka
+from topicberg.datagen.runner import run_here
+from topicberg.endpoints import Endpoints
+from topicberg.query import Engine, run_query
+from topicberg.settings import settings
+from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.topics import load_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+TOPIC, TOTALS = "stock_trades", "stock_trades_with_totals"
+ENGINES: tuple[Engine, ...] = ("duckdb", "spark", "snowflake")
+
+
+@dataclass
+class Daemon:
+    """Dagster's sensor daemon and run launcher, one tick at a time, in this process."""
+
+    instance: dg.DagsterInstance
+    cursor: str | None = None
+    materialized: list[str] = field(default_factory=list)
+    runs: list[dg.ExecuteInProcessResult] = field(default_factory=list)
+
+    def tick(self) -> Any:
+        repository = defs.get_repository_def()
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            repository_def=repository,
+            resources=RESOURCES,
+        )
+        tick = repository.get_sensor_def(f"{TOPIC}_snapshots").evaluate_tick(context)
+        self.cursor = tick.cursor or self.cursor
+        for event in tick.asset_events:
+            self.instance.report_runless_asset_event(event)
+            if isinstance(event, dg.AssetMaterialization):
+                self.materialized.append(event.metadata["snapshot_id"].value)
+        for wanted in tick.run_requests or ():
+            self.runs.append(self.launch(wanted))
+        return tick
+
+    def launch(self, wanted: dg.RunRequest) -> dg.ExecuteInProcessResult:
+        return defs.resolve_job_def(f"{TOPIC}_pipeline").execute_in_process(
+            instance=self.instance,
+            asset_selection=list(wanted.asset_selection or ()),
+            tags={**wanted.tags, "dagster/run_key": str(wanted.run_key)},
+            raise_on_error=True,
+        )
+
+
+@pytest.fixture
+def daemon(stack: Endpoints) -> Iterator[Daemon]:
+    with dg.instance_for_test() as instance:
+        yield Daemon(instance)
+
+
+def count(table: str, engine: Engine, stack: Endpoints) -> int:
+    return int(run_query(f"SELECT count(*) FROM {table}", engine, stack, settings()).scalar())
+
+
+def commit_some(stack: Endpoints, records: int) -> None:
+    """Another snapshot of the topic's table, at once."""
+    run_here(settings(), TOPIC, rate=0, count=records)
+    run_once(load_topic(TOPIC), stack, settings())
+
+
+def test_pipeline_and_three_doors(stack: Endpoints, daemon: Daemon) -> None:
+    spec, config = load_topic(TOPIC), settings()
+    kafka.ensure_topic(spec, stack, config)
+    run_here(config, TOPIC, rate=0, count=2000)
+    while daemon.tick().run_requests:  # what other tests left, and ours as far as it is committed
+        pass
+    partitions = time_partitions(spec)
+    key = partition_key(partitions, datetime.now(UTC))
+    result = defs.resolve_job_def(f"{TOPIC}_pipeline").execute_in_process(
+        instance=daemon.instance, partition_key=key
+    )
+    assert {e.check_name: e.passed for e in result.get_asset_check_evaluations()} == {
+        "parity": True,
+        "kafka_lag": True,
+    }
+    produced = sum(kafka.end_offsets(stack, TOPIC).values())
+    for engine in ENGINES:
+        assert count(TOPIC, engine, stack) == produced
+    totals = f"SELECT sum(total_price), sum(quantity * price) FROM {TOTALS}"
+    assert len(set(run_query(totals, "duckdb", stack, config).rows[0])) == 1
+    table = stack.catalog(config).load_table(spec.table_identifier(config))
+    found = glue.get_table(stack.boto3("glue", config), config.cluster_id, TOPIC)
+    assert found is not None
+    assert glue.metadata_location(found) == table.metadata_location
+
+
+def test_a_daemon_that_was_down_for_twenty_snapshots(stack: Endpoints, daemon: Daemon) -> None:
+    spec = load_topic(TOPIC)
+    kafka.ensure_topic(spec, stack, settings())
+    commit_some(stack, 100)
+    while not daemon.tick().skip_message:
+        pass
+    known, runs = len(daemon.materialized), len(daemon.runs)
+    ingestor = Ingestor(spec, stack, settings())
+    for _ in range(20):
+        run_here(settings(), TOPIC, rate=0, count=50)
+        ingestor.step()
+    ingestor.close()
+    while not daemon.tick().skip_message:
+        pass
+    assert len(daemon.materialized) - known >= 20  # the stack's own engine may commit as well
+    assert len(set(daemon.materialized)) == len(daemon.materialized)
+    hours = 2 if datetime.now(UTC).minute < 3 else 1
+    assert len(daemon.runs) - runs <= hours
+    produced = sum(kafka.end_offsets(stack, TOPIC).values())
+    for engine in ENGINES:
+        assert count(TOTALS, engine, stack) == produced
+
+
+def test_computing_a_partition_again_changes_nothing(stack: Endpoints, daemon: Daemon) -> None:
+    commit_some(stack, 100)
+    while not daemon.tick().skip_message:
+        pass
+    digest = f"SELECT count(*), sum(total_price), min(trade_timestamp) FROM {TOTALS}"
+    before = run_query(digest, "duckdb", stack, settings()).rows
+    key = partition_key(time_partitions(load_topic(TOPIC)), datetime.now(UTC))
+    for _ in range(2):
+        defs.resolve_job_def(f"{TOPIC}_pipeline").execute_in_process(
+            instance=daemon.instance,
+            asset_selection=[dg.AssetKey(["iceberg", TOTALS])],
+            partition_key=key,
+        )
+    assert run_query(digest, "duckdb", stack, settings()).rows == before
+
+
+@pytest.mark.parametrize("fault", ["glue moved by hand", "snowflake stale"])
+def test_parity_check_tells_what_is_wrong(stack: Endpoints, daemon: Daemon, fault: str) -> None:
+    commit_some(stack, 10)
+    while not daemon.tick().skip_message:
+        pass
+    config, client = settings(), stack.boto3("glue", settings())
+    table = stack.catalog(config).load_table(load_topic(TOPIC).table_identifier(config))
+    if fault == "snowflake stale":
+        commit_some(stack, 10)
+        glue.register(client, table.refresh(), config.cluster_id, TOPIC)
+        expected = "materialize the Snowflake asset"
+    else:
+        body = glue.table_input(table, TOPIC, None)
+        body["Parameters"] |= {glue.METADATA_LOCATION: table.metadata_location + ".elsewhere"}
+        client.update_table(DatabaseName=config.cluster_id, TableInput=body)
+        expected = "moved the pointer"
+    job = defs.resolve_job_def(f"{TOPIC}_pipeline")
+    check = dg.AssetCheckKey(dg.AssetKey(["snowflake", TOPIC]), "parity")
+    asked = job.get_subset(asset_selection=set(), asset_check_selection={check})
+    (found,) = asked.execute_in_process(instance=daemon.instance).get_asset_check_evaluations()
+    assert not found.passed
+    assert expected in (found.description or "")
+    commit_some(stack, 10)
+    while not daemon.tick().skip_message:
+        pass
+    (mended,) = asked.execute_in_process(instance=daemon.instance).get_asset_check_evaluations()
+    assert mended.passed

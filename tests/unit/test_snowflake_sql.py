@@ -1,0 +1,48 @@
+"""Statements for Snowflake: names are quoted, values escaped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topicberg import snowflake
+from topicberg.settings import Settings
+
+CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
+
+
+@given(st.text(min_size=1))
+def test_a_name_cannot_leave_its_quotes(name: str) -> None:
+    quoted = snowflake.quote(name)
+    assert quoted[1:-1].replace('""', "").count('"') == 0
+    assert quoted[1:-1].replace('""', '"') == name
+
+
+@given(st.text())
+def test_a_value_cannot_leave_its_quotes(value: str) -> None:
+    inside = snowflake.text(value)[1:-1]
+    assert inside.replace("\\\\", "").replace("''", "").count("'") == 0
+    assert inside.replace("''", "'").replace("\\\\", "\\") == value
+
+
+@pytest.mark.parametrize(
+    ("statement", "parts"),
+    [
+        (
+            snowflake.create_volume(CONFIG),
+            ['IF NOT EXISTS "DEMO_VOLUME"', "'s3://demo/'", "ALLOW_WRITES = FALSE"],
+        ),
+        (
+            snowflake.create_integration(CONFIG),
+            ["CATALOG_SOURCE = GLUE", "CATALOG_NAMESPACE = 'lkc-1'", "ENABLED = TRUE"],
+        ),
+        (
+            snowflake.create_table(snowflake.Names.of(CONFIG), "T", "db", "t"),
+            ['"DEMO_DATABASE"."DEMO_SCHEMA"."T"', "CATALOG_NAMESPACE = 'db'"],
+        ),
+    ],
+)  # fmt: skip
+def test_statements(statement: str, parts: list[str]) -> None:
+    for part in parts:
+        assert part in statement
