@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import time
 from collections import deque
@@ -14,6 +15,11 @@ from topicberg.errors import StackError
 from topicberg.settings import settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+    from rich.progress import Progress, Task, TaskID
+
     from topicberg.endpoints import Endpoints
 
 
@@ -22,19 +28,60 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
+class _TerminalReport:
+    """A line that moves: bytes while jars are downloaded, then the services that answer."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._starting: TaskID | None = None
+
+    def downloading(self, files: int, size: int) -> Callable[[int], None]:
+        task = self._progress.add_task(f"downloading {files} jars", total=size, unit="MB")
+
+        def count(more: int) -> None:
+            self._progress.advance(task, more)
+
+        return count
+
+    def answers(self, service: str, count: int, total: int) -> None:
+        if self._starting is None:
+            self._starting = self._progress.add_task("starting", total=total, unit="services")
+        text = f"{service} is up"
+        self._progress.update(self._starting, completed=count, description=text)
+
+
 def up() -> None:
     """Start the local stack, or whatever of it is down."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from topicberg.local import stack
 
     console = Console(stderr=True)
     began = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        stack.up(settings(), progress)
+    if console.is_terminal:
+        with _progress(console) as progress:
+            stack.up(settings(), _TerminalReport(progress))
+    else:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        logging.getLogger("topicberg").setLevel(logging.INFO)
+        stack.up(settings())
     console.print(f"the stack is up after {time.monotonic() - began:.0f} s; `topicberg status`")
+
+
+def _progress(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class Amount(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            unit = task.fields["unit"]
+            scale = 1e6 if unit == "MB" else 1
+            return Text(f"{task.completed / scale:.0f} of {(task.total or 0) / scale:.0f} {unit}")
+
+    text = TextColumn("{task.description}")
+    return Progress(
+        text, BarColumn(), Amount(), TimeElapsedColumn(), console=console, transient=True
+    )
 
 
 def down() -> None:
@@ -117,6 +164,9 @@ def reset(
     from topicberg.local import stack
 
     config = settings()
+    if not config.state_dir.exists():
+        typer.echo(f"there is nothing to delete: {config.state_dir} does not exist")
+        return
     if not yes:
         typer.confirm(f"Delete {config.state_dir} with every local topic and table?", abort=True)
     stack.reset(config)

@@ -1,1 +1,1 @@
-"""The local stack: every service topicberg needs, on this machine, with no account and no Docker."""
+"""The local stack: every service topicberg needs, on this machine; no account, no Docker."""

@@ -6,6 +6,8 @@ configuration assembles the same servlet behind a connector on loopback.
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -13,8 +15,8 @@ import pyspark
 import requests
 
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.local import jars
-from topicberg.local.service import Context, Service, java, jvm, shared_archive
+from topicberg.local import jars, state
+from topicberg.local.service import Context, Service, java, jvm, write_file
 
 _XML = """\
 <?xml version="1.0"?>
@@ -61,6 +63,12 @@ _XML = """\
 </Configure>
 """
 
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss,SSS",
+)
+
 
 def service(context: Context) -> Service:
     folder = context.folder("iceberg_rest")
@@ -79,23 +87,41 @@ def service(context: Context) -> Service:
         f'    <Call name="put"><Arg>{escape(key)}</Arg><Arg>{escape(value)}</Arg></Call>'
         for key, value in properties.items()
     )
-    xml = folder / "jetty.xml"
     port = context.ports["iceberg_rest"]
-    xml.write_text(_XML.format(properties=entries, name=CATALOG, port=port))
+    text = _XML.format(properties=entries, name=CATALOG, port=port)
+    xml = write_file(folder / "jetty.xml", text)
     hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
     class_path = [*jars.class_path("iceberg_rest"), *hadoop]
-    options = [*jvm("256m"), *shared_archive("iceberg_rest")]
+    options = [*jvm("256m"), *_LOGGING]
     return Service(
         name="iceberg_rest",
         command=java(
-            folder, options, ["org.eclipse.jetty.xml.XmlConfiguration", str(xml)], class_path
+            context,
+            "iceberg_rest",
+            options,
+            ["org.eclipse.jetty.xml.XmlConfiguration", str(xml)],
+            class_path,
         ),
         environment=context.aws_environment(),
         url=context.url("iceberg_rest"),
         port=port,
         start_order=20,
+        prepare=lambda: _check(folder / "catalog.db"),
         healthy=_healthy,
     )
+
+
+def _check(database: Path) -> None:
+    """SQLite opens a file that is none only to fail at the first table."""
+    if not database.exists() or not database.stat().st_size:
+        return
+    try:
+        with closing(sqlite3.connect(database)) as connection:
+            (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise state.damaged(database, str(error)) from None
+    if result != "ok":
+        raise state.damaged(database, str(result).splitlines()[0])
 
 
 def _healthy(endpoints: Endpoints) -> None:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +21,10 @@ from filelock import FileLock
 from pydantic import BaseModel
 
 from topicberg.errors import StackError
+from topicberg.local.progress import LogReport, OnBytes, Report
 
 if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext, Resolver
-    from rich.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,6 @@ LOCK_FILE = Path(__file__).with_name("jars.lock")
 PARALLEL_DOWNLOADS = 6
 ATTEMPTS = 3
 TIMEOUT_SECONDS = 60
-
-OnBytes = Callable[[int], None]
-"""Progress of a download: bytes that came since the last call."""
 
 
 class Coordinate(NamedTuple):
@@ -112,30 +109,34 @@ def class_path(bundle: str) -> list[Path]:
     return [cache / Coordinate.parse(name).path for name in read_lock().bundles[bundle]]
 
 
-def ensure(progress: Progress | None = None) -> None:
+def ensure(report: Report | None = None) -> None:
     """Fetch what is missing of every bundle.
 
     :raises StackError: a download fails, or a file is not what the lock says
     """
+    try:
+        _ensure(report or LogReport())
+    except OSError as error:
+        raise StackError(
+            f"{error.filename} cannot be written: {error.strerror}",
+            hint="the jars are kept in the Maven cache; free some space or mend its permissions",
+        ) from None
+
+
+def _ensure(report: Report) -> None:
     lock, cache, stamps = read_lock(), maven_context().repo_cache, cache_dir() / "jars.json"
-    known = _read_stamps(stamps)
+    before = _read_stamps(stamps)
+    known = dict(before)
     missing = [name for name, pin in lock.files.items() if not _good(cache, name, pin, known)]
     if missing:
-        total = sum(lock.files[name].size for name in missing)
-        task = (
-            progress.add_task(f"downloading {len(missing)} jars", total=total) if progress else None
-        )
-
-        def count(size: int) -> None:
-            if progress and task is not None:
-                progress.update(task, advance=size)
-
+        count = report.downloading(len(missing), sum(lock.files[name].size for name in missing))
         _download(cache, missing, lock, count)
         known |= {name: _stamp(cache / Coordinate.parse(name).path) for name in missing}
-    stamps.parent.mkdir(parents=True, exist_ok=True)
-    scratch = stamps.with_name(f".{stamps.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(known, indent=1))
-    scratch.replace(stamps)
+    if known != before:
+        stamps.parent.mkdir(parents=True, exist_ok=True)
+        scratch = stamps.with_name(f".{stamps.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(known, indent=1))
+        scratch.replace(stamps)
 
 
 def sha256(path: Path) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
+from pathlib import Path
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
-from topicberg.local import jars
-from topicberg.local.service import Context, Service, java, jvm
+from topicberg.local import jars, state
+from topicberg.local.service import Context, Service, java, jvm, write_file
 
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -47,35 +49,32 @@ rootLogger.appenderRef.console.ref = console
 
 def service(context: Context) -> Service:
     folder = context.folder("kafka")
-    data, properties = folder / "data", folder / "server.properties"
-    properties.write_text(
-        _PROPERTIES.format(
-            broker=context.ports["kafka"], controller=context.ports["kafka_controller"], data=data
-        )
-    )
-    logging = folder / "log4j2.properties"
-    logging.write_text(_LOGGING)
+    data = folder / "data"
+    properties = write_file(folder / "server.properties", _properties(context, data))
+    logging = write_file(folder / "log4j2.properties", _LOGGING)
     options = [*jvm("512m"), f"-Dlog4j2.configurationFile={logging}", "-Dkafka.logs.dir=."]
     class_path = jars.class_path("kafka")
 
     def format_storage() -> None:
-        if (data / "meta.properties").exists():
+        if data.exists():
+            _check(data / "meta.properties")
             return
-        if data.exists() and any(data.iterdir()):
-            raise StackError(
-                f"{data} holds records but no meta.properties: it is damaged",
-                hint="restore the file, or start afresh with `topicberg reset`",
-            )
-        tool = java(folder, options, ["kafka.tools.StorageTool"], class_path)
+        # Aside, then moved in one step: whatever ends this, the next start finds all or nothing.
+        aside = folder / "formatting"
+        shutil.rmtree(aside, ignore_errors=True)
+        scratch = write_file(folder / "format.properties", _properties(context, aside))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        arguments = ["format", "--cluster-id", cluster, "--config", str(properties)]
+        arguments = ["format", "--cluster-id", cluster, "--config", str(scratch)]
+        tool = java(context, "kafka", options, ["kafka.tools.StorageTool"], class_path)
         done = subprocess.run([*tool, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise StackError(f"Kafka's storage could not be formatted: {done.stderr.strip()}")
+            reason = (done.stderr or done.stdout).strip().splitlines()
+            raise StackError(f"Kafka's storage could not be formatted: {reason[-1:]}")
+        aside.rename(data)
 
     return Service(
         name="kafka",
-        command=java(folder, options, ["kafka.Kafka", str(properties)], class_path),
+        command=java(context, "kafka", options, ["kafka.Kafka", str(properties)], class_path),
         url=f"127.0.0.1:{context.ports['kafka']}",
         port=context.ports["kafka"],
         start_order=10,
@@ -83,6 +82,25 @@ def service(context: Context) -> Service:
         healthy=_healthy,
         stop_seconds=40,
     )
+
+
+def _properties(context: Context, data: Path) -> str:
+    return _PROPERTIES.format(
+        broker=context.ports["kafka"],
+        controller=context.ports["kafka_controller"],
+        data=data,
+    )
+
+
+def _check(meta: Path) -> None:
+    """Kafka's own message for a damaged one is a stack trace, over and over."""
+    try:
+        text = meta.read_text(errors="replace")
+    except FileNotFoundError:
+        raise state.damaged(meta, "missing beside the records") from None
+    values = dict(line.partition("=")[::2] for line in text.splitlines() if line[:1] != "#")
+    if not (values.get("cluster.id") and values.get("node.id") == "1"):
+        raise state.damaged(meta, "no cluster.id and node.id")
 
 
 def _healthy(endpoints: Endpoints) -> None:

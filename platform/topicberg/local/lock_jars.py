@@ -22,13 +22,15 @@ class Bundle(BaseModel):
     coordinates: list[str]
     transitive: bool = False
     exclude: list[str] = []
+    plain: list[str] = []
 
 
 def resolve(bundle: Bundle) -> list[Coordinate]:
     """The bundle's files in class-path order; versions as Maven would mediate them."""
     wanted = [Coordinate.parse(text) for text in bundle.coordinates]
+    plain = [Coordinate.parse(text) for text in bundle.plain]
     if not bundle.transitive:
-        return wanted
+        return wanted + plain
     context = maven_context()
     inputs = [
         context.create_dependency(
@@ -41,13 +43,14 @@ def resolve(bundle: Bundle) -> list[Coordinate]:
         Coordinate(a.groupId, a.artifactId, a.version, a.classifier, a.packaging)
         for a in (dependency.artifact for dependency in transitive)
     ]
-    own = {(c.group, c.artifact) for c in wanted}
-    return wanted + [
+    own = {(c.group, c.artifact) for c in wanted + plain}
+    resolved = [
         c
         for c in found
         if (c.group, c.artifact) not in own
         and not any(fnmatch(f"{c.group}:{c.artifact}", pattern) for pattern in bundle.exclude)
     ]
+    return wanted + resolved + plain
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from botocore.exceptions import ClientError
 
 from topicberg.endpoints import Endpoints
 from topicberg.local import jars
-from topicberg.local.service import Context, Service, java, jvm, shared_archive
+from topicberg.local.service import Context, Service, java, jvm, write_file
 
 _LOGBACK = """\
 <configuration>
@@ -23,10 +23,8 @@ def service(context: Context) -> Service:
     folder = context.folder("s3")
     objects = folder / "objects"
     objects.mkdir(exist_ok=True)
-    properties = folder / "s3proxy.properties"
-    properties.touch(mode=0o600)
-    properties.chmod(0o600)
-    properties.write_text(
+    properties = write_file(
+        folder / "s3proxy.properties",
         "\n".join(
             [
                 f"s3proxy.endpoint={context.url('s3')}",
@@ -41,15 +39,14 @@ def service(context: Context) -> Service:
                 f"jclouds.filesystem.basedir={objects}",
             ]
         )
-        + "\n"
+        + "\n",
     )
-    logback = folder / "logback.xml"
-    logback.write_text(_LOGBACK)
-    options = [*jvm("256m"), *shared_archive("s3"), f"-Dlogback.configurationFile={logback}"]
+    logback = write_file(folder / "logback.xml", _LOGBACK)
+    options = [*jvm("256m"), f"-Dlogback.configurationFile={logback}"]
     main = ["org.gaul.s3proxy.Main", "--properties", str(properties)]
     return Service(
         name="s3",
-        command=java(folder, options, main, jars.class_path("s3")),
+        command=java(context, "s3", options, main, jars.class_path("s3")),
         url=context.url("s3"),
         port=context.ports["s3"],
         start_order=10,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tarfile
+from pathlib import Path
 
 import requests
 
 from topicberg.endpoints import Endpoints
-from topicberg.local import jars
-from topicberg.local.service import Context, Service, java, jvm, shared_archive
+from topicberg.local import jars, state
+from topicberg.local.service import Context, Service, java, jvm
 
 API = "/apis/ccompat/v7"
 
@@ -18,7 +19,11 @@ def service(context: Context) -> Service:
     (archive,) = jars.class_path("schema_registry")
     home = jars.cache_dir() / "apicurio" / archive.name.removesuffix(".tar.gz")
 
-    def unpack() -> None:
+    database = folder / "registry.mv.db"
+
+    def prepare() -> None:
+        if database.exists() and not _is_h2(database):
+            raise state.damaged(database, "not an H2 database")
         if (home / "quarkus-run.jar").exists():
             return
         temporary = home.with_name(f".{home.name}.{context.ports['schema_registry']}")
@@ -28,16 +33,19 @@ def service(context: Context) -> Service:
         home.parent.mkdir(parents=True, exist_ok=True)
         runner.parent.rename(home)
 
-    options = [*jvm("192m"), *shared_archive("schema_registry"), "-XX:MaxMetaspaceSize=192m"]
+    options = [*jvm("192m"), "-XX:MaxMetaspaceSize=192m"]
     return Service(
         name="schema_registry",
-        command=java(folder, options, ["-jar", str(home / "quarkus-run.jar")], []),
+        command=java(
+            context, "schema_registry", options, ["-jar", str(home / "quarkus-run.jar")], []
+        ),
         environment={
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(context.ports["schema_registry"]),
             "QUARKUS_MANAGEMENT_HOST": "127.0.0.1",
             "QUARKUS_MANAGEMENT_PORT": str(context.ports["schema_registry_management"]),
             "QUARKUS_LOG_LEVEL": "WARN",
+            "QUARKUS_HTTP_ACCESS_LOG_ENABLED": "false",
             "QUARKUS_BANNER_ENABLED": "false",
             "APICURIO_STORAGE_KIND": "sql",
             "APICURIO_STORAGE_SQL_KIND": "h2",
@@ -48,9 +56,16 @@ def service(context: Context) -> Service:
         url=context.url("schema_registry") + API,
         port=context.ports["schema_registry"],
         start_order=10,
-        prepare=unpack,
+        prepare=prepare,
         healthy=_healthy,
     )
+
+
+def _is_h2(database: Path) -> bool:
+    """H2 keeps its header twice, in the first two blocks of 4 KB; one of them may be torn."""
+    with database.open("rb") as file:
+        head = file.read(8192)
+    return b"H:2" in (head[:3], head[4096:4099])
 
 
 def _healthy(endpoints: Endpoints) -> None:

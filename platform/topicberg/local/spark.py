@@ -14,7 +14,7 @@ import pyspark
 
 from topicberg.endpoints import CATALOG
 from topicberg.local import jars
-from topicberg.local.service import Context, Service, java, jvm
+from topicberg.local.service import Context, Service, java, jvm, write_file
 from topicberg.spark import check_spark
 
 # What org.apache.spark.launcher.JavaModuleOptions adds.
@@ -76,10 +76,9 @@ def service(context: Context) -> Service:
         "spark.sql.codegen.cache.maxEntries": "200",
         "spark.cleaner.periodicGC.interval": "10min",
     }
-    defaults = folder / "spark.conf"
-    defaults.write_text("".join(f"{key} {value}\n" for key, value in properties.items()))
-    logging = folder / "log4j2.properties"
-    logging.write_text(_LOGGING)
+    text = "".join(f"{key} {value}\n" for key, value in properties.items())
+    defaults = write_file(folder / "spark.conf", text)
+    logging = write_file(folder / "log4j2.properties", _LOGGING)
     options = [
         *jvm(_heap(), small=False),
         "-XX:+UseG1GC",
@@ -87,7 +86,6 @@ def service(context: Context) -> Service:
         "-XX:MaxHeapFreeRatio=30",
         "-XX:G1PeriodicGCInterval=30000",  # gives memory back when idle
         f"-Dlog4j2.configurationFile={logging}",
-        f"-Djava.io.tmpdir={context.folder('spark/tmp')}",
         "-Djdk.reflect.useDirectMethodHandle=false",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _MODULES),
@@ -103,7 +101,9 @@ def service(context: Context) -> Service:
     home = Path(pyspark.__file__).parent
     return Service(
         name="spark",
-        command=java(folder, options, main, [*jars.class_path("spark"), home / "jars" / "*"]),
+        command=java(
+            context, "spark", options, main, [*jars.class_path("spark"), home / "jars" / "*"]
+        ),
         environment={
             **context.aws_environment(),
             "SPARK_HOME": str(home),

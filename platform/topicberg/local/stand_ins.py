@@ -25,6 +25,7 @@ def aws(context: Context) -> Service:
 
 def snowflake(context: Context) -> Service:
     """Snowflake's wire protocol, with Iceberg tables resolved through Glue."""
+    password = context.credentials.snowflake_password
     return Service(
         name="snowflake",
         command=_module(context, "topicberg.local.snowflake", "snowflake"),
@@ -33,7 +34,7 @@ def snowflake(context: Context) -> Service:
             "TOPICBERG_S3_ENDPOINT": context.url("s3"),
             "TOPICBERG_AWS_ENDPOINT": context.url("aws"),
             "TOPICBERG_SNOWFLAKE_USER": SNOWFLAKE_USER,
-            "TOPICBERG_SNOWFLAKE_PASSWORD": context.credentials.snowflake_password.get_secret_value(),
+            "TOPICBERG_SNOWFLAKE_PASSWORD": password.get_secret_value(),
         },
         url=context.url("snowflake"),
         port=context.ports["snowflake"],
@@ -52,7 +53,7 @@ def tableflow(context: Context) -> Service:
             "TOPICBERG_PREFIX": context.config.prefix,
             "TOPICBERG_CLUSTER_ID": context.config.cluster_id,
         },
-        url="",
+        url=None,
         start_order=40,
         healthy=lambda _: None,
         stop_seconds=10,

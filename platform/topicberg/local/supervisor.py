@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from xmlrpc.client import Fault, ProtocolError, ServerProxy
@@ -19,28 +20,34 @@ from xmlrpc.client import Fault, ProtocolError, ServerProxy
 import psutil
 
 from topicberg.errors import StackError
-from topicberg.local.service import Context, Service
+from topicberg.local.service import Context, Service, write_file
 
 STACK_VARIABLE = "TOPICBERG_STACK"
 """In the environment of every process of a stack: its state directory."""
-_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "SSL_CERT_FILE")
+_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
+_START_SECONDS = 10
+"""A service that ends sooner is tried again after 1, 2, 3... seconds, a later one at once."""
 _USER = "topicberg"
 
 
+def log_file(context: Context, name: str) -> Path:
+    """Where a service's output goes; ``supervisor``: what the supervisor itself did."""
+    return context.folder("logs") / f"{name}.log"
+
+
 def configuration(context: Context, services: Iterable[Service]) -> str:
-    """supervisord's configuration file; it holds secrets."""
-    folder = context.folder("supervisor")
-    logs = context.folder("logs")
+    """supervisord's configuration file; it holds secrets. Paths are relative to the state
+    directory, for supervisord expands ``%`` in some of them twice.
+    """
     port = context.ports["supervisor"]
     password = context.credentials.supervisor_password.get_secret_value()
     sections = [
         f"""[supervisord]
-logfile={_escape(str(logs / "supervisor.log"))}
+logfile=logs/supervisor.log
 logfile_maxbytes=5MB
 logfile_backups=1
-pidfile={_escape(str(folder / "supervisord.pid"))}
-childlogdir={_escape(str(logs))}
-directory={_escape(str(context.config.state_dir))}
+pidfile=supervisor/supervisord.pid
+childlogdir=logs
 
 [inet_http_server]
 port=127.0.0.1:{port}
@@ -52,22 +59,25 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
     ]
     for service in services:
-        log = logs / f"{service.name}.log"
-        environment = {STACK_VARIABLE: str(context.config.state_dir), **service.environment}
+        environment = {
+            STACK_VARIABLE: str(context.config.state_dir),
+            "TMPDIR": str(context.folder("tmp")),
+            **service.environment,
+        }
         sections.append(
             f"""[program:{service.name}]
 command={_escape(" ".join(_quote(part) for part in service.command))}
-environment={_escape(",".join(f'{key}="{value}"' for key, value in environment.items()))}
+environment={_escape(",".join(f"{key}={_quote(value)}" for key, value in environment.items()))}
 priority={service.start_order}
 autostart=true
 autorestart=true
-startsecs=2
-startretries=1000
+startsecs={_START_SECONDS}
+startretries=1000000
 stopwaitsecs={service.stop_seconds}
 stopasgroup=true
 killasgroup=true
 redirect_stderr=true
-stdout_logfile={_escape(str(log))}
+stdout_logfile=logs/{service.name}.log
 stdout_logfile_maxbytes=10MB
 stdout_logfile_backups=2
 """
@@ -94,19 +104,28 @@ class Control:
     def answers(self) -> bool:
         try:
             return bool(self._api.getState()["statecode"] == 1)
-        except (OSError, Fault, ProtocolError):
+        except (OSError, HTTPException, Fault, ProtocolError):
             return False
 
-    def processes(self) -> dict[str, Mapping[str, Any]]:
-        """Service → supervisord's process info (``statename``, ``pid``, ``start``, ``now``)."""
-        return {info["name"]: info for info in self._api.getAllProcessInfo()}
+    def processes(self) -> dict[str, Mapping[str, Any]] | None:
+        """Service → supervisord's process info (``statename``, ``pid``, ``start``, ``now``).
 
-    def start(self, name: str) -> None:
+        None: supervisord does not answer.
+        """
         try:
-            self._api.startProcess(name, False)
-        except Fault as fault:
-            if "ALREADY_STARTED" not in fault.faultString:
-                raise StackError(f"{name} does not start: {fault.faultString}") from None
+            return {info["name"]: info for info in self._api.getAllProcessInfo()}
+        except (OSError, HTTPException, Fault, ProtocolError):
+            return None
+
+    def restart_what_is_down(self) -> None:
+        """Start at once what was stopped, gave up, or waits for its next attempt."""
+        for name, info in (self.processes() or {}).items():
+            if info["statename"] in ("RUNNING", "STARTING"):
+                continue
+            with suppress(Fault):  # it changed its state meanwhile
+                if info["statename"] == "BACKOFF":
+                    self._api.stopProcess(name)
+                self._api.startProcess(name, False)
 
     def shutdown(self) -> None:
         self._api.shutdown()
@@ -118,14 +137,13 @@ def launch(context: Context, services: Iterable[Service]) -> None:
     :raises StackError: it does not start
     """
     folder = context.folder("supervisor")
-    path = folder / "supervisord.conf"
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text(configuration(context, services))
+    context.folder("logs")
+    path = write_file(folder / "supervisord.conf", configuration(context, services))
     environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
     environment[STACK_VARIABLE] = str(context.config.state_dir)
     done = subprocess.run(
         [sys.executable, "-m", "supervisor.supervisord", "-c", str(path)],
+        cwd=context.config.state_dir,
         env=environment,
         capture_output=True,
         text=True,

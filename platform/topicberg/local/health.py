@@ -1,0 +1,179 @@
+"""Waiting for services, and saying how they are."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import StackError
+from topicberg.local import ports
+from topicberg.local.progress import Report
+from topicberg.local.service import Context, Service
+from topicberg.local.supervisor import Control, log_file
+
+START_SECONDS = 180.0
+EXITS = 3
+"""A service that ended so often while it is waited for will not start."""
+_TELLING = re.compile(r"error|exception|fatal|cannot|refused|denied|corrupt", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """One line of ``topicberg status``. Memory in bytes, uptime in seconds.
+
+    ``state``: ``running`` (its port answers), ``starting`` (the process is there, its port does
+    not answer yet), ``restarting`` (it ended by itself; the supervisor tries again), ``stopping``,
+    ``stopped``.
+    """
+
+    name: str
+    state: str
+    port: int | None = None
+    url: str | None = None
+    pid: int | None = None
+    memory: int = 0
+    uptime: float = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+
+_STATES = {
+    "STARTING": "starting",
+    "BACKOFF": "restarting",
+    "EXITED": "restarting",
+    "STOPPING": "stopping",
+}
+
+
+def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceStatus:
+    """:param info: supervisord's view of the process; None: no supervisord"""
+    name, port, url = service.name, service.port, service.url
+    if info is None or info["statename"] not in ("RUNNING", "STARTING"):
+        state = _STATES.get(info["statename"], "stopped") if info else "stopped"
+        return ServiceStatus(name, state, port, url)
+    try:
+        process = psutil.Process(info["pid"])
+        family = [process, *process.children(recursive=True)]
+        memory = sum(member.memory_info().rss for member in family)
+    except (psutil.Error, ValueError):
+        return ServiceStatus(name, "restarting", port, url)
+    answers = port is None or ports.listens(port)
+    return ServiceStatus(
+        name,
+        "running" if answers else "starting",
+        port,
+        url,
+        info["pid"],
+        memory,
+        max(0.0, info["now"] - info["start"]),
+    )
+
+
+def wait(
+    context: Context,
+    services: list[Service],
+    endpoints: Endpoints,
+    control: Control,
+    report: Report,
+) -> None:
+    """Until every service answers in its own protocol, all at once.
+
+    :raises StackError: one does not in :data:`START_SECONDS`, or keeps ending; says why
+    """
+    waiting = _Waiting(endpoints, report, len(services), time.monotonic() + START_SECONDS)
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        asked = [pool.submit(waiting.ask, service) for service in services]
+        try:
+            while not all(future.done() for future in asked):
+                _refuse_crashes(context, services, control, waiting)
+                waiting.over.wait(0.3)
+        finally:
+            waiting.over.set()
+    for future in asked:
+        future.result()
+
+
+@dataclass
+class _Waiting:
+    endpoints: Endpoints
+    report: Report
+    total: int
+    deadline: float
+    over: threading.Event = field(default_factory=threading.Event)
+    up: set[str] = field(default_factory=set)
+    starts: dict[str, set[int]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, service: Service) -> None:
+        """Ask one service until it answers, or the waiting is over."""
+        last: Exception | None = None
+        while not self.over.wait(0.3 if last else 0.0):
+            try:
+                service.healthy(self.endpoints)
+            except Exception as error:  # whatever the service's client raises
+                last = error
+                if time.monotonic() > self.deadline:
+                    self.over.set()
+                    raise StackError(
+                        f"{service.name} does not answer after {START_SECONDS:.0f} s:"
+                        f" {_first_line(error)}",
+                        hint=f"`topicberg logs {service.name}` says more",
+                    ) from None
+            else:
+                with self._lock:
+                    self.up.add(service.name)
+                    self.report.answers(service.name, len(self.up), self.total)
+                return
+
+
+def _refuse_crashes(
+    context: Context, services: list[Service], control: Control, waiting: _Waiting
+) -> None:
+    processes = control.processes()
+    if processes is None:
+        raise StackError(
+            "the supervisor ended while the services were starting",
+            hint=f"{log_file(context, 'supervisor')} says why",
+        )
+    for service in services:
+        info = processes.get(service.name)
+        if info is None or service.name in waiting.up:
+            continue
+        starts = waiting.starts.setdefault(service.name, set())
+        starts.add(info["start"])
+        if info["statename"] in ("BACKOFF", "EXITED", "FATAL") and len(starts) >= EXITS:
+            reason = last_words(log_file(context, service.name)) or info["spawnerr"]
+            raise StackError(
+                f"{service.name} ends as soon as it starts: {reason}",
+                hint=f"`topicberg logs {service.name}` says more",
+            )
+
+
+def last_words(log: Path) -> str:
+    """The line of a log that most likely says why the process ended; at most 300 characters."""
+    try:
+        with log.open(errors="replace") as file:
+            lines = [line.rstrip() for line in deque(file, maxlen=200)]
+    except OSError:
+        return ""
+    told = [line for line in lines if line.strip() and not line[0].isspace() and line[0] != "#"]
+    causes = [line.removeprefix("Caused by: ") for line in told if line.startswith("Caused by: ")]
+    telling = causes or [line for line in told if _TELLING.search(line)] or told
+    return telling[-1][:300] if telling else ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

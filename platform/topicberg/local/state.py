@@ -1,0 +1,189 @@
+"""The state directory: what is kept in it, whether it can be used, and what is damaged.
+
+``credentials.json``  secrets, made at the first start
+``ports.json``        the ports of the last start; written before the services start
+``runtime.json``      endpoints (:mod:`topicberg.endpoints`); there once everything has answered,
+                      until ``down``
+and a folder for each service. What holds a secret has mode 0600, the directory itself 0700.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import SecretStr, TypeAdapter, ValidationError
+
+from topicberg.endpoints import Endpoints, load_endpoints, runtime_file
+from topicberg.errors import StackError, StackNotRunningError
+from topicberg.local.service import Context, Credentials, write_file
+from topicberg.settings import Settings
+
+NEEDED_DISK = 2 * 2**30
+NEEDED_MEMORY = 3 * 2**30
+UNUSABLE = frozenset(',;:"\\\n\t')
+"""Separators in class paths, Kafka's list of folders, and JDBC URLs: no way to escape them."""
+_PORTS = TypeAdapter(dict[str, int])
+
+
+def lock_file(config: Settings) -> Path:
+    return config.state_dir / "up.lock"
+
+
+def prepare_dir(config: Settings) -> None:
+    """Make the state directory, or see that it can be used.
+
+    :raises StackError: it cannot be written, or it is somebody's home and not ours
+    """
+    state_dir = config.state_dir
+    refuse_foreign(config)
+    if bad := UNUSABLE.intersection(str(state_dir)):
+        raise StackError(
+            f"the services cannot use a path with {sorted(bad)[0]!r}: {state_dir}",
+            hint="TOPICBERG_STATE_DIR chooses another one",
+        )
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        state_dir.chmod(0o700)
+        probe = state_dir / ".writable"
+        probe.write_text("x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise StackError(
+            f"{state_dir} cannot be written: {error.strerror}",
+            hint="free some space or mend its permissions; TOPICBERG_STATE_DIR chooses another one",
+        ) from None
+
+
+def check_resources(state_dir: Path) -> None:
+    """:raises StackError: too little disk or memory for a start"""
+    free = shutil.disk_usage(state_dir).free
+    if free < NEEDED_DISK:
+        raise StackError(
+            f"{state_dir} has {free / 2**30:.1f} GB free, the stack needs"
+            f" {NEEDED_DISK / 2**30:.0f}",
+            hint="free some space; TOPICBERG_STATE_DIR chooses another place",
+        )
+    available = psutil.virtual_memory().available
+    if available < NEEDED_MEMORY:
+        raise StackError(
+            f"{available / 2**30:.1f} GB of memory are available, the stack needs"
+            f" {NEEDED_MEMORY / 2**30:.0f}",
+            hint="close something; `topicberg down` in another checkout stops its stack",
+        )
+
+
+def delete(config: Settings) -> None:
+    """Delete the state directory.
+
+    :raises StackError: it is not one of ours, or cannot be deleted
+    """
+    state_dir = config.state_dir.resolve()
+    refuse_foreign(config)
+    if not (state_dir / "credentials.json").exists() and any(state_dir.iterdir()):
+        raise StackError(
+            f"{state_dir} does not look like topicberg's state (no credentials.json); it stays",
+            hint="check TOPICBERG_STATE_DIR, or delete the directory yourself",
+        )
+    try:
+        shutil.rmtree(state_dir)
+    except OSError as error:
+        raise StackError(f"{error.filename} cannot be deleted: {error.strerror}") from None
+
+
+def refuse_foreign(config: Settings) -> None:
+    state_dir = config.state_dir.resolve()
+    for place in (Path.home().resolve(), config.project_root.resolve()):
+        if place.is_relative_to(state_dir):
+            raise StackError(
+                f"{state_dir} cannot be the state directory: it holds more than topicberg's state",
+                hint="TOPICBERG_STATE_DIR must name a directory of its own",
+            )
+
+
+# --- what a start leaves for the next ---
+
+
+def load_context(config: Settings) -> Context | None:
+    """The context of the last start; None if there was none.
+
+    :raises StackError: a file of it is damaged
+    """
+    ports = load_ports(config)
+    return Context(config, ports, credentials(config)) if ports else None
+
+
+def load_ports(config: Settings) -> dict[str, int]:
+    path = config.state_dir / "ports.json"
+    try:
+        return _PORTS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValidationError, OSError) as error:
+        raise damaged(path, error) from None
+
+
+def save_ports(context: Context) -> None:
+    write_file(context.config.state_dir / "ports.json", json.dumps(dict(context.ports)))
+
+
+def credentials(config: Settings) -> Credentials:
+    """The stack's secrets, made when they are asked for first."""
+    path = config.state_dir / "credentials.json"
+    try:
+        return Credentials.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        new = Credentials.generate()
+        write_file(path, new.model_dump_json())
+        return new
+    except (ValidationError, OSError) as error:
+        raise damaged(path, error) from None
+
+
+def save_endpoints(config: Settings, services: dict[str, str | None], endpoints: Endpoints) -> None:
+    """Write ``runtime.json``. ``services``: URL by name."""
+    document = {
+        "services": {name: {"url": url} for name, url in services.items()},
+        "endpoints": {key: _revealed(value) for key, value in endpoints.model_dump().items()},
+    }
+    write_file(runtime_file(config), json.dumps(document, indent=1))
+
+
+def forget_endpoints(config: Settings) -> bool:
+    """Remove ``runtime.json``. False: there was none."""
+    path = runtime_file(config)
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    return existed
+
+
+def has_endpoints(config: Settings) -> bool:
+    """Whether everything has answered since the last start.
+
+    :raises StackError: ``runtime.json`` is damaged
+    """
+    try:
+        load_endpoints(config)
+    except StackNotRunningError:
+        return False
+    return True
+
+
+def damaged(path: Path, error: object) -> StackError:
+    """The one line for a file that cannot be understood; nothing is deleted without being asked."""
+    reason = type(error).__name__ if isinstance(error, Exception) else str(error)
+    return StackError(
+        f"{path} is damaged ({reason})",
+        hint="restore it, or start afresh with `topicberg reset`, which deletes the local tables",
+    )
+
+
+def _revealed(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: _revealed(item) for key, item in value.items()}
+    return value
