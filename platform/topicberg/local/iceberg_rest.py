@@ -16,7 +16,7 @@ import requests
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.local import jars, state
-from topicberg.local.service import Context, Service, java, jvm, write_file
+from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
 
 _XML = """\
 <?xml version="1.0"?>
@@ -63,11 +63,24 @@ _XML = """\
 </Configure>
 """
 
-_LOGGING = (
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    "-Dorg.slf4j.simpleLogger.showDateTime=true",
-    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss,SSS",
+_OF_SPARK = (
+    "hadoop-client-*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar",
 )
+# The servlet logs whatever it answers with an error, be it that a table does not exist: one line is
+# enough, the client has the rest.
+_LOGGING = """\
+appender.short.type = Console
+appender.short.name = short
+appender.short.target = SYSTEM_ERR
+appender.short.layout.type = PatternLayout
+appender.short.layout.pattern = %d %p %c{1}: %m: %ex{short.message}%n
+logger.servlet.name = org.apache.iceberg.rest.RESTCatalogServlet
+logger.servlet.additivity = false
+logger.servlet.appenderRef.short.ref = short
+"""
 
 
 def service(context: Context) -> Service:
@@ -90,9 +103,10 @@ def service(context: Context) -> Service:
     port = context.ports["iceberg_rest"]
     text = _XML.format(properties=entries, name=CATALOG, port=port)
     xml = write_file(folder / "jetty.xml", text)
-    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
-    class_path = [*jars.class_path("iceberg_rest"), *hadoop]
-    options = [*jvm("256m"), *_LOGGING]
+    spark = Path(pyspark.__file__).parent / "jars"
+    lent = [jar for name in _OF_SPARK for jar in sorted(spark.glob(name))]
+    class_path = [*jars.class_path("iceberg_rest"), *lent]
+    options = [*jvm("256m"), *log4j(folder, _LOGGING)]
     return Service(
         name="iceberg_rest",
         command=java(

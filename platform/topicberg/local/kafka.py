@@ -11,7 +11,7 @@ from pathlib import Path
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.local import jars, state
-from topicberg.local.service import Context, Service, java, jvm, write_file
+from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
 
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -36,23 +36,13 @@ message.max.bytes=8388608
 num.network.threads=2
 num.io.threads=4
 """
-_LOGGING = """\
-status = error
-appender.console.type = Console
-appender.console.name = console
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d %p %c{1}: %m%n
-rootLogger.level = warn
-rootLogger.appenderRef.console.ref = console
-"""
 
 
 def service(context: Context) -> Service:
     folder = context.folder("kafka")
     data = folder / "data"
     properties = write_file(folder / "server.properties", _properties(context, data))
-    logging = write_file(folder / "log4j2.properties", _LOGGING)
-    options = [*jvm("512m"), f"-Dlog4j2.configurationFile={logging}", "-Dkafka.logs.dir=."]
+    options = [*jvm("512m"), *log4j(folder), "-Dkafka.logs.dir=."]
     class_path = jars.class_path("kafka")
 
     def format_storage() -> None:

@@ -46,6 +46,7 @@ def service(context: Context) -> Service:
             "QUARKUS_MANAGEMENT_PORT": str(context.ports["schema_registry_management"]),
             "QUARKUS_LOG_LEVEL": "WARN",
             "QUARKUS_HTTP_ACCESS_LOG_ENABLED": "false",
+            "QUARKUS_LOG_CATEGORY__IO_APICURIO__LEVEL": "WARN",
             "QUARKUS_BANNER_ENABLED": "false",
             "APICURIO_STORAGE_KIND": "sql",
             "APICURIO_STORAGE_SQL_KIND": "h2",

@@ -41,6 +41,18 @@ SNOWFLAKE_ACCOUNT = "topicberg"
 SNOWFLAKE_USER = "TOPICBERG"
 
 
+_LOG4J = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %c{1}: %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+"""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a service is made from: the settings, the ports chosen for it, the stack's secrets."""
@@ -97,6 +109,14 @@ def write_file(path: Path, text: str) -> Path:
         temporary.write_text(text)
         temporary.replace(path)
     return path
+
+
+def log4j(folder: Path, more: str = "") -> list[str]:
+    """JVM options for Log4j 2: warnings and errors to the service's log.
+
+    :param more: further properties of its configuration
+    """
+    return [f"-Dlog4j2.configurationFile={write_file(folder / 'log4j2.properties', _LOG4J + more)}"]
 
 
 def java(

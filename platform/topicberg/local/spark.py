@@ -14,7 +14,7 @@ import pyspark
 
 from topicberg.endpoints import CATALOG
 from topicberg.local import jars
-from topicberg.local.service import Context, Service, java, jvm, write_file
+from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
 from topicberg.spark import check_spark
 
 # What org.apache.spark.launcher.JavaModuleOptions adds.
@@ -35,15 +35,6 @@ _MODULES = (
     "java.base/sun.util.calendar",
     "java.security.jgss/sun.security.krb5",
 )
-_LOGGING = """\
-rootLogger.level = warn
-rootLogger.appenderRef.stdout.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d %p %c{1}: %m%n
-"""
 
 
 def service(context: Context) -> Service:
@@ -78,14 +69,13 @@ def service(context: Context) -> Service:
     }
     text = "".join(f"{key} {value}\n" for key, value in properties.items())
     defaults = write_file(folder / "spark.conf", text)
-    logging = write_file(folder / "log4j2.properties", _LOGGING)
     options = [
         *jvm(_heap(), small=False),
         "-XX:+UseG1GC",
         "-XX:MinHeapFreeRatio=10",
         "-XX:MaxHeapFreeRatio=30",
         "-XX:G1PeriodicGCInterval=30000",  # gives memory back when idle
-        f"-Dlog4j2.configurationFile={logging}",
+        *log4j(folder),
         "-Djdk.reflect.useDirectMethodHandle=false",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _MODULES),
