@@ -42,8 +42,10 @@ CONFLICT_ATTEMPTS = 5
 BAD_RECORD = "topicberg-bad-record"
 _BAD_RECORD = re.compile(BAD_RECORD + r" (\{.*?\})")
 
-# The Kafka client's defaults fetch 500 records at a time, which bounds the whole ingest.
+# The Kafka client's defaults fetch 500 records at a time, which bounds the whole ingest, and wait
+# half a second for more at the end of every partition, which bounds a small batch.
 _KAFKA_READ = {
+    "kafka.fetch.max.wait.ms": "20",
     "kafka.isolation.level": "read_committed",
     "kafka.max.poll.records": "20000",
     "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
@@ -81,13 +83,14 @@ class Ingestor:
         self.config = config
         self._catalog = endpoints.catalog(config)
         self._subjects = SubjectReader(endpoints.schema_registry_client())
+        self._fitted: str | None = None  # the schema that the table was last made to fit
         self._foreign: dict[int, str] = {}  # schemas of other subjects that records name
         self._spark: SparkSession | None = None
         self.max_records = MAX_RECORDS
 
     def close(self) -> None:
-        """Forget the Spark session; the next step opens a new one."""
-        session, self._spark = self._spark, None
+        """Forget the Spark session and the table; the next step looks again."""
+        session, self._spark, self._fitted = self._spark, None, None
         if session is not None:
             try:
                 session.stop()
@@ -146,7 +149,11 @@ class Ingestor:
         return Commit(batch.records, snapshot.snapshot_id, batch.end, backlog)
 
     def _table(self, subject: Subject) -> Table:
-        return ensure_table(self._catalog, self.spec, self.config, subject.latest)
+        if subject.latest == self._fitted:
+            return self._catalog.load_table(self.spec.table_identifier(self.config))
+        table = ensure_table(self._catalog, self.spec, self.config, subject.latest)
+        self._fitted = subject.latest
+        return table
 
     def _adapt(self, batch: Batch, summary: Mapping[str, str]) -> None:
         """Learn from the files how many records make ``commit_max_bytes``."""

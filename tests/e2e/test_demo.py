@@ -1,0 +1,97 @@
+"""The product as its users meet it: the demo, and Dagster with its daemon."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from topicberg import kafka
+from topicberg.dagster_home import dagster_home
+from topicberg.datagen.runner import run_here
+from topicberg.endpoints import Endpoints
+from topicberg.query import QueryError, run_query
+from topicberg.settings import settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.timeout(400)]
+
+TOTALS = "stock_trades_with_totals"
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "TOPICBERG_STATE_DIR": str(settings().state_dir)}
+
+
+def topicberg(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("topicberg")
+    return subprocess.run(
+        [str(program), *arguments],
+        env={**environment(), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_demo_ends_with_the_same_counts_through_three_doors(stack: Endpoints) -> None:
+    done = topicberg("demo", "--records", "5000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    produced = sum(kafka.end_offsets(stack, "stock_trades").values())
+    (trades,) = re.findall(r"^│ stock_trades +│(.*)│$", done.stdout, re.MULTILINE)
+    (totals,) = re.findall(rf"^│ {TOTALS} +│(.*)│$", done.stdout, re.MULTILINE)
+    numbers = re.findall(r"[\d,]+", trades) + re.findall(r"[\d,]+", totals)
+    assert numbers == [f"{produced:,}"] * 7  # Kafka and three engines, then three engines
+    assert "agree" in done.stdout
+    password = stack.snowflake.password.get_secret_value()
+    assert password not in done.stdout + done.stderr
+
+
+@pytest.fixture
+def dagster_dev(stack: Endpoints) -> Iterator[int]:
+    """`dagster dev` in the project's root; the port of its web server."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    config = settings()
+    log = (config.state_dir / "dagster-dev.log").open("w")
+    dagster = Path(sys.executable).with_name("dagster")
+    process = subprocess.Popen(
+        [str(dagster), "dev", "--host", "127.0.0.1", "--port", str(port)],
+        cwd=config.project_root,
+        env={**environment(), "DAGSTER_HOME": str(dagster_home(config))},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield port
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        log.close()
+
+
+def test_the_daemon_carries_records_to_snowflake(stack: Endpoints, dagster_dev: int) -> None:
+    run_here(settings(), "stock_trades", rate=0, count=1000)
+    produced = sum(kafka.end_offsets(stack, "stock_trades").values())
+    deadline = time.monotonic() + 240
+    seen = -1
+    while seen != produced:
+        assert time.monotonic() < deadline, f"Snowflake has {seen} of {produced} rows"
+        time.sleep(3)
+        try:
+            sql = f"SELECT count(*) FROM {TOTALS}"
+            seen = int(run_query(sql, "snowflake", stack, settings()).scalar())
+        except QueryError:  # the table is not there yet
+            continue
