@@ -63,9 +63,9 @@ def service(context: Context) -> Service:
         f"{catalog}.client.region": context.config.aws_region,
         # Tables change under Spark: the engine publishes its commits through the catalog.
         f"{catalog}.cache-enabled": "false",
-        # Two hours of one task's data on a busy topic stay below this.
-        "spark.sql.codegen.cache.maxEntries": "200",
         "spark.cleaner.periodicGC.interval": "10min",
+        # A client that vanished; one that is idle for longer opens a new session.
+        "spark.connect.session.manager.defaultSessionTimeout": "30m",
     }
     text = "".join(f"{key} {value}\n" for key, value in properties.items())
     defaults = write_file(folder / "spark.conf", text)

@@ -19,6 +19,7 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from topicberg.endpoints import Endpoints, load_endpoints, runtime_file
 from topicberg.errors import StackError, StackNotRunningError
+from topicberg.local import ports
 from topicberg.local.service import Context, Credentials, write_file
 from topicberg.settings import Settings
 
@@ -108,12 +109,12 @@ def refuse_foreign(config: Settings) -> None:
 
 
 def load_context(config: Settings) -> Context | None:
-    """The context of the last start; None if there was none.
+    """The context of the last start; None if there was none, or none that this version made.
 
     :raises StackError: a file of it is damaged
     """
-    ports = load_ports(config)
-    return Context(config, ports, credentials(config)) if ports else None
+    last = load_ports(config)
+    return Context(config, last, credentials(config)) if last.keys() >= set(ports.NAMES) else None
 
 
 def load_ports(config: Settings) -> dict[str, int]:

@@ -1,0 +1,197 @@
+"""The stack's state directory and ports: what is refused, and with which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from topicberg.errors import StackError
+from topicberg.local import health, iceberg_rest, kafka, ports, schema_registry, stack, state
+from topicberg.local.service import Context
+from topicberg.settings import Settings
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Settings:
+    return Settings(state_dir=tmp_path / "state dir 100%")
+
+
+@pytest.fixture
+def context(config: Settings) -> Context:
+    state.prepare_dir(config)
+    return Context(config, ports.choose({}, {}), state.credentials(config))
+
+
+# --- ports ---
+
+
+def test_ports_stay_the_same_and_below_the_ephemeral_range() -> None:
+    first = ports.choose({}, {})
+    assert len(set(first.values())) == len(ports.NAMES)
+    assert all(20_000 <= port < 32_000 for port in first.values())
+    assert ports.choose({}, first) == first
+
+
+def test_a_port_that_somebody_took_is_given_up() -> None:
+    first = ports.choose({}, {})
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first["kafka"]))
+        other.listen()
+        second = ports.choose({}, first)
+    assert second["kafka"] not in first.values()
+    assert {**first, "kafka": 0} == {**second, "kafka": 0}
+
+
+def test_fixed_port_that_is_taken() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(StackError) as caught:
+            ports.choose({"kafka": port}, {})
+    me = psutil.Process()
+    assert caught.value.message == f"port {port} for kafka is taken by {me.name()} (pid {me.pid})"
+    assert "TOPICBERG_PORTS" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [
+        ({"kafak": 9092}, "TOPICBERG_PORTS names 'kafak', which has no port"),
+        ({"kafka": 29092, "s3": 29092}, "gives port 29092 to s3 and to another service"),
+        ({"kafka": 123_456}, "port 123456 for kafka is taken"),
+    ],
+)
+def test_fixed_ports_that_make_no_sense(fixed: dict[str, int], words: str) -> None:
+    with pytest.raises(StackError, match=words):
+        ports.choose(fixed, {})
+
+
+# --- the directory ---
+
+
+def test_directories_that_hold_more_than_state(tmp_path: Path) -> None:
+    for place in (Path("/"), Path.home(), Settings().project_root):
+        foreign = Settings(state_dir=place)
+        for command in (stack.up, stack.reset):
+            with pytest.raises(StackError, match="cannot be the state directory"):
+                command(foreign)
+    papers = tmp_path / "papers"
+    papers.mkdir()
+    (papers / "letter").touch()
+    with pytest.raises(StackError, match="does not look like topicberg's state"):
+        stack.reset(Settings(state_dir=papers))
+    assert (papers / "letter").exists()
+
+
+def test_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StackError, match=r"file/state cannot be written: Not a directory"):
+        stack.up(Settings(state_dir=tmp_path / "file" / "state"))
+
+
+def test_directory_that_no_class_path_can_name(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match="cannot use a path with ':'"):
+        stack.up(Settings(state_dir=tmp_path / "a:b"))
+
+
+def test_full_disk_and_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 10**9
+        available = 10**9
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: Usage())
+        with pytest.raises(StackError, match=r"has 0.9 GB free, the stack needs 2"):
+            state.check_resources(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil, "virtual_memory", Usage)
+        with pytest.raises(StackError, match=r"0.9 GB of memory are available, the stack needs 3"):
+            state.check_resources(tmp_path)
+
+
+def test_secrets_are_private(context: Context) -> None:
+    path = context.config.state_dir / "credentials.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert state.credentials(context.config) == context.credentials
+
+
+# --- damage: named, never mended by deleting ---
+
+
+@pytest.mark.parametrize("name", ["ports.json", "credentials.json", "runtime.json"])
+@pytest.mark.parametrize("content", ["", "{", '{"kafka": "x"}', "\0\0\0"])
+def test_damaged_file(context: Context, name: str, content: str) -> None:
+    state.save_ports(context)
+    path = context.config.state_dir / name
+    path.write_text(content)
+    with pytest.raises(StackError) as caught:
+        stack.ensure_running(context.config)
+    assert str(path) in caught.value.message
+    assert "damaged" in caught.value.message
+    assert path.read_text() == content
+    stack.reset(context.config)  # works all the same
+    assert not context.config.state_dir.exists()
+
+
+def prepare(service: stack.Service) -> None:
+    assert service.prepare
+    service.prepare()
+
+
+@pytest.mark.parametrize("content", [None, "", "garbage\n", "version=1\nnode.id=1\n"])
+def test_damaged_kafka(context: Context, content: str | None) -> None:
+    data = context.folder("kafka/data")
+    if content is not None:
+        (data / "meta.properties").write_text(content)
+    with pytest.raises(StackError, match=r"meta\.properties is damaged"):
+        prepare(kafka.service(context))
+
+
+@pytest.mark.parametrize("content", [b"not a database at all", b"SQLite format 3\0" + b"x" * 5000])
+def test_damaged_catalog(context: Context, content: bytes) -> None:
+    (context.folder("iceberg_rest") / "catalog.db").write_bytes(content)
+    with pytest.raises(StackError, match=r"catalog\.db is damaged"):
+        prepare(iceberg_rest.service(context))
+
+
+def test_damaged_schemas(context: Context) -> None:
+    (context.folder("schema_registry") / "registry.mv.db").write_bytes(b"x" * 9000)
+    with pytest.raises(StackError, match=r"registry\.mv\.db is damaged"):
+        prepare(schema_registry.service(context))
+
+
+# --- what a service said last ---
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "go\nException in thread main: oh\n\tat a.b(C.java)\nCaused by: the reason\n\tat d",
+            "the reason",
+        ),
+        ("2026 ERROR Exiting: bind failed\n2026 INFO bye\n", "2026 ERROR Exiting: bind failed"),
+        ("only this\n\n", "only this"),
+        ("", ""),
+    ],
+)
+def test_last_words(tmp_path: Path, log: str, reason: str) -> None:
+    path = tmp_path / "service.log"
+    path.write_text(log)
+    assert health.last_words(path) == reason
+
+
+def test_status_of_what_never_ran(config: Settings) -> None:
+    states = stack.status(config)
+    assert {service.state for service in states} == {"stopped"}
+    assert json.dumps([service.url for service in states])
+    assert not config.state_dir.exists()
+    assert stack.down(config) is False
+    assert stack.reset(config) is False
