@@ -1,0 +1,263 @@
+"""The local stack: what survives, who may connect, what its commands say."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import NewTopic
+from confluent_kafka.schema_registry import Schema
+from conftest import KillService
+
+from topicberg.endpoints import Endpoints
+from topicberg.local import stack as local_stack
+from topicberg.local import state, supervisor
+from topicberg.settings import settings
+
+pytestmark = pytest.mark.integration
+
+MARK = "kept_by_the_stack"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from topicberg.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+def kafka_holds(endpoints: Endpoints) -> bool:
+    consumer = Consumer({**endpoints.kafka_config(), "group.id": MARK, "log_level": 0})
+    with suppress(Exception):
+        consumer.assign([consumer_position()])
+        message = consumer.poll(20)
+        return message is not None and message.value() == b"here"
+    return False
+
+
+def consumer_position() -> Any:
+    from confluent_kafka import TopicPartition
+
+    return TopicPartition(MARK, 0, 0)
+
+
+def put_kafka(endpoints: Endpoints) -> None:
+    admin = endpoints.kafka_admin()
+    for future in admin.create_topics([NewTopic(MARK, 1, 1)]).values():
+        with suppress(Exception):  # from the test before
+            future.result()
+    producer = Producer(endpoints.kafka_config())
+    producer.produce(MARK, b"here")
+    assert producer.flush(20) == 0
+
+
+def put_schema(endpoints: Endpoints) -> None:
+    endpoints.schema_registry_client().register_schema(MARK, Schema('"string"', "AVRO"))
+
+
+def put_object(endpoints: Endpoints) -> None:
+    endpoints.boto3("s3").put_object(Bucket=settings().bucket, Key=MARK, Body=b"here")
+
+
+def put_namespace(endpoints: Endpoints) -> None:
+    endpoints.catalog().create_namespace_if_not_exists(MARK)
+
+
+def put_database(endpoints: Endpoints) -> None:
+    glue = endpoints.boto3("glue")
+    with suppress(glue.exceptions.AlreadyExistsException):
+        glue.create_database(DatabaseInput={"Name": MARK})
+
+
+def snowflake(endpoints: Endpoints, sql: str) -> list[Any]:
+    import snowflake.connector
+
+    account = endpoints.snowflake.model_dump()
+    account["password"] = endpoints.snowflake.password.get_secret_value()
+    with snowflake.connector.connect(**account, login_timeout=10) as connection:
+        return list(connection.cursor().execute(sql).fetchall())
+
+
+# Service → (put something there, whether it is still there)
+KEPT: dict[str, tuple[Callable[[Endpoints], object], Callable[[Endpoints], bool]]] = {
+    "kafka": (put_kafka, kafka_holds),
+    "schema_registry": (
+        put_schema,
+        lambda e: MARK in e.schema_registry_client().get_subjects(),
+    ),
+    "s3": (
+        put_object,
+        lambda e: (
+            e.boto3("s3").get_object(Bucket=settings().bucket, Key=MARK)["Body"].read() == b"here"
+        ),
+    ),
+    "iceberg_rest": (put_namespace, lambda e: (MARK,) in e.catalog().list_namespaces()),
+    "aws": (
+        put_database,
+        lambda e: e.boto3("glue").get_database(Name=MARK)["Database"]["Name"] == MARK,
+    ),
+    "snowflake": (
+        lambda e: snowflake(e, f"CREATE DATABASE IF NOT EXISTS {MARK}"),
+        lambda e: bool(snowflake(e, f"SHOW DATABASES LIKE '{MARK}'")),
+    ),
+}
+
+
+def put_all(endpoints: Endpoints) -> None:
+    for put, _ in KEPT.values():
+        put(endpoints)
+
+
+def lost(endpoints: Endpoints) -> list[str]:
+    return [name for name, (_, holds) in KEPT.items() if not holds(endpoints)]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_killed_service_comes_back_with_its_data(
+    stack: Endpoints, kill_service: KillService, name: str
+) -> None:
+    put, holds = KEPT[name]
+    put(stack)
+    kill_service(name)
+    assert holds(stack)
+
+
+def test_everything_killed_at_once(stack: Endpoints) -> None:
+    """As after a power cut, supervisor included."""
+    put_all(stack)
+    killed = supervisor.stack_processes(settings().state_dir)
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed, timeout=10)
+    assert run("status").returncode == 1
+    assert not any(service.running for service in local_stack.status(settings()))
+    assert local_stack.up(settings()) == stack
+    assert lost(stack) == []
+
+
+def test_supervisor_killed(stack: Endpoints) -> None:
+    """Its services are orphans then: the next start ends them first."""
+    context = state.load_context(settings())
+    assert context
+    pid = int((settings().state_dir / "supervisor" / "supervisord.pid").read_text())
+    before = {service.pid for service in local_stack.status(settings())}
+    psutil.Process(pid).kill()
+    local_stack.ensure_running(settings())
+    after = {service.pid for service in local_stack.status(settings())}
+    assert not before & after
+    assert len(supervisor.stack_processes(settings().state_dir)) < 15
+
+
+def test_down_and_up_keep_everything(stack: Endpoints) -> None:
+    put_all(stack)
+    began = time.monotonic()
+    done = run("down")
+    assert (done.returncode, done.stdout) == (0, "the stack is down\n")
+    assert time.monotonic() - began < 40
+    assert supervisor.stack_processes(settings().state_dir) == []
+    assert run("down").stdout == "the stack was not running\n"
+
+    done = run("status", "--json")
+    assert done.returncode == 1
+    stopped = json.loads(done.stdout)
+    assert {service["state"] for service in stopped["services"].values()} == {"stopped"}
+    assert stopped["endpoints"] == {}
+
+    config = settings()
+    with ThreadPoolExecutor() as pool:  # as several Dagster processes do
+        for future in [pool.submit(local_stack.ensure_running, config) for _ in range(3)]:
+            future.result()
+    assert lost(stack) == []
+
+
+def test_second_up(stack: Endpoints) -> None:
+    done = run("up")
+    assert done.returncode == 0, done.stderr
+    with state_lock():
+        done = run("up")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the stack is being started or stopped by another command")
+
+
+def state_lock() -> Any:
+    from filelock import FileLock
+
+    return FileLock(state.lock_file(settings()))
+
+
+def test_status_and_env(stack: Endpoints) -> None:
+    done = run("status", "--json")
+    assert done.returncode == 0, done.stdout
+    told = json.loads(done.stdout)
+    assert list(told["services"]) == list(local_stack.SERVICES)
+    for name, service in told["services"].items():
+        assert service["state"] == "running"
+        assert psutil.pid_exists(service["pid"])
+        assert (service["port"] is None) == (service["url"] is None) == (name == "tableflow")
+    assert told["endpoints"]["kafka_bootstrap"] == stack.kafka_bootstrap
+    assert set(told["endpoints"]) == {
+        "kafka_bootstrap",
+        "schema_registry",
+        "s3",
+        "iceberg_rest",
+        "spark_connect",
+        "aws",
+        "snowflake",
+    }
+    exports = run("env").stdout
+    assert f"export SPARK_REMOTE={stack.spark_connect}\n" in exports
+    assert "AWS_SECRET_ACCESS_KEY=" in exports
+
+
+def test_status_while_a_service_restarts(stack: Endpoints, kill_service: KillService) -> None:
+    kill_service("schema_registry", wait=False)
+    done = run("status", "--json")
+    assert done.returncode == 1
+    service = json.loads(done.stdout)["services"]["schema_registry"]
+    assert service["state"] in ("starting", "restarting")
+    local_stack.up(settings())
+    assert all(service.running for service in local_stack.status(settings()))
+
+
+def test_only_loopback(stack: Endpoints) -> None:
+    listening = [
+        connection.laddr.ip
+        for process in supervisor.stack_processes(settings().state_dir)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 10
+    assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_secrets_stay_in_private_files(stack: Endpoints) -> None:
+    folder = settings().state_dir
+    secrets = [
+        secret
+        for name, secret in json.loads((folder / "credentials.json").read_text()).items()
+        if name != "s3_access_key"
+    ]
+    processes = supervisor.stack_processes(folder)
+    arguments = " ".join(part for process in processes for part in process.cmdline())
+    logs = "".join(log.read_text(errors="replace") for log in (folder / "logs").iterdir())
+    for secret in secrets:
+        assert secret not in arguments
+        assert secret not in logs
+    assert mode(folder) == 0o700
+    for path in folder.rglob("*"):
+        small = path.is_file() and path.stat().st_size < 1_000_000
+        if small and any(secret.encode() in path.read_bytes() for secret in secrets):
+            assert mode(path) == 0o600, path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
