@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import duckdb
 from fakesnow import info_schema, macros, transforms
 from fakesnow.instance import GLOBAL_DATABASE_NAME, FakeSnow
-from fakesnow.transforms import show
+from fakesnow.transforms import show, stage
 from sqlglot import exp
 
 from topicberg.errors import StackError
@@ -26,6 +27,10 @@ SUFFIX = ".db"
 
 ICEBERG_TABLES = f"{GLOBAL_DATABASE_NAME}._fs_information_schema._topicberg_iceberg_tables"
 """Names of the Iceberg tables, for SHOW and INFORMATION_SCHEMA: to DuckDB they are views."""
+
+
+# fakesnow makes a folder for staged files when it is imported and leaves it behind; no stages here.
+shutil.rmtree(stage.LOCAL_BUCKET_PATH, ignore_errors=True)
 
 
 def _sums_stay_exact(expression: exp.Expr) -> exp.Expr:
