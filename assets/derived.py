@@ -16,16 +16,20 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import dagster as dg
 
 from assets.metadata import column_lineage, table_metadata
-from assets.partitions import partition_key, time_partitions, window
+from assets.partitions import TimePartitions, partition_keys, time_partitions, window
 from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset, topic_table
 from resources import Lakehouse, Spark
-from topicberg.derived import Transform, write_window
+from topicberg.derived import Derivation, Transform, Written, write_window
 from topicberg.settings import Settings
+from topicberg.snapshots import Hours
 from topicberg.topics import TopicSpec
+
+DAY = 24
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,14 @@ def _iceberg_asset(
     partitions = time_partitions(spec)
     source = topic_table(spec, config)
     source_key = source.key("iceberg")
+    derivation = Derivation(
+        source=source.identifier,
+        target=table.identifier,
+        transform=derived.transform,
+        source_time=spec.event_time,
+        target_time=derived.time_column,
+        partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
+    )
 
     @dg.asset(
         key=table.key("iceberg"),
@@ -124,29 +136,31 @@ def _iceberg_asset(
         written = write_window(
             spark.spark_session,
             catalog,
-            source=source.identifier,
-            target=table.identifier,
-            transform=derived.transform,
-            window=window(partitions, asked.start, asked.end),
-            source_time=spec.event_time,
-            target_time=derived.time_column,
+            derivation,
+            window(partitions, asked.start, asked.end),
         )
         context.log.info(f"wrote {written.rows:,} rows")
-        rows = Counter[str]()
-        for hour, count in written.rows_by_hour.items():
-            rows[partition_key(partitions, hour)] += count
-        for key in context.partition_keys:
+        rows = _rows_by_partition(partitions, written)
+        keys = context.partition_keys
+        for key in keys:
             context.add_asset_metadata(
                 {"dagster/partition_row_count": rows[key]}, partition_key=key
             )
+        # Every partition gets a copy of the metadata: no sample for a long backfill.
+        metadata = table_metadata(catalog.load_table(table.identifier), sample=len(keys) <= DAY)
         return dg.MaterializeResult(
-            metadata={
-                **table_metadata(catalog.load_table(table.identifier)),
-                "source_snapshot_id": str(written.source_snapshot_id),
-            }
+            metadata={**metadata, "source_snapshot_id": str(written.source_snapshot_id)}
         )
 
     return compute
+
+
+def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[str]:
+    rows = Counter[str]()
+    for hour, count in (written.rows_by_hour or {}).items():
+        for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):
+            rows[key] += count
+    return rows
 
 
 def _code_version(function: Transform) -> str:

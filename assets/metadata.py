@@ -13,11 +13,11 @@ from dagster import (
     TableColumnLineage,
     TableSchema,
 )
-from pyiceberg.expressions import AlwaysTrue
 
-from topicberg.snapshots import SnapshotReport, report
+from topicberg.snapshots import SnapshotReport, newest_rows, report
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
@@ -88,22 +88,26 @@ def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
     }
     if head:
         metadata |= snapshot_metadata(report(head))
-        if sample:
-            metadata["sample"] = MetadataValue.md(_sample(table))
+        if sample and (rows := newest_rows(table, SAMPLE_ROWS)) is not None:
+            metadata["sample"] = MetadataValue.md(markdown(rows))
     return metadata
 
 
-def _sample(table: Table) -> str:
-    rows = table.scan(row_filter=AlwaysTrue(), limit=SAMPLE_ROWS).to_arrow()
-    names = rows.column_names
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+def markdown(rows: pa.Table) -> str:
+    """Rows as a Markdown table."""
+    lines = ["| " + " | ".join(rows.column_names) + " |", "|" + "---|" * rows.num_columns]
     lines += [
-        "| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows.to_pylist()
+        "| " + " | ".join(_cell(column[number]) for column in rows.columns) + " |"
+        for number in range(rows.num_rows)
     ]
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def _cell(scalar: pa.Scalar) -> str:
+    try:
+        value = scalar.as_py()
+    except (ValueError, OverflowError):  # a time that Python does not have
+        value = "beyond the year 9999"
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     shown = "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, time
+from collections.abc import Iterable
+from datetime import UTC, datetime, time, timedelta
 
 from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition
 
 from topicberg.derived import Window
 from topicberg.errors import SpecError
+from topicberg.snapshots import Hours
 from topicberg.topics import TopicSpec
 
 TimePartitions = HourlyPartitionsDefinition | DailyPartitionsDefinition
+HORIZON = timedelta(days=366)
 
 
 def time_partitions(spec: TopicSpec) -> TimePartitions:
@@ -40,9 +43,27 @@ def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window
 
 def partition_key(partitions: TimePartitions, moment: datetime) -> str:
     """Key of the partition that holds a moment; it may lie in the future and not exist yet."""
-    first = partitions.start.astimezone(UTC)
-    hourly = isinstance(partitions, HourlyPartitionsDefinition)
-    floor = moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-    if not hourly:
-        floor = floor.replace(hour=0)
-    return max(floor, first).strftime(partitions.fmt)
+    hour = moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    if isinstance(partitions, DailyPartitionsDefinition):
+        hour = hour.replace(hour=0)
+    return max(hour, partitions.start.astimezone(UTC)).strftime(partitions.fmt)
+
+
+def partition_keys(partitions: TimePartitions, hours: Iterable[Hours], now: datetime) -> set[str]:
+    """Keys of the partitions that hold some of these hours.
+
+    What lies before the first partition belongs to the first one. What lies more than
+    :data:`HORIZON` ahead is left to a backfill: such times come from a wrong clock.
+    """
+    first = _hour(partitions.start)
+    end = _hour(now + HORIZON)
+    touched = {
+        hour
+        for asked in hours
+        for hour in Hours(max(asked.start, first), min(max(asked.stop, first + 1), end))
+    }
+    return {partition_key(partitions, datetime.fromtimestamp(h * 3600, UTC)) for h in touched}
+
+
+def _hour(moment: datetime) -> int:
+    return int(moment.timestamp()) // 3600

@@ -12,9 +12,6 @@ from resources import Lakehouse
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
-PATIENCE_SECONDS = 30.0
-"""How much longer than its commit interval the engine may be silent before we run it ourselves."""
-
 
 def topic_assets(
     spec: TopicSpec, config: Settings
@@ -41,7 +38,6 @@ def _kafka_asset(spec: TopicSpec, table: LakeTable) -> dg.SourceAsset:
         from topicberg import kafka
 
         endpoints = lakehouse.endpoints()
-        kafka.ensure_topic(spec, endpoints, lakehouse.config)
         begin, end = (
             read(endpoints, spec.name) for read in (kafka.beginning_offsets, kafka.end_offsets)
         )
@@ -80,23 +76,12 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
     def materialize(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
-        from topicberg import kafka
-        from topicberg.tableflow.engine import Ingestor
-        from topicberg.tableflow.wait import wait_for
-
-        endpoints, config = lakehouse.endpoints(), lakehouse.config
-        kafka.ensure_topic(spec, endpoints, config)
-        iceberg = Ingestor(spec, endpoints, config).table()
-        target = kafka.end_offsets(endpoints, spec.name)
-        patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
-
         def report(missing: int) -> None:
             context.log.info(f"waiting for Tableflow to commit {missing:,} records")
 
-        if not wait_for(iceberg, target, patience, report):
-            lakehouse.catch_up(spec)
+        iceberg = lakehouse.ingest(spec, report)
         return dg.MaterializeResult(
-            metadata=table_metadata(iceberg.refresh()),
+            metadata=table_metadata(iceberg),
             data_version=_data_version(iceberg.current_snapshot()),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -11,16 +12,16 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from assets import TopicGraph
 from assets.metadata import column_schema, snapshot_metadata
-from assets.partitions import partition_key, time_partitions
+from assets.partitions import TimePartitions, partition_keys, time_partitions
 from assets.tables import LakeTable, topic_table
 from assets.topics import kafka_data_version, kafka_metadata
-from jobs.snapshot_cursor import Cursor, Request, RunState, observe, request, settle
+from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
 from resources import Lakehouse
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.snapshots import report, snapshots_since, touched_hours
+from topicberg.snapshots import changes_since, report, touched_hours
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _FINISHED: dict[DagsterRunStatus, RunState] = {
     DagsterRunStatus.SUCCESS: "succeeded",
     DagsterRunStatus.FAILURE: "failed",
     DagsterRunStatus.CANCELED: "failed",
+    DagsterRunStatus.NOT_STARTED: "missing",
 }
 
 
@@ -72,19 +74,14 @@ def snapshot_sensor(graph: TopicGraph, config: Settings) -> dg.SensorDefinition:
             return dg.SkipReason(str(error))
         before = Cursor.parse(context.cursor)
         cursor = settle(before, _run_states(context.instance, before.request))
-        events: list[AssetMaterialization | AssetObservation] = []
-        for snapshot in snapshots_since(iceberg, cursor.snapshot, BATCH):
-            events.append(_materialization(table, iceberg, snapshot))
-            hours = touched_hours(iceberg, snapshot, spec.event_time) if partitions else ()
-            touched = {partition_key(partitions, hour) for hour in hours} if partitions else ()
-            cursor = observe(cursor, snapshot.snapshot_id, touched)
-        if events:
-            events.append(_kafka_observation(spec, table, endpoints))
+        cursor, events = _look(cursor, iceberg, table, spec, partitions)
+        if events and (observation := _kafka_observation(context, spec, table, endpoints)):
+            events.append(observation)
         waiting = cursor.pending or cursor.future
         existing = partitions.get_partition_keys() if partitions and waiting else []
         cursor, wanted = request(cursor, existing, table.name)
         if cursor == before:
-            return dg.SkipReason("no new snapshot")
+            return dg.SkipReason(_idle(cursor))
         return dg.SensorResult(
             run_requests=list(_run_requests(wanted, registrations, derived)) if wanted else [],
             asset_events=events,
@@ -92,6 +89,50 @@ def snapshot_sensor(graph: TopicGraph, config: Settings) -> dg.SensorDefinition:
         )
 
     return snapshots
+
+
+def _look(
+    cursor: Cursor,
+    iceberg: Table,
+    table: LakeTable,
+    spec: TopicSpec,
+    partitions: TimePartitions | None,
+) -> tuple[Cursor, list[AssetMaterialization | AssetObservation]]:
+    """Take note of everything that happened to ``main`` since the cursor."""
+
+    def touched(snapshot: Snapshot) -> set[str]:
+        if partitions is None:
+            return set()
+        hours = touched_hours(iceberg, snapshot, spec.event_time)
+        return partition_keys(partitions, hours, datetime.now(UTC))
+
+    changes = changes_since(iceberg, cursor.snapshot)
+    head = iceberg.current_snapshot()
+    if changes.undone and head is not None:  # a rollback: what is gone must be computed again
+        gone = {key for snapshot in changes.undone for key in touched(snapshot)}
+        cursor = observe(
+            cursor,
+            changes.new[0].parent_snapshot_id or head.snapshot_id
+            if changes.new
+            else head.snapshot_id,
+            gone,
+        )
+    events: list[AssetMaterialization | AssetObservation] = []
+    for snapshot in changes.new[:BATCH]:
+        gap = changes.gap and not events
+        events.append(_materialization(table, iceberg, snapshot, gap=gap))
+        cursor = observe(cursor, snapshot.snapshot_id, touched(snapshot))
+    return cursor, events
+
+
+def _idle(cursor: Cursor) -> str:
+    if cursor.failures >= MAX_ATTEMPTS:
+        return (
+            f"{MAX_ATTEMPTS} runs for snapshot {cursor.snapshot} failed (see the runs tagged "
+            f"topicberg/snapshot={cursor.snapshot}); mend the cause, the next snapshot or a "
+            "materialization by hand goes on"
+        )
+    return "a run is under way" if cursor.request else "no new snapshot"
 
 
 def _run_states(instance: dg.DagsterInstance, wanted: Request | None) -> dict[str, RunState]:
@@ -115,13 +156,16 @@ def _run_requests(
         yield dg.RunRequest(run_key=key, asset_selection=selection, tags=tags)
 
 
-def _materialization(table: LakeTable, iceberg: Table, snapshot: Snapshot) -> AssetMaterialization:
+def _materialization(
+    table: LakeTable, iceberg: Table, snapshot: Snapshot, *, gap: bool
+) -> AssetMaterialization:
+    lost = "; snapshots before it were expired before they were reported" if gap else ""
     facts = report(snapshot)
     schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())
     return AssetMaterialization(
         asset_key=table.key("iceberg"),
         description=f"snapshot {facts.snapshot_id}: {facts.operation}, "
-        f"{facts.added_records:,} rows in, {facts.deleted_records:,} out",
+        f"{facts.added_records:,} rows in, {facts.deleted_records:,} out{lost}",
         metadata={
             **snapshot_metadata(facts),
             "dagster/column_schema": column_schema(schema),
@@ -131,10 +175,16 @@ def _materialization(table: LakeTable, iceberg: Table, snapshot: Snapshot) -> As
     )
 
 
-def _kafka_observation(spec: TopicSpec, table: LakeTable, endpoints: Endpoints) -> AssetObservation:
-    begin, end = (
-        read(endpoints, spec.name) for read in (kafka.beginning_offsets, kafka.end_offsets)
-    )
+def _kafka_observation(
+    context: dg.SensorEvaluationContext, spec: TopicSpec, table: LakeTable, endpoints: Endpoints
+) -> AssetObservation | None:
+    """Where the topic is now; None while Kafka does not answer."""
+    try:
+        begin = kafka.beginning_offsets(endpoints, spec.name)
+        end = kafka.end_offsets(endpoints, spec.name)
+    except TopicbergError as error:
+        context.log.warning(str(error))
+        return None
     return AssetObservation(
         asset_key=table.key("kafka"),
         metadata=kafka_metadata(begin, end),

@@ -19,6 +19,8 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 MAX_ATTEMPTS = 3
+MAX_RANGES = 10
+"""Runs of one request: of scattered partitions the narrowest gaps are computed as well."""
 
 RunState = Literal["active", "succeeded", "failed", "missing"]
 
@@ -27,7 +29,6 @@ class Request(BaseModel):
     """Runs that were requested together for a snapshot; ``ranges``: run key → partitions."""
 
     snapshot: int
-    attempt: int = 1
     ranges: dict[str, list[str]]
 
 
@@ -39,9 +40,8 @@ class Cursor(BaseModel):
     pending: list[str] = Field(default_factory=list)
     future: list[str] = Field(default_factory=list)
     request: Request | None = None
-    given_up: int = Field(
-        default=0, description="attempts of the last request that failed for good"
-    )
+    requests: int = Field(default=0, description="requests so far; makes run keys unique")
+    failures: int = Field(default=0, description="requests in a row that failed")
 
     @staticmethod
     def parse(text: str | None) -> Cursor:
@@ -58,14 +58,14 @@ def settle(cursor: Cursor, states: dict[str, RunState]) -> Cursor:
         return cursor
     undone = [key for key in request.ranges if states[key] != "succeeded"]
     if not undone:
-        return cursor.model_copy(update={"request": None, "given_up": 0})
+        return cursor.model_copy(update={"request": None, "failures": 0})
     partitions = [partition for key in undone for partition in request.ranges[key]]
     return cursor.model_copy(
         update={
             "request": None,
             "dirty": True,
             "pending": _merged(cursor.pending, partitions),
-            "given_up": request.attempt,
+            "failures": cursor.failures + 1,
         }
     )
 
@@ -78,7 +78,7 @@ def observe(cursor: Cursor, snapshot: int, partitions: Iterable[str]) -> Cursor:
             "dirty": True,
             "future": _merged(cursor.future, partitions),
             # After a new snapshot even a request that failed for good is worth another try.
-            "given_up": min(cursor.given_up, MAX_ATTEMPTS - 1),
+            "failures": min(cursor.failures, MAX_ATTEMPTS - 1),
         }
     )
 
@@ -98,28 +98,34 @@ def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, 
         }
     )
     idle = not cursor.dirty and not cursor.pending
-    if cursor.request or idle or cursor.snapshot is None or cursor.given_up >= MAX_ATTEMPTS:
+    if cursor.request or idle or cursor.snapshot is None or cursor.failures >= MAX_ATTEMPTS:
         return cursor, None
-    attempt = cursor.given_up + 1
-    prefix = f"{key}:{cursor.snapshot}:{attempt}"
-    ranges = _contiguous([p for p in cursor.pending if p in places], places)
+    # A rollback brings an old snapshot back: only the count makes the key one of its own.
+    prefix = f"{key}:{cursor.snapshot}:{cursor.requests}"
+    ranges = _ranges([places[p] for p in cursor.pending if p in places])
     wanted = Request(
         snapshot=cursor.snapshot,
-        attempt=attempt,
-        ranges={f"{prefix}:{r[0]}..{r[-1]}": r for r in ranges} or {prefix: []},
+        ranges={
+            f"{prefix}:{existing[first]}..{existing[last]}": list(existing[first : last + 1])
+            for first, last in ranges
+        }
+        or {prefix: []},
     )
-    done = cursor.model_copy(update={"request": wanted, "pending": [], "dirty": False})
-    return done, wanted
+    done = {"request": wanted, "requests": cursor.requests + 1, "pending": [], "dirty": False}
+    return cursor.model_copy(update=done), wanted
 
 
-def _contiguous(partitions: list[str], places: dict[str, int]) -> list[list[str]]:
-    """Partitions grouped so that each group is an unbroken range of all partitions."""
-    ranges: list[list[str]] = []
-    for partition in sorted(partitions, key=places.__getitem__):
-        if ranges and places[partition] == places[ranges[-1][-1]] + 1:
-            ranges[-1].append(partition)
+def _ranges(places: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of at most :data:`MAX_RANGES` ranges that hold all places."""
+    ranges: list[tuple[int, int]] = []
+    for place in sorted(places):
+        if ranges and place == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], place)
         else:
-            ranges.append([partition])
+            ranges.append((place, place))
+    while len(ranges) > MAX_RANGES:
+        gap = min(range(len(ranges) - 1), key=lambda i: ranges[i + 1][0] - ranges[i][1])
+        ranges[gap : gap + 2] = [(ranges[gap][0], ranges[gap + 1][1])]
     return ranges
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -9,6 +12,12 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError
 from topicberg.settings import PROJECT_ROOT, Settings
 from topicberg.topics import TopicSpec
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+PATIENCE_SECONDS = 20 * 60.0
+"""Tableflow commits every 15 minutes or 250 MB."""
 
 
 class CloudSettings(BaseSettings):
@@ -75,13 +84,22 @@ def connect(config: Settings) -> Endpoints:
 peek = connect
 
 
-def catch_up(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
-    """Confluent's Tableflow commits on its own cadence.
+def ingest(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
+) -> Table:
+    """Wait for Confluent's Tableflow, whose table is its alone to make and to write.
 
-    :raises TopicbergError: always; the table is Tableflow's alone to write
+    :raises TopicbergError: it made no progress for :data:`PATIENCE_SECONDS`
     """
-    raise TopicbergError(
-        f"topic {spec.name}: Tableflow has not committed the records that were there at the start",
-        hint="it commits every 15 minutes or 250 MB; see the topic's Tableflow status in Confluent "
-        "Cloud, and materialize again",
-    )
+    from topicberg import kafka
+    from topicberg.tableflow.wait import wait_for
+
+    table = endpoints.catalog(config).load_table(spec.table_identifier(config))
+    target = kafka.end_offsets(endpoints, spec.name)
+    if not wait_for(table, target, PATIENCE_SECONDS, on_progress):
+        raise TopicbergError(
+            f"topic {spec.name}: Tableflow has not committed the records that were there at the "
+            "start",
+            hint="see the topic's Tableflow status in Confluent Cloud, then materialize again",
+        )
+    return table.refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from dagster import ConfigurableResource
@@ -14,6 +15,7 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
 
 
 class Deployment(Protocol):
@@ -25,8 +27,14 @@ class Deployment(Protocol):
     def peek(self, config: Settings) -> Endpoints:
         """The endpoints, without starting anything."""
 
-    def catch_up(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
-        """Commit what the topic holds now, or say why it is not for us to do."""
+    def ingest(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        config: Settings,
+        on_progress: Callable[[int], None],
+    ) -> Table:
+        """The topic's table, once it holds what the topic holds now."""
 
 
 _DEPLOYMENTS: dict[str, Deployment] = {"local": local, "cloud": cloud}
@@ -58,9 +66,12 @@ class Lakehouse(ConfigurableResource):
         """
         return _deployment().peek(settings())
 
-    def catch_up(self, spec: TopicSpec) -> None:
-        """Commit what the topic holds now, when its engine did not by itself."""
-        _deployment().catch_up(spec, self.endpoints(), self.config)
+    def ingest(self, spec: TopicSpec, on_progress: Callable[[int], None]) -> Table:
+        """The topic's table, once Tableflow has committed what the topic holds now.
+
+        :param on_progress: called with the number of records that are still missing
+        """
+        return _deployment().ingest(spec, self.endpoints(), self.config, on_progress)
 
     def catalog(self) -> Catalog:
         return self.endpoints().catalog(self.config)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+PATIENCE_SECONDS = 30.0
+"""How much longer than its commit interval the engine may be silent."""
 
 
 def connect(config: Settings) -> Endpoints:
@@ -26,8 +35,22 @@ def peek(config: Settings) -> Endpoints:
     return load_endpoints(config)
 
 
-def catch_up(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
-    """Run the engine here, beside the stack's own: whoever commits second plans anew."""
-    from topicberg.tableflow.engine import run_once
+def ingest(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
+) -> Table:
+    """Make the topic and its table if they are missing, and wait for the stack's engine.
 
-    run_once(spec, endpoints, config)
+    An engine that is silent for too long is helped out by one in this process: of two engines the
+    second to commit plans its batch anew.
+    """
+    from topicberg import kafka
+    from topicberg.tableflow.engine import Ingestor, run_once
+    from topicberg.tableflow.wait import wait_for
+
+    kafka.ensure_topic(spec, endpoints, config)
+    table = Ingestor(spec, endpoints, config).table()
+    target = kafka.end_offsets(endpoints, spec.name)
+    patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
+    if not wait_for(table, target, patience, on_progress):
+        run_once(spec, endpoints, config)
+    return table.refresh()

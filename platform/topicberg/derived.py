@@ -1,7 +1,9 @@
 """A derived table: for a window of event time, exactly what its function makes of the source.
 
-Writing a window replaces it, so writing it twice changes nothing, and two writers at once leave
-what one of them alone would have left: Iceberg refuses the second, which then computes again.
+Writing a window replaces it, so writing it twice changes nothing, and of two writers at once the
+one that read the newer source wins: each remembers the head of the target *before* it looks at the
+source, and Iceberg refuses an overwrite of a window in which others wrote since that head. Who is
+refused computes again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
+from pyiceberg.exceptions import (
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationError,
+)
 
 from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
@@ -23,10 +30,11 @@ from topicberg.spark import quote
 from topicberg.tableflow.commit import ancestry, summary
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +44,7 @@ WINDOW = "topicberg.window"
 WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
+_OUTSIDE = "topicberg-outside-of-the-window"
 _PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -49,129 +58,213 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 
 @dataclass(frozen=True)
 class Window:
-    """Event times from ``start`` up to, not including, ``end``; no ``start``: everything before."""
+    """Event times from ``start`` up to, not including, ``end``.
+
+    No ``start``: everything before ``end``, and the rows that have no time at all.
+    """
 
     start: datetime | None
     end: datetime
 
-    def condition(self, column: str) -> Column:
+    def condition(self, column: str, kind: DataType) -> Column:
+        """:param kind: the column's type; a literal of another one would hinder pruning"""
         from pyspark.sql import functions as F
 
         time = F.col(quote(column))
-        before_end = time < F.lit(self.end)
-        return before_end if self.start is None else (time >= F.lit(self.start)) & before_end
+        before_end = time < F.lit(self.end).cast(kind)
+        if self.start is None:
+            return before_end | time.isNull()
+        return (time >= F.lit(self.start).cast(kind)) & before_end
 
     def __str__(self) -> str:
         return f"{self.start.isoformat() if self.start else ''}/{self.end.isoformat()}"
 
 
 @dataclass(frozen=True)
-class Written:
-    """A window as it was written: rows in it, and the source's snapshot it was computed from.
+class Derivation:
+    """How a table comes from its source; tables are (namespace, name)."""
 
-    None: the source has no snapshot yet, and nothing was written.
+    source: tuple[str, str]
+    target: tuple[str, str]
+    transform: Transform
+    source_time: str
+    """Event-time column of the source, by which a window is read."""
+    target_time: str
+    """The same column in the target, by which a window is replaced."""
+    partitioned_by: str = "hour"
+    """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.target)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A window as it was written.
+
+    ``rows_by_hour``: first hour of a partition (since 1970) → rows. Snapshots are None if the
+    source has none yet; nothing was written then.
     """
 
-    rows: int
-    rows_by_hour: Mapping[datetime, int]
-    snapshot_id: int | None
-    source_snapshot_id: int | None
+    rows: int = 0
+    rows_by_hour: Mapping[int, int] | None = None
+    snapshot_id: int | None = None
+    source_snapshot_id: int | None = None
 
 
 def write_window(
-    spark: SparkSession,
-    catalog: Catalog,
-    source: tuple[str, str],
-    target: tuple[str, str],
-    transform: Transform,
-    window: Window,
-    source_time: str,
-    target_time: str,
+    spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
 ) -> Written:
     """Compute a window from the head of the source and replace it in the target.
 
-    :param source_time: event-time column of the source, by which the window is read
-    :param target_time: the same column in the target, by which the window is replaced
-    :raises TopicbergError: the function lost the time column
+    :raises TopicbergError: the function lost or changed the time column
     :raises CommitConflictError: other writers kept changing the same window
     """
+    columns = _columns(spark, derivation)
     for attempt in range(ATTEMPTS):
-        head = catalog.load_table(source).current_snapshot()
-        rows = _read(spark, source, head).filter(window.condition(source_time))
-        frame = transform(rows)
-        if target_time not in frame.columns:
-            raise TopicbergError(
-                f"table {'.'.join(target)}: its function returns no column {target_time}",
-                hint=f"it returns {', '.join(frame.columns)}; name the event-time column",
-            )
-        table = _ensure(catalog, target, frame, target_time)
+        table = _ensure(catalog, derivation, columns)
+        head = catalog.load_table(derivation.source).current_snapshot()
         if head is None:
-            return Written(0, {}, None, None)
+            return Written()
         properties = {
-            SOURCE_TABLE: ".".join(source),
+            SOURCE_TABLE: ".".join(derivation.source),
             SOURCE_SNAPSHOT: str(head.snapshot_id),
             WINDOW: str(window),
             WRITE_ID: uuid.uuid4().hex,
         }
         try:
-            _overwrite(frame, table, window.condition(target_time), properties)
-        except Exception as error:
+            _overwrite(spark, table, derivation, window, head.snapshot_id, properties)
+        except Exception as error:  # Spark's, which names the cause in its text alone
+            if _OUTSIDE in str(error):
+                raise _time_changed(derivation) from error
             if not any(conflict in str(error) for conflict in _CONFLICTS):
                 raise
-            logger.info("table %s: conflict, attempt %d", ".".join(target), attempt + 1)
+            logger.info("table %s: conflict, attempt %d", derivation.name, attempt + 1)
             continue
         written = next(
             snapshot
             for snapshot in ancestry(table.refresh())
             if summary(snapshot).get(WRITE_ID) == properties[WRITE_ID]
         )
-        added = int(summary(written).get("added-records", 0))
-        hours = added_rows(table, written, target_time)
-        return Written(added, hours, written.snapshot_id, head.snapshot_id)
+        return Written(
+            rows=int(summary(written).get("added-records", 0)),
+            rows_by_hour=added_rows(table, written, derivation.target_time),
+            snapshot_id=written.snapshot_id,
+            source_snapshot_id=head.snapshot_id,
+        )
     raise CommitConflictError(
-        f"table {'.'.join(target)}: {ATTEMPTS} attempts met another writer of {window}",
+        f"table {derivation.name}: {ATTEMPTS} attempts met another writer of {window}",
         hint="materialize the partitions again when the other run is done",
     )
 
 
-def _read(spark: SparkSession, source: tuple[str, str], head: Snapshot | None) -> DataFrame:
-    reader = spark.read
-    if head is not None:
-        reader = reader.option("versionAsOf", str(head.snapshot_id))
-    return reader.table(f"{CATALOG}.{quote(*source)}")
+def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
+    """The columns that the function returns, all of them optional."""
+    import pyarrow as pa
+
+    source = spark.read.table(_spark_name(derivation.source))
+    schema = derivation.transform(source).limit(0).toArrow().schema
+    if derivation.target_time not in schema.names:
+        raise TopicbergError(
+            f"table {derivation.name}: its function returns no column {derivation.target_time}",
+            hint=f"it returns {', '.join(schema.names)}; name the event-time column",
+        )
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _ensure(catalog: Catalog, target: tuple[str, str], frame: DataFrame, time: str) -> Table:
-    """The target, created from the columns of the frame if it does not exist."""
-    from pyspark.errors import AnalysisException
-    from pyspark.sql import functions as F
-
+def _ensure(catalog: Catalog, derivation: Derivation, columns: pa.Schema) -> Table:
+    """The target, created or evolved so that it has these columns; it always has a snapshot."""
     try:
-        return catalog.load_table(target)
+        table = catalog.load_table(derivation.target)
     except NoSuchTableError:
-        with suppress(NamespaceAlreadyExistsError):
-            catalog.create_namespace(target[0])
-        writer = frame.limit(0).writeTo(f"{CATALOG}.{quote(*target)}").using("iceberg")
-        # As the topics' tables: a place of its own, never that of a table which was dropped.
-        place = f"{catalog.properties['warehouse']}{target[0]}/v1/{uuid.uuid4()}"
-        for key, value in {**_PROPERTIES, "location": place}.items():
-            writer = writer.tableProperty(key, value)
-        try:
-            writer.partitionedBy(F.partitioning.hours(F.col(quote(time)))).create()
-        except AnalysisException as error:
-            if "ALREADY_EXISTS" not in str(error):  # another run was faster
-                raise
-        return catalog.load_table(target)
+        return _create(catalog, derivation, columns)
+    try:
+        with table.update_schema() as update:
+            update.union_by_name(columns)
+    except (ValidationError, ValueError, TypeError) as error:
+        raise TopicbergError(
+            f"table {derivation.name} cannot follow its function: {error}",
+            hint="give the changed column another name, or drop the table and backfill it",
+        ) from error
+    return table
+
+
+def _create(catalog: Catalog, derivation: Derivation, columns: pa.Schema) -> Table:
+    """The new table with an empty snapshot, which the first overwrite can be validated against."""
+    from pyiceberg.transforms import parse_transform
+
+    with suppress(NamespaceAlreadyExistsError):
+        catalog.create_namespace(derivation.target[0])
+    # As the topics' tables: a place of its own, never that of a table which was dropped.
+    place = f"{catalog.properties['warehouse']}{derivation.target[0]}/v1/{uuid.uuid4()}"
+    with (
+        suppress(TableAlreadyExistsError),  # another run was faster
+        catalog.create_table_transaction(
+            derivation.target, schema=columns, location=place, properties=_PROPERTIES
+        ) as creation,
+    ):
+        with creation.update_spec() as spec:
+            spec.add_field(
+                derivation.target_time,
+                parse_transform(derivation.partitioned_by),
+                f"{derivation.target_time}_{derivation.partitioned_by}",
+            )
+        creation.append(columns.empty_table())
+    return catalog.load_table(derivation.target)
 
 
 def _overwrite(
-    frame: DataFrame, table: Table, condition: Column, properties: dict[str, str]
+    spark: SparkSession,
+    table: Table,
+    derivation: Derivation,
+    window: Window,
+    source_snapshot: int,
+    properties: dict[str, str],
 ) -> None:
-    writer = frame.writeTo(f"{CATALOG}.{quote(*table.name())}")
-    options = {f"snapshot-property.{key}": value for key, value in properties.items()}
-    options["isolation-level"] = "serializable"
-    if head := table.current_snapshot():
-        options["validate-from-snapshot-id"] = str(head.snapshot_id)
+    from pyspark.sql import functions as F
+
+    source = spark.read.option("versionAsOf", str(source_snapshot)).table(
+        _spark_name(derivation.source)
+    )
+    time = derivation.source_time
+    rows = source.filter(window.condition(time, source.schema[time].dataType))
+    frame = derivation.transform(rows)
+
+    columns = spark.table(_spark_name(derivation.target)).schema
+    time = derivation.target_time
+    inside = window.condition(time, columns[time].dataType)
+    frame = frame.withColumn(
+        time, F.when(inside, F.col(quote(time))).otherwise(F.raise_error(F.lit(_OUTSIDE)))
+    )
+    present = set(frame.columns)
+    frame = frame.select(
+        *(
+            F.col(quote(column.name))
+            if column.name in present  # the others are of an earlier version of the function
+            else F.lit(None).cast(column.dataType).alias(column.name)
+            for column in columns
+        )
+    )
+    head = table.current_snapshot()
+    assert head is not None  # noqa: S101  see _create
+    options = {
+        "isolation-level": "serializable",
+        "validate-from-snapshot-id": str(head.snapshot_id),
+        **{f"snapshot-property.{key}": value for key, value in properties.items()},
+    }
+    writer = frame.writeTo(_spark_name(derivation.target))
     for key, value in options.items():
         writer = writer.option(key, value)
-    writer.overwrite(condition)
+    writer.overwrite(inside)
+
+
+def _time_changed(derivation: Derivation) -> TopicbergError:
+    return TopicbergError(
+        f"table {derivation.name}: its function returns rows outside of the window it was given",
+        hint=f"{derivation.target_time} must carry {derivation.source_time} of the source as it is",
+    )
+
+
+def _spark_name(table: tuple[str, str]) -> str:
+    return f"{CATALOG}.{quote(*table)}"

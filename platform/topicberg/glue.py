@@ -7,6 +7,7 @@ Source: AWS Glue API, ``CreateTable`` and ``UpdateTable`` (``VersionId``, ``Skip
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
@@ -81,14 +82,15 @@ def columns(table: Table) -> list[ColumnTypeDef]:
     ]
 
 
-def table_input(table: Table, name: str, previous: str | None) -> TableInputTypeDef:
+def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> TableInputTypeDef:
     """Body of CreateTable and UpdateTable.
 
-    :param previous: the metadata location that Glue has now
+    :param before: the parameters that Glue has now; those of others stay
     """
-    parameters = {"table_type": "ICEBERG", METADATA_LOCATION: table.metadata_location}
-    if previous:
-        parameters[PREVIOUS_METADATA_LOCATION] = previous
+    parameters = dict(before or {})
+    if METADATA_LOCATION in parameters:
+        parameters[PREVIOUS_METADATA_LOCATION] = parameters[METADATA_LOCATION]
+    parameters |= {"table_type": "ICEBERG", METADATA_LOCATION: table.metadata_location}
     return {
         "Name": name,
         "TableType": "EXTERNAL_TABLE",
@@ -114,14 +116,15 @@ def metadata_location(found: TableTypeDef) -> str | None:
 def register(client: GlueClient, table: Table, database: str, name: str) -> bool:
     """Let Glue point to the table's current metadata. False: it does already.
 
-    The pointer never moves backwards: when somebody registered a newer state meanwhile, the table
-    is loaded again and that is registered.
+    The pointer never moves backwards: Glue is read before the catalog, so the catalog is at the
+    same state or a later one, and Glue refuses the write if anybody else wrote since.
 
     :raises TopicbergError: Glue has a table of that name that is no Iceberg table
     :raises CommitConflictError: others kept moving the pointer
     """
     for _ in range(ATTEMPTS):
         found = get_table(client, database, name)
+        table.refresh()
         current = metadata_location(found) if found else None
         if current == table.metadata_location:
             return False
@@ -130,11 +133,8 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
                 f"Glue table {database}.{name} exists and is no Iceberg table",
                 hint="drop or rename it in Glue, then materialize again",
             )
-        if current and _is_newer(table, current):
-            table = table.refresh()
-            continue
         try:
-            _write(client, table, database, name, found, current)
+            _write(client, table, database, name, found)
         except ClientError as error:
             if _code(error) not in ("ConcurrentModificationException", "AlreadyExistsException"):
                 raise
@@ -143,22 +143,14 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
     raise CommitConflictError(f"Glue table {database}.{name}: others kept changing it")
 
 
-def _is_newer(table: Table, location: str) -> bool:
-    """Whether ``location`` is a state of this table that we have not loaded yet."""
-    return location in {
-        entry.metadata_file for entry in table.refresh().metadata.metadata_log
-    } and (location not in {entry.metadata_file for entry in table.metadata.metadata_log})
-
-
 def _write(
     client: GlueClient,
     table: Table,
     database: str,
     name: str,
     found: TableTypeDef | None,
-    current: str | None,
 ) -> None:
-    body = table_input(table, name, current)
+    body = table_input(table, name, found.get("Parameters") if found else None)
     if found is None:
         ensure_database(client, database)
         client.create_table(DatabaseName=database, TableInput=body)

@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     )
     ports: dict[str, int] = Field(
         default_factory=dict,
-        description='ports of the local stack\'s services, as JSON: {"kafka": 9092}; free ones else',
+        description='ports of the local services, as JSON: {"kafka": 9092}; else free ones',
     )
     aws_region: str = "us-east-1"
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")

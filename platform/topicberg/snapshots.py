@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from itertools import takewhile
+from datetime import UTC, date, datetime
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import DayTransform, HourTransform
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import DateType, NestedField, PrimitiveType
 
 from topicberg.tableflow.commit import END_OFFSETS, START_OFFSETS, ancestry, summary
 from topicberg.tableflow.offsets import Offsets, parse_offsets
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-HOUR = timedelta(hours=1)
 _HOUR_MICROSECONDS = 3_600_000_000
+_SAMPLED_SNAPSHOTS = 20
+_EPOCH = date(1970, 1, 1)
+
+Hours = range
+"""Hours since 1970 (UTC). Numbers, since a producer's wrong clock may write the year 57000."""
+
+_BEFORE_EVERYTHING = -(2**62)
+_NO_TIME = Hours(_BEFORE_EVERYTHING, _BEFORE_EVERYTHING + 1)
 
 
 @dataclass(frozen=True)
@@ -69,37 +75,96 @@ def report(snapshot: Snapshot) -> SnapshotReport:
     )
 
 
-def snapshots_since(table: Table, last: int | None, limit: int) -> list[Snapshot]:
-    """The snapshots of ``main`` after ``last``, oldest first, at most ``limit`` of them.
+@dataclass(frozen=True)
+class Changes:
+    """What became of ``main`` since a snapshot; each list from old to new."""
 
-    If ``last`` was expired, those that are kept; None: from the first one.
-    """
-    newer = list(takewhile(lambda snapshot: snapshot.snapshot_id != last, ancestry(table)))
-    return newer[::-1][:limit]
+    new: list[Snapshot]
+    undone: list[Snapshot]
+    """Snapshots that a rollback took out of the history of ``main``."""
+    gap: bool = False
+    """That snapshot is not known any more, so snapshots may be missing before the first one."""
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.undone)
 
 
-def touched_hours(table: Table, snapshot: Snapshot, column: str) -> set[datetime]:
-    """The hours (UTC) of ``column`` in which the snapshot added or removed rows.
+def changes_since(table: Table, last: int | None) -> Changes:
+    """Everything since snapshot ``last``; None: since the first one."""
+    newer = list(takewhile(lambda snapshot: snapshot.snapshot_id != last, ancestry(table)))[::-1]
+    if last is None or not newer or newer[0].parent_snapshot_id == last:
+        return Changes(newer, [])
+    old = table.snapshot_by_id(last)
+    if old is None:
+        return Changes(newer, [], gap=True)
+    line = {snapshot.snapshot_id for snapshot in newer}
+    undone = list(takewhile(lambda s: s.snapshot_id not in line, ancestry(table, old)))[::-1]
+    known = {snapshot.snapshot_id for snapshot in ancestry(table, old)}
+    return Changes([s for s in newer if s.snapshot_id not in known], undone)
+
+
+def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
+    """The hours of ``column`` in which the snapshot added or removed rows, one range a file.
 
     From the partition values if the table is partitioned by hour or day of the column, else from
-    the files' bounds; a file without either touches no hour. Compaction changes no row.
+    the files' bounds; a file that says neither may have touched every hour until its commit. Rows
+    without a time belong before all others. Compaction changes no row.
     """
     if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
-        return set()
-    hours: set[datetime] = set()
-    for file, _ in _changed_files(table, snapshot):
-        hours.update(_hours_of(table, file, column))
-    return hours
+        return []
+    committed = snapshot.timestamp_ms * 1000 // _HOUR_MICROSECONDS
+    anything = Hours(_BEFORE_EVERYTHING, committed + 1)
+    return [
+        hours
+        for file, _ in _changed_files(table, snapshot)
+        for hours in _hours_of(table, file, column) or [anything]
+    ]
 
 
-def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[datetime, int]:
-    """Rows that the snapshot added in each hour (UTC) of ``column``, by which it is partitioned."""
-    rows: Counter[datetime] = Counter()
+def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
+    """First hour of each partition that the snapshot added to → rows.
+
+    :param column: the column by whose hour or day the table is partitioned
+    """
+    rows: dict[int, int] = {}
     for file, added in _changed_files(table, snapshot):
         if added:
-            (hour,) = _hours_of(table, file, column)
-            rows[hour] += file.record_count
-    return dict(rows)
+            hours = _hours_of(table, file, column)[0]
+            rows[hours.start] = rows.get(hours.start, 0) + file.record_count
+    return rows
+
+
+def newest_time(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
+    """The latest time in what the snapshot added, from the files' bounds."""
+    field = table.schema().find_field(column)
+    uppers = [
+        _as_microseconds(field, bound)
+        for file, added in _changed_files(table, snapshot)
+        if added and (bound := (file.upper_bounds or {}).get(field.field_id)) is not None
+    ]
+    try:
+        return datetime.fromtimestamp(max(uppers) / 1_000_000, UTC) if uppers else None
+    except (ValueError, OverflowError):  # beyond the year 9999
+        return None
+
+
+def newest_rows(table: Table, limit: int) -> pa.Table | None:
+    """A few rows of the newest file, without planning a scan of the table."""
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.table import FileScanTask
+
+    removed: set[str] = set()
+    for snapshot in islice(ancestry(table), _SAMPLED_SNAPSHOTS):
+        files = list(_changed_files(table, snapshot))
+        removed |= {file.file_path for file, added in files if not added}
+        for file, added in files:
+            if added and file.content == DataFileContent.DATA and file.file_path not in removed:
+                scan = ArrowScan(
+                    table.metadata, table.io, table.schema(), AlwaysTrue(), limit=limit
+                )
+                return scan.to_table([FileScanTask(file)])
+    return None
 
 
 def _changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:
@@ -112,28 +177,39 @@ def _changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile,
                 yield entry.data_file, entry.status != ManifestEntryStatus.DELETED
 
 
-def _hours_of(table: Table, file: DataFile, column: str) -> Iterator[datetime]:
+def _hours_of(table: Table, file: DataFile, column: str) -> list[Hours]:
+    """Empty: the metadata does not say."""
     field = table.schema().find_field(column)
-    spec = table.specs()[file.spec_id]
-    for position, partition in enumerate(spec.fields):
-        value = file.partition[position]
-        if partition.source_id != field.field_id or value is None:
-            continue
-        if isinstance(partition.transform, HourTransform):
-            yield EPOCH + value * HOUR
-            return
-        if isinstance(partition.transform, DayTransform):
-            # PyIceberg gives a day as a date or as days since the epoch.
-            days = value if isinstance(value, int) else (value - EPOCH.date()).days
-            yield from (EPOCH + timedelta(days=days, hours=hour) for hour in range(24))
-            return
+    for position, partition in enumerate(table.specs()[file.spec_id].fields):
+        if partition.source_id == field.field_id:
+            if isinstance(partition.transform, HourTransform):
+                return [_partition_hours(file.partition[position], 1)]
+            if isinstance(partition.transform, DayTransform):
+                return [_partition_hours(file.partition[position], 24)]
+    hours = []
+    nulls = (file.null_value_counts or {}).get(field.field_id, 0)
     lower, upper = (
         (bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds)
     )
-    if lower is None or upper is None:
-        return
+    if lower is not None and upper is not None:
+        first, last = (
+            _as_microseconds(field, bound) // _HOUR_MICROSECONDS for bound in (lower, upper)
+        )
+        hours.append(Hours(first, last + 1))
+    if nulls and (hours or nulls == file.record_count):
+        hours.append(_NO_TIME)
+    return hours
+
+
+def _partition_hours(value: int | date | None, width: int) -> Hours:
+    """:param value: hours or days since 1970; PyIceberg gives some days as dates"""
+    if value is None:
+        return _NO_TIME
+    number = value if isinstance(value, int) else (value - _EPOCH).days
+    return Hours(number * width, (number + 1) * width)
+
+
+def _as_microseconds(field: NestedField, bound: bytes) -> int:
     assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  only these have bounds
-    first, last = (
-        int(from_bytes(field.field_type, bound)) // _HOUR_MICROSECONDS for bound in (lower, upper)
-    )
-    yield from (EPOCH + hour * HOUR for hour in range(first, last + 1))
+    value = int(from_bytes(field.field_type, bound))
+    return value * 24 * _HOUR_MICROSECONDS if isinstance(field.field_type, DateType) else value

@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from confluent_kafka import Producer
 
 from assets.partitions import partition_key, time_partitions
 from definitions import defs
@@ -19,6 +20,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics import load_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -171,3 +173,44 @@ def test_parity_check_tells_what_is_wrong(stack: Endpoints, daemon: Daemon, faul
         pass
     (mended,) = asked.execute_in_process(instance=daemon.instance).get_asset_check_evaluations()
     assert mended.passed
+
+
+def test_records_older_than_the_first_partition(stack: Endpoints, daemon: Daemon) -> None:
+    """Everything before the first partition belongs to it."""
+    spec, config = load_topic(TOPIC), settings()
+    kafka.ensure_topic(spec, stack, config)
+    registry = stack.schema_registry_client()
+    registered = registry.get_latest_version(spec.value_subject)
+    value = b"\x06BUY\x02\x06ZVV\x02\x06ABC\x0cyear01"
+    producer = Producer(stack.kafka_config())
+    in_2001 = 1_000_000_000_000
+    prefix = wire_prefix(registered.schema_id or 0)
+    producer.produce(TOPIC, prefix + value, b"k", timestamp=in_2001)
+    assert producer.flush(30) == 0
+    run_once(spec, stack, config)
+    while not daemon.tick().skip_message:
+        pass
+    old = f"SELECT count(*) FROM {TOTALS} WHERE userid = 'year01'"
+    assert run_query(old, "duckdb", stack, config).scalar() == 1
+
+
+def test_a_rollback_is_computed_again(stack: Endpoints, daemon: Daemon) -> None:
+    spec, config = load_topic(TOPIC), settings()
+    commit_some(stack, 10)
+    commit_some(stack, 10)
+    while not daemon.tick().skip_message:
+        pass
+    table = stack.catalog(config).load_table(spec.table_identifier(config))
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.parent_snapshot_id is not None
+    reported = len(daemon.materialized)
+    table.manage_snapshots().rollback_to_snapshot(head.parent_snapshot_id).commit()
+    run_once(spec, stack, config)  # what was rolled back is ingested again
+    while not daemon.tick().skip_message:
+        pass
+    assert len(set(daemon.materialized)) == len(daemon.materialized)
+    assert len(daemon.materialized) > reported
+    produced = sum(kafka.end_offsets(stack, TOPIC).values())
+    assert count(TOPIC, "duckdb", stack) == produced
+    assert count(TOTALS, "duckdb", stack) == count(TOTALS, "snowflake", stack)

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
+from jobs.snapshot_cursor import (
+    MAX_ATTEMPTS,
+    MAX_RANGES,
+    Cursor,
+    Request,
+    RunState,
+    observe,
+    request,
+    settle,
+)
 
 PARTITIONS = [f"2026-01-01-{hour:02}:00" for hour in range(24)]
 
@@ -112,7 +121,7 @@ def test_a_failed_run_is_repeated_and_then_awaits_the_next_snapshot() -> None:
     assert len(world.runs) == MAX_ATTEMPTS
     world.snapshots.append({PARTITIONS[3]})
     world.tick()
-    covered = set.union(*(c for key, (c, _) in world.covers.items() if ":2:" in key))
+    covered = set.union(*(c for key, (c, _) in world.covers.items() if key.startswith("t:2:")))
     assert covered == {PARTITIONS[0], PARTITIONS[3]}
 
 
@@ -129,5 +138,13 @@ def test_hours_of_the_future_wait_for_their_partition() -> None:
 
 def test_compaction_refreshes_the_registrations_alone() -> None:
     cursor, wanted = request(observe(Cursor(), 7, ()), PARTITIONS, "t")
-    assert wanted == Request(snapshot=7, ranges={"t:7:1": []})
+    assert wanted == Request(snapshot=7, ranges={"t:7:0": []})
     assert cursor.request == wanted
+
+
+def test_scattered_partitions_are_few_runs() -> None:
+    scattered = set(PARTITIONS[::2])
+    cursor, wanted = request(observe(Cursor(), 1, scattered), PARTITIONS, "t")
+    assert wanted is not None
+    assert len(wanted.ranges) == MAX_RANGES
+    assert scattered <= {partition for ranges in wanted.ranges.values() for partition in ranges}

@@ -154,19 +154,20 @@ def _failure(result: dg.ExecuteInProcessResult) -> str:
 
 def _partition_range(config: Settings, endpoints: Endpoints, since: datetime) -> dict[str, str]:
     """Tags of the partitions of everything produced since then, and of what was never computed."""
-    from assets.partitions import partition_key, time_partitions
+    from assets.partitions import partition_key, partition_keys, time_partitions
     from topicberg.topics import load_topic
 
     partitions = time_partitions(load_topic(TOPIC, config))
-    first = min([since, *_uncomputed_hours(config, endpoints)])
+    first = min([int(since.timestamp()) // 3600, *_uncomputed_hours(config, endpoints)])
+    start = partition_keys(partitions, [range(first, first + 1)], since)
     return {
-        "dagster/asset_partition_range_start": partition_key(partitions, first),
+        "dagster/asset_partition_range_start": min(start),
         "dagster/asset_partition_range_end": partition_key(partitions, datetime.now(UTC)),
     }
 
 
-def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[datetime]:
-    """All hours of the topic's table if the totals lack rows of it, as after a killed run."""
+def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
+    """The hours (since 1970) of the trades if the totals lack some, as after a killed run."""
     from pyiceberg.exceptions import NoSuchTableError
 
     from topicberg.snapshots import report, touched_hours
@@ -184,7 +185,11 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[datetime]:
     if rows[0] == rows[1]:
         return set()
     trades = catalog.load_table(spec.table_identifier(config))
-    return {h for s in ancestry(trades) for h in touched_hours(trades, s, spec.event_time)}
+    return {
+        hours.start
+        for snapshot in ancestry(trades)
+        for hours in touched_hours(trades, snapshot, spec.event_time)
+    }
 
 
 def _count(table: str, engine: Engine, endpoints: Endpoints, config: Settings) -> int:
