@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui test unit integration check format lock clean
+.PHONY: help install demo ui test unit integration check format lock jars clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ format: install  ## rewrite the code in the project's format
 lock: $(BIN)/uv  ## compile requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra dev pyproject.toml -o requirements.lock
+
+jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
+	$(BIN)/python -m topicberg.local.lock_jars
 
 clean:  ## remove the virtual environment (the stack's state stays: topicberg reset)
 	rm -rf $(VENV)

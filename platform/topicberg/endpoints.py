@@ -7,6 +7,7 @@ In the ``local`` deployment the running stack writes them to ``.topicberg/runtim
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +112,24 @@ def runtime_file(config: Settings | None = None) -> Path:
     return (config or settings()).state_dir / RUNTIME_FILE
 
 
+def bypass_proxy() -> None:
+    """Let no proxy that this user needs for the internet stand before the local stack.
+
+    Every client here (requests, boto3, PyIceberg, gRPC, Snowflake's) looks at these variables.
+    """
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [host for host in os.environ.get(name, "").split(",") if host]
+        if "127.0.0.1" not in hosts and hosts != ["*"]:
+            os.environ[name] = ",".join([*hosts, "127.0.0.1", "localhost"])
+
+
 def load_endpoints(config: Settings | None = None) -> Endpoints:
     """The endpoints of the chosen deployment.
 
     :raises StackNotRunningError: the local stack was never started or is stopped
     :raises StackError: its runtime file is damaged
     """
+    bypass_proxy()
     path = runtime_file(config)
     try:
         return Endpoints.model_validate(json.loads(path.read_text())["endpoints"])

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ class Settings(BaseSettings):
 
     deployment: Literal["local", "cloud"] = "local"
     project_root: Path = PROJECT_ROOT
-    state_dir: Path = Field(
+    state_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
         default=PROJECT_ROOT / ".topicberg", description="state of the local stack and of Dagster"
     )
     prefix: str = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from topicberg.endpoints import bypass_proxy
 from topicberg.errors import StackError
 from topicberg.local import health, iceberg_rest, kafka, ports, schema_registry, stack, state
 from topicberg.local.service import Context
@@ -195,3 +197,30 @@ def test_status_of_what_never_ran(config: Settings) -> None:
     assert not config.state_dir.exists()
     assert stack.down(config) is False
     assert stack.reset(config) is False
+
+
+# --- the way there ---
+
+
+def test_relative_state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services and clients run in other directories."""
+    monkeypatch.chdir(tmp_path)
+    assert Settings(state_dir=Path("mine")).state_dir == tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "127.0.0.1,localhost"),
+        (".corp", ".corp,127.0.0.1,localhost"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("*", "*"),
+    ],
+)
+def test_no_proxy_before_the_stack(
+    monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    monkeypatch.setenv("NO_PROXY", before)
+    monkeypatch.setenv("no_proxy", before)
+    bypass_proxy()
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == after

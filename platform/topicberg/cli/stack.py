@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import time
 from collections import deque
@@ -205,6 +206,7 @@ def env() -> None:
         "SNOWFLAKE_SCHEMA": config.snowflake_name("schema"),
         "TOPICBERG_CLUSTER_ID": config.cluster_id,
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
+        "NO_PROXY": os.environ["NO_PROXY"],  # load_endpoints has put this machine in
     }
     for name, value in variables.items():
         if value is not None:

@@ -12,7 +12,7 @@ import requests
 from filelock import FileLock, Timeout
 from pydantic import SecretStr
 
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint, bypass_proxy
 from topicberg.errors import StackError
 from topicberg.local import (
     health,
@@ -131,6 +131,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
 
 
 def _wait(context: Context, control: supervisor.Control, report: Report) -> Endpoints:
+    bypass_proxy()
     services, endpoints = _services(context), _endpoints(context)
     health.wait(context, services, endpoints, control, report)
     object_store.ensure_bucket(endpoints, context)
