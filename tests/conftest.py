@@ -23,6 +23,7 @@ for _name in list(os.environ):
     if _name.startswith(FOREIGN) and not _name.startswith("TOPICBERG_TEST_"):
         del os.environ[_name]
 os.environ |= {
+    "TOPICBERG_ENV_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -30,9 +31,8 @@ os.environ |= {
 
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
-from topicberg.settings import Settings, settings  # noqa: E402
+from topicberg.settings import settings  # noqa: E402
 
-Settings.model_config["env_file"] = None
 RECOVERY_SECONDS = 90.0
 
 

@@ -1,10 +1,12 @@
 """Where topicberg runs and what its resources are called: one model, read from the environment.
 
-Every field can be set as ``TOPICBERG_<FIELD>`` or in a ``.env`` file in the project's root.
+Every field can be set as ``TOPICBERG_<FIELD>``, or in a ``.env`` file in the project's root
+(``TOPICBERG_ENV_FILE`` names another one).
 """
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,14 +15,13 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
+ENV_FILE = Path(os.environ.get("TOPICBERG_ENV_FILE", PROJECT_ROOT / ".env"))
 
 
 class Settings(BaseSettings):
     """The deployment and the names in it."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_", env_file=PROJECT_ROOT / ".env", extra="ignore"
-    )
+    model_config = SettingsConfigDict(env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore")
 
     deployment: Literal["local", "cloud"] = "local"
     project_root: Path = PROJECT_ROOT

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task, TaskID
 
     from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -55,18 +56,22 @@ def up() -> None:
     """Start the local stack, or whatever of it is down."""
     from rich.console import Console
 
-    from topicberg.local import stack
-
     console = Console(stderr=True)
     began = time.monotonic()
+    start(settings(), console)
+    console.print(f"the stack is up after {time.monotonic() - began:.0f} s; `topicberg status`")
+
+
+def start(config: Settings, console: Console) -> Endpoints:
+    """:func:`topicberg.local.stack.up`, told on the console: a bar on a terminal, else lines."""
+    from topicberg.local import stack
+
     if console.is_terminal:
         with _progress(console) as progress:
-            stack.up(settings(), _TerminalReport(progress))
-    else:
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
-        logging.getLogger("topicberg").setLevel(logging.INFO)
-        stack.up(settings())
-    console.print(f"the stack is up after {time.monotonic() - began:.0f} s; `topicberg status`")
+            return stack.up(config, _TerminalReport(progress))
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("topicberg.local").setLevel(logging.INFO)
+    return stack.up(config)
 
 
 def _progress(console: Console) -> Progress:
@@ -95,7 +100,11 @@ def down() -> None:
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Show every service. Exit code 1 when one is down."""
+    """Show every service. Exit code 1 when one is down.
+
+    States: running, starting (its port does not answer yet), restarting (it ended by itself),
+    stopping, stopped.
+    """
     from rich.console import Console
     from rich.table import Table
 

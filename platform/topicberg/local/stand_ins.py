@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import requests
@@ -45,13 +46,13 @@ def snowflake(context: Context) -> Service:
 
 def tableflow(context: Context) -> Service:
     """The engine; it waits by itself for whatever it needs."""
+    values = context.config.model_dump(exclude={"ports"})
     return Service(
         name="tableflow",
         command=[sys.executable, "-m", "topicberg.tableflow.service"],
-        environment={
-            "TOPICBERG_STATE_DIR": str(context.config.state_dir),
-            "TOPICBERG_PREFIX": context.config.prefix,
-            "TOPICBERG_CLUSTER_ID": context.config.cluster_id,
+        environment={  # the settings of whoever started the stack, and nothing else
+            "TOPICBERG_ENV_FILE": os.devnull,
+            **{f"TOPICBERG_{name.upper()}": str(value) for name, value in values.items()},
         },
         url=None,
         start_order=40,
