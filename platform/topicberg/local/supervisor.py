@@ -67,7 +67,7 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
         sections.append(
             f"""[program:{service.name}]
 command={_escape(" ".join(_quote(part) for part in service.command))}
-environment={_escape(",".join(f"{key}={_quote(value)}" for key, value in environment.items()))}
+environment={_escape(",".join(f"{key}={_enclose(value)}" for key, value in environment.items()))}
 priority={service.start_order}
 autostart=true
 autorestart=true
@@ -87,6 +87,11 @@ stdout_logfile_backups=2
 
 def _quote(part: str) -> str:
     return '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _enclose(value: str) -> str:
+    """For ``environment=``, which knows quotes but no way to escape one."""
+    return f"'{value}'" if '"' in value else f'"{value}"'
 
 
 def _escape(text: str) -> str:
