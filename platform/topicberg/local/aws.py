@@ -22,6 +22,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -228,9 +229,15 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     state.load()
     application = Application(DomainDispatcherApplication(create_backend_app), state)
     try:
-        server = make_server(host, port, application, threaded=True, request_handler=QuietHandler)
-    except (OSError, SystemExit) as error:
+        listener = socket.create_server((host, port))
+    except OSError as error:
         raise StackError(f"the AWS stand-in cannot listen on {host}:{port}: {error}") from None
+    server = make_server(
+        *(host, port, application),
+        threaded=True,
+        request_handler=QuietHandler,
+        fd=listener.fileno(),
+    )
 
     def stop(_signal: int, _frame: object) -> None:
         threading.Thread(target=server.shutdown, daemon=True).start()

@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
+import socket
 import sys
+import threading
 from pathlib import Path
 
 from topicberg.errors import StackError
@@ -25,10 +28,15 @@ _NEEDED = (
 )
 
 
+STOP_SECONDS = 3
+"""How long running statements have to end when the server is stopped."""
+
+
 def serve(host: str, port: int, folder: Path) -> None:
     """Serve until SIGTERM.
 
-    :raises StackError: something is missing in the environment, or the state is damaged
+    :raises StackError: something is missing in the environment, the port is taken, or the state is
+        damaged
     """
     missing = [name for name in _NEEDED if not os.environ.get(name)]
     if missing:
@@ -42,6 +50,12 @@ def serve(host: str, port: int, folder: Path) -> None:
     from topicberg.local.snowflake.server import Server
     from topicberg.local.snowflake.tables import restore
 
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise StackError(
+            f"the Snowflake stand-in cannot listen on {host}:{port}: {error}"
+        ) from None
     account = Account(folder)
     restore(account)
     logins = Logins(
@@ -51,13 +65,23 @@ def serve(host: str, port: int, folder: Path) -> None:
     )
     refresher = Refresher(account)
     refresher.start()
-    uvicorn.run(
-        Server(account, logins).application(),
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=3,
+    endpoints = Server(account, logins)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            endpoints.application(), log_level="warning", timeout_graceful_shutdown=STOP_SECONDS
+        )
     )
+    # In a thread, because in the main one uvicorn would handle the signals, and die of them.
+    thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    thread.start()
+    while thread.is_alive() and not stop.wait(0.5):
+        pass
+    endpoints.interrupt()
+    server.should_exit = True
+    thread.join(STOP_SECONDS + 1)
     refresher.stop()
     account.close()
 

@@ -50,7 +50,7 @@ class Account:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.metadata_folder = folder / "metadata"
         self.metadata_folder.mkdir(exist_ok=True)
         self.store = Store(folder / "account.db")

@@ -111,6 +111,14 @@ def execution_failure(message: str) -> ProgrammingError:
     return _error(603, "XX000", f"SQL execution error: {message}")
 
 
+def statement_count(found: int) -> ProgrammingError:
+    if found == 0:
+        return _error(900, "42601", f"{PREFIX}\nEmpty SQL statement.")
+    return _error(
+        8, "0A000", f"Actual statement count {found} did not match the desired statement count 1."
+    )
+
+
 def canceled() -> ProgrammingError:
     return _error(604, "57014", "SQL execution canceled")
 

@@ -21,6 +21,7 @@ from topicberg.local.snowflake.errors import (
     does_not_exist,
     execution_failure,
     invalid_identifier,
+    statement_count,
     syntax_error,
     unsupported,
 )
@@ -64,7 +65,7 @@ def parse(sql: str) -> exp.Expr:
         ) from None
     statements = [one for one in found if one is not None and not isinstance(one, exp.Semicolon)]
     if len(statements) != 1:
-        raise unsupported("several statements in one request")
+        raise statement_count(len(statements))
     (tree,) = statements
     if not _is_done(tree):
         raise unsupported(_kind(sql))
@@ -104,7 +105,7 @@ def _kind(sql: str) -> str:
     if words == ["ALTER", "TABLE"]:
         stream.take("IF", "EXISTS")
         words += [display(stream.name(3)), *(stream.peek(n).text for n in range(2))]
-    return " ".join(words) or "an empty statement"
+    return " ".join(words)
 
 
 _CONTEXT: dict[str, Callable[[Context], str | None]] = {

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from topicberg.local.snowflake.account import Account
+from topicberg.local.snowflake.errors import unsupported
 from topicberg.local.snowflake.logins import Login, LoginRefused, Logins
 from topicberg.local.snowflake.session import Session
 
@@ -62,6 +63,11 @@ class Server:
                 Route("/health", _accept, methods=["GET"]),
             ]
         )
+
+    def interrupt(self) -> None:
+        """Cancel every running statement."""
+        for session in list(self._sessions.values()):
+            session.interrupt()
 
     async def log_in(self, request: Request) -> JSONResponse:
         data = (await _body(request))["data"]
@@ -162,6 +168,8 @@ class Server:
 
 def _run(session: Session, body: dict[str, Any]) -> JSONResponse:
     sql = body["sqlText"]
+    if body.get("asyncExec"):
+        raise unsupported("asynchronous execution")
     bindings: dict[str, Any] = body.get("bindings") or {}
     arrays = [b for b in bindings.values() if isinstance(b["value"], list)]
     if arrays:  # one statement over many rows: cursor.executemany

@@ -63,7 +63,7 @@ def create_table(account: Account, context: Context, statement: Statement) -> Ro
         return create(account, statement, name, lambda _: properties)
     if old is not None and not statement.or_replace:
         raise already_exists(display(name))
-    version = _fetch(account, properties)
+    version = _fetch(account, properties, _locate(account, properties))
     with account.refreshing(name):
         properties |= _position(version)
         _keep(account, properties, version)
@@ -102,14 +102,18 @@ def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, 
     return properties
 
 
-def _fetch(account: Account, properties: dict[str, Any]) -> Version:
-    """The table as the catalog has it now, checked for what Snowflake cannot read."""
+def _locate(account: Account, properties: dict[str, Any]) -> str:
+    """Where the catalog has the table's metadata now."""
     integration = account.require(INTEGRATION, (properties["CATALOG"],))
     if not integration.properties["ENABLED"]:
         raise invalid_request(f"Catalog integration '{integration.title}' is not enabled.")
-    location = account.sources.metadata_location(
+    return account.sources.metadata_location(
         properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]
     )
+
+
+def _fetch(account: Account, properties: dict[str, Any], location: str) -> Version:
+    """A metadata file, checked for what Snowflake cannot read."""
     volume = account.require(VOLUME, (properties["EXTERNAL_VOLUME"],))
     check_inside(volume, location)
     data = account.sources.read(location)
@@ -202,16 +206,18 @@ def load_metadata(account: Account, table: Stored) -> Metadata:
     return Metadata.parse(table.properties["METADATA_LOCATION"], file.read_bytes())
 
 
-def refresh(account: Account, name: Name) -> bool:
+def refresh(account: Account, name: Name) -> None:
     """Bring the table to what the catalog has now.
 
-    :returns: whether there was something new
     :raises ProgrammingError: it cannot be read; the table stays as it was
     """
     with account.refreshing(name):
         table = account.require(TABLE, name)
-        version = _fetch(account, table.properties)
-        moved = bool(version.location != table.properties["METADATA_LOCATION"])
+        location = _locate(account, table.properties)
+        if location == table.properties["METADATA_LOCATION"]:  # a metadata file never changes
+            _note_success(account, name)
+            return
+        version = _fetch(account, table.properties, location)
         properties = {**table.properties, **_position(version)}
         _keep(account, properties, version)
         with account.store.lock:
@@ -220,7 +226,15 @@ def refresh(account: Account, name: Name) -> bool:
             account.store.put(Stored(TABLE, name, properties, table.created))
             _publish(account, name, properties, version.metadata)
     forget_old_copies(account)
-    return moved
+
+
+def _note_success(account: Account, name: Name) -> None:
+    with account.store.lock:
+        table = account.require(TABLE, name)
+        if table.properties["REFRESH_ERROR"] is not None:
+            account.store.put(
+                Stored(TABLE, name, {**table.properties, "REFRESH_ERROR": None}, table.created)
+            )
 
 
 def forget_old_copies(account: Account) -> None:
