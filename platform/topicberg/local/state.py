@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import psutil
@@ -49,9 +50,8 @@ def prepare_dir(config: Settings) -> None:
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
         state_dir.chmod(0o700)
-        probe = state_dir / ".writable"
-        probe.write_text("x" * 4096)
-        probe.unlink()
+        with TemporaryFile(dir=state_dir) as probe:  # several processes may be here at once
+            probe.write(b"x" * 4096)
     except OSError as error:
         raise StackError(
             f"{state_dir} cannot be written: {error.strerror}",
