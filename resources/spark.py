@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
@@ -26,3 +27,9 @@ class Spark(LazyPySparkResource):
             # The properties are flat strings: nested keys would make dagster-pyspark join them.
             self.spark_config["spark.remote"] = remote
             super()._init_session()
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """End the session: Spark forgets it, and no thread of its client outlives the run."""
+        session, self._spark_session = self._spark_session, None
+        if session is not None:
+            session.stop()

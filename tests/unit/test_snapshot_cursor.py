@@ -144,7 +144,7 @@ def test_compaction_refreshes_the_registrations_alone() -> None:
 
 def test_scattered_partitions_are_few_runs() -> None:
     scattered = set(PARTITIONS[::2])
-    cursor, wanted = request(observe(Cursor(), 1, scattered), PARTITIONS, "t")
+    _, wanted = request(observe(Cursor(), 1, scattered), PARTITIONS, "t")
     assert wanted is not None
     assert len(wanted.ranges) == MAX_RANGES
     assert scattered <= {partition for ranges in wanted.ranges.values() for partition in ranges}
