@@ -175,6 +175,7 @@ def test_a_word_too_many_is_a_syntax_error(sql: str) -> None:
         ("CREATE USER u RSA_PUBLIC_KEY_FP = 'x'", 1420, "RSA_PUBLIC_KEY_FP"),
         ("ALTER USER u UNSET RSA_PUBLIC_KEY_3", 1420, "RSA_PUBLIC_KEY_3"),
         ("GRANT ROLE r USER u", 1003, "USER"),
+        ("GRANT USAGE, USGE ON DATABASE d TO ROLE r", 3008, "USGE"),
         ("CREATE DATABASE d LINKED_CATALOG = (CATALOG = 'ci')", 2, "LINKED_CATALOG"),
         ("CREATE ICEBERG TABLE t (a INT)", 2, "with columns"),
         (table(more="BASE_LOCATION = 'x'"), 2, "Snowflake"),
@@ -225,6 +226,7 @@ def test_other_statements_are_left_alone(sql: str) -> None:
         ("PRAGMA version", "PRAGMA"),
         ("INSTALL httpfs", "INSTALL"),
         ("SHOW STAGES", "SHOW STAGES"),
+        ("SHOW COLUMNS LIKE 'a'", "SHOW COLUMNS"),
         ("CREATE MACRO m() AS 1", "CREATE MACRO"),
     ],
 )

@@ -1,1 +1,25 @@
-"""Snowflake for the local stack: its wire protocol, and the objects that Iceberg tables need."""
+"""Snowflake for the local stack: its wire protocol, and the objects that Iceberg tables need.
+
+The real connectors talk to it. It answers by itself what is about the account: external volumes,
+catalog integrations (``CATALOG_SOURCE = GLUE``), Iceberg tables of an external catalog, databases,
+schemas, users with key pairs, roles, grants and warehouses. Queries, and DDL and DML on ordinary
+tables, are fakesnow's and DuckDB's. Anything else is refused by name with error 000002; nothing is
+accepted and then ignored.
+
+Iceberg tables are resolved through Glue and read from the object store, as of their last refresh.
+
+What is not as in Snowflake: privileges are recorded and shown, but only a role's grant to a user
+is enforced; a warehouse needs not run; ``OBJECT``, ``MAP`` and ``ARRAY`` come as JSON; results are
+sent whole; there are no stages, tasks, streams, functions or time travel. Error numbers that no
+public source shows are at the end of :mod:`errors`.
+
+| module | does |
+|---|---|
+| ``server``, ``logins``, ``session``, ``results`` | the protocol, logins, one session, rows |
+| ``tokens``, ``options``, ``grammar``, ``*_grammar`` | reading statements |
+| ``commands`` | which statement is answered by which function |
+| ``volumes``, ``integrations``, ``tables``, ``table_views``, ``relations`` | Iceberg objects |
+| ``databases``, ``users``, ``roles``, ``keys`` | the rest of the account |
+| ``iceberg``, ``sources``, ``refresher`` | metadata files, S3 and Glue, automated refresh |
+| ``account``, ``store``, ``engine``, ``passing`` | state on disk, DuckDB, what may pass to it |
+"""

@@ -1,8 +1,8 @@
 """Errors as Snowflake answers them: number, SQLSTATE and wording.
 
-Numbers and texts are those that Snowflake's own clients and their live tests show; where none is
-public the nearest documented one is used. Raised as the connector's ``ProgrammingError``, whose
-fields the server puts on the wire.
+Numbers and texts are those that public logs and the live tests of Snowflake's own clients show.
+Where no public source shows a number, ours is made up: the functions at the end of this module.
+Raised as the connector's ``ProgrammingError``, whose fields the server puts on the wire.
 """
 
 from __future__ import annotations
@@ -32,16 +32,8 @@ def invalid_value(value: str, name: str) -> ProgrammingError:
     return _error(1422, "22023", f"{PREFIX}\ninvalid value '{value}' for property '{name}'")
 
 
-def duplicate_property(name: str) -> ProgrammingError:
-    return _error(1424, "42601", f"{PREFIX}\nduplicate property '{name}'")
-
-
 def missing_options(names: list[str]) -> ProgrammingError:
     return _error(2029, "42601", f"{PREFIX}\nMissing option(s): {', '.join(names)}")
-
-
-def invalid_option(names: list[str]) -> ProgrammingError:
-    return _error(2028, "42601", f"{PREFIX}\nInvalid option(s): {', '.join(names)}")
 
 
 def incompatible(one: str, other: str) -> ProgrammingError:
@@ -57,38 +49,6 @@ def already_exists(name: str) -> ProgrammingError:
     return _error(2002, "42710", f"{PREFIX}\nObject '{name}' already exists.")
 
 
-def in_use(kind: str, name: str, by: list[str]) -> ProgrammingError:
-    return _error(
-        93083,
-        "55000",
-        f"{PREFIX}\n{kind} '{name}' cannot be dropped or replaced because Iceberg table(s) use it: "
-        f"{', '.join(by)}.",
-    )
-
-
-def read_only(table: str) -> ProgrammingError:
-    return _error(
-        91357,
-        "42601",
-        f"SQL Compilation error: Iceberg table {table} with an external catalog integration "
-        "is a read-only table and cannot be modified.",
-    )
-
-
-def invalid_request(message: str) -> ProgrammingError:
-    """A statement that is well formed and still cannot be done."""
-    return _error(91300, "22023", f"{PREFIX}\n{message}")
-
-
-def invalid_public_key() -> ProgrammingError:
-    return _error(
-        3128,
-        "22023",
-        "SQL execution error: New public key rejected by current policy. "
-        "Reason: 'Invalid public key'",
-    )
-
-
 def role_not_granted(role: str) -> ProgrammingError:
     return _error(
         3013,
@@ -98,17 +58,8 @@ def role_not_granted(role: str) -> ProgrammingError:
     )
 
 
-def catalog_failure(message: str) -> ProgrammingError:
-    """The external catalog or the object store did not give what was asked of it."""
-    return _error(4140, "22023", f"SQL execution error: {message}")
-
-
 def invalid_identifier(name: str) -> ProgrammingError:
     return _error(904, "42000", f"{PREFIX} error line 1 at position 0\ninvalid identifier '{name}'")
-
-
-def execution_failure(message: str) -> ProgrammingError:
-    return _error(603, "XX000", f"SQL execution error: {message}")
 
 
 def statement_count(found: int) -> ProgrammingError:
@@ -133,5 +84,58 @@ def no_current(what: str, command: str) -> ProgrammingError:
     )
 
 
+def duplicate_property(name: str) -> ProgrammingError:
+    return _error(1424, "42601", f"{PREFIX}\nduplicate property '{name}'")
+
+
+def invalid_option(names: list[str]) -> ProgrammingError:
+    return _error(2028, "42601", f"{PREFIX}\nInvalid option(s): {', '.join(names)}")
+
+
+def in_use(kind: str, name: str, by: list[str]) -> ProgrammingError:
+    return _error(
+        93083,
+        "55000",
+        f"{PREFIX}\n{kind} '{name}' cannot be dropped or replaced because Iceberg table(s) use it: "
+        f"{', '.join(by)}.",
+    )
+
+
+def invalid_request(message: str) -> ProgrammingError:
+    """A statement that is well formed and still cannot be done."""
+    return _error(91300, "22023", f"{PREFIX}\n{message}")
+
+
+def invalid_public_key() -> ProgrammingError:
+    return _error(
+        3128,
+        "22023",
+        "SQL execution error: New public key rejected by current policy. "
+        "Reason: 'Invalid public key'",
+    )
+
+
+def invalid_privilege(name: str, kind: str) -> ProgrammingError:
+    return _error(3008, "42601", f"{PREFIX}\nInvalid privilege '{name}' for object type '{kind}'.")
+
+
 def unsupported(what: str) -> ProgrammingError:
     return _error(2, "0A000", f"not supported by the local Snowflake stand-in: {what}")
+
+
+def execution_failure(message: str) -> ProgrammingError:
+    return _error(603, "XX000", f"SQL execution error: {message}")
+
+
+def read_only(table: str) -> ProgrammingError:
+    return _error(
+        91357,
+        "42601",
+        f"SQL Compilation error: Iceberg table {table} with an external catalog integration "
+        "is a read-only table and cannot be modified.",
+    )
+
+
+def catalog_failure(message: str) -> ProgrammingError:
+    """The external catalog or the object store did not give what was asked of it."""
+    return _error(4140, "22023", f"SQL execution error: {message}")

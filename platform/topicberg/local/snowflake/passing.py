@@ -76,7 +76,8 @@ def _is_done(tree: exp.Expr) -> bool:
     if isinstance(tree, _PLAIN):
         return True
     if isinstance(tree, exp.Show):
-        return tree.name.upper() in _SHOWN
+        filters = (tree.args.get(name) for name in ("like", "starts_with", "limit"))
+        return tree.name.upper() in _SHOWN and not any(filters)  # fakesnow ignores them
     kind = str(tree.args.get("kind") or "").upper()
     if isinstance(tree, exp.Describe):
         return kind in ("TABLE", "VIEW")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topicberg.local.snowflake.errors import invalid_property, unsupported
+from topicberg.local.snowflake.errors import invalid_privilege, invalid_property, unsupported
 from topicberg.local.snowflake.grammar import Kind, Statement, nothing
 from topicberg.local.snowflake.options import Reader, Spec, boolean, choice, integer, text
 from topicberg.local.snowflake.tokens import Stream
@@ -157,18 +157,33 @@ def _alter_warehouse(stream: Stream, statement: Statement) -> None:
 
 WAREHOUSE = Kind("WAREHOUSE", create=_create_warehouse, alter=_alter_warehouse, plural="WAREHOUSES")
 
-_GRANTED_ON = (
-    "WAREHOUSE",
-    "DATABASE",
-    "SCHEMA",
-    "EXTERNAL VOLUME",
-    "INTEGRATION",
-    "ICEBERG TABLE",
-    "TABLE",
-    "VIEW",
-    "USER",
-    "ACCOUNT",
-)
+_TABLE_PRIVILEGES = {
+    *("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "EVOLVE SCHEMA"),
+    *("REBUILD", "APPLYBUDGET", "MONITOR"),
+}
+_GRANTED_ON: dict[str, set[str]] = {
+    "WAREHOUSE": {"APPLYBUDGET", "MODIFY", "MONITOR", "OPERATE", "USAGE"},
+    "DATABASE": {
+        *("APPLYBUDGET", "CREATE DATABASE ROLE", "CREATE SCHEMA", "MODIFY", "MONITOR"),
+        *("REFERENCE_USAGE", "USAGE"),
+    },
+    "SCHEMA": {
+        *("ADD SEARCH OPTIMIZATION", "APPLYBUDGET", "MODIFY", "MONITOR", "USAGE"),
+        *("CREATE ICEBERG TABLE", "CREATE SEQUENCE", "CREATE TABLE", "CREATE VIEW"),
+    },
+    "EXTERNAL VOLUME": {"USAGE"},
+    "INTEGRATION": {"USAGE", "USE_ANY_ROLE"},
+    "ICEBERG TABLE": _TABLE_PRIVILEGES,
+    "TABLE": _TABLE_PRIVILEGES,
+    "VIEW": {"SELECT", "REFERENCES"},
+    "USER": {"MONITOR"},
+    "ACCOUNT": {
+        *("CREATE DATABASE", "CREATE EXTERNAL VOLUME", "CREATE INTEGRATION", "CREATE ROLE"),
+        *("CREATE USER", "CREATE WAREHOUSE", "MANAGE GRANTS", "MANAGE WAREHOUSES"),
+        *("MONITOR EXECUTION", "MONITOR USAGE"),
+    },
+}
+"""The kinds of objects that privileges are granted on, and the privileges that each has."""
 
 
 def parse_grant(stream: Stream) -> Statement | None:
@@ -224,6 +239,9 @@ def _privileges(stream: Stream, verb: str) -> dict[str, Any]:
             raise unsupported(f"{verb} … ON {scope} …")
     for kind in _GRANTED_ON:
         if stream.take(*kind.split()):
+            unknown = set(privileges) - _GRANTED_ON[kind] - {"ALL", "ALL PRIVILEGES"}
+            if unknown:
+                raise invalid_privilege(min(unknown), kind)
             name = () if kind == "ACCOUNT" else stream.name(3)
             return {"PRIVILEGES": privileges, "ON": kind, "OBJECT": name}
     raise unsupported(f"{verb} … ON {stream.peek().text}")
