@@ -29,10 +29,15 @@ os.environ |= {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
 
+import hypothesis  # noqa: E402
+
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
 from topicberg.settings import settings  # noqa: E402
 
+# No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
+hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("topicberg")
 RECOVERY_SECONDS = 90.0
 
 

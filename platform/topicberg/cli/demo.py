@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topicberg.cli.stack import start
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -42,10 +43,13 @@ class _Steps:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        start = time.monotonic()
+        began = time.monotonic()
         with self.console.status(title):
             yield
-        self.console.print(f"[green]✓[/] {title} [dim]{time.monotonic() - start:.0f} s[/]")
+        self.done(title, began)
+
+    def done(self, title: str, began: float) -> None:
+        self.console.print(f"[green]✓[/] {title} [dim]{time.monotonic() - began:.0f} s[/]")
 
 
 def demo(
@@ -82,11 +86,11 @@ def demo(
 def _run(config: Settings, console: Console, steps: _Steps, records: int) -> bool:
     from topicberg import kafka
     from topicberg.datagen.runner import run_here
-    from topicberg.local import stack
     from topicberg.topics import load_topic
 
-    with steps.step("start the local stack: Kafka, registry, S3, catalog, Spark, AWS, Snowflake"):
-        endpoints = stack.up(config)
+    began = time.monotonic()
+    endpoints = start(config, console)
+    steps.done("start Kafka, registry, S3, Iceberg catalog, Spark, AWS and Snowflake", began)
     spec = load_topic(TOPIC, config)
     kafka.ensure_topic(spec, endpoints, config)
     since = datetime.now(UTC)

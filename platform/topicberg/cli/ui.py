@@ -17,13 +17,15 @@ def ui(
     port: Annotated[int, typer.Option(help="port of the web server")] = 3000,
 ) -> None:
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
+    from rich.console import Console
+
+    from topicberg.cli.stack import start
     from topicberg.dagster_home import dagster_home
-    from topicberg.local import stack
     from topicberg.settings import settings
 
     config = settings()
     if config.deployment == "local":
-        stack.ensure_running(config)
+        start(config, Console(stderr=True))
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
     os.chdir(config.project_root)
     typer.echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")

@@ -29,9 +29,11 @@ class Pace:
         if not self.rate:
             return BATCH
         now = self._clock()
-        burst = max(1.0, self.rate * MAX_BACKLOG_SECONDS)
-        self._allowance = min(burst, self._allowance + (now - self._last) * self.rate)
+        backlog = self.rate * MAX_BACKLOG_SECONDS
+        self._allowance += (now - self._last) * self.rate
         self._last = now
+        if self._allowance >= backlog + 1:  # a stall; below it, no fraction of a record is lost
+            self._allowance = max(1, int(backlog))
         due = int(self._allowance)
         self._allowance -= due
         return due
