@@ -44,7 +44,7 @@ class Daemon:
             instance=self.instance,
             cursor=self.cursor,
             repository_def=repository,
-            resources=RESOURCES,
+            resources={"lakehouse": RESOURCES["lakehouse"]},
         )
         tick = repository.get_sensor_def(f"{TOPIC}_snapshots").evaluate_tick(context)
         self.cursor = tick.cursor or self.cursor

@@ -64,7 +64,9 @@ def test_every_table_is_checked() -> None:
 def test_a_sensor_skips_while_the_stack_is_down() -> None:
     sensor = REPOSITORY.get_sensor_def("stock_trades_snapshots")
     tick = sensor.evaluate_tick(
-        dg.build_sensor_context(repository_def=REPOSITORY, resources=RESOURCES)
+        dg.build_sensor_context(
+            repository_def=REPOSITORY, resources={"lakehouse": RESOURCES["lakehouse"]}
+        )
     )
     assert "not running" in (tick.skip_message or "")
 
