@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.topics.schema import read_schema
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 15.0
+LEADER_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 _REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
@@ -177,6 +180,13 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
             KafkaError.REQUEST_TIMED_OUT,
         ):
             raise silent from error
+        if reason.code() in (
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+            KafkaError.LEADER_NOT_AVAILABLE,
+        ):
+            raise _NoLeaderError(
+                f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
+            ) from error
         raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
 
 
@@ -255,6 +265,16 @@ def _describe(endpoints: Endpoints, topic: str) -> TopicDescription:
     return description
 
 
+class _NoLeaderError(TopicbergError):
+    """A partition has no leader: it is being created, or its broker has just restarted."""
+
+
+@retry(
+    retry=retry_if_exception_type(_NoLeaderError),
+    stop=stop_after_delay(LEADER_SECONDS),
+    wait=wait_fixed(0.25),
+    reraise=True,
+)
 def _offsets(endpoints: Endpoints, topic: str, which: OffsetSpec) -> dict[int, int]:
     from confluent_kafka import IsolationLevel, TopicPartition
 

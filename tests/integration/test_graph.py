@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -181,7 +182,8 @@ def test_records_older_than_the_first_partition(stack: Endpoints, daemon: Daemon
     kafka.ensure_topic(spec, stack, config)
     registry = stack.schema_registry_client()
     registered = registry.get_latest_version(spec.value_subject)
-    value = b"\x06BUY\x02\x06ZVV\x02\x06ABC\x0cyear01"
+    user = uuid.uuid4().hex
+    value = b"\x06BUY\x02\x06ZVV\x02\x06ABC\x40" + user.encode()
     producer = Producer(stack.kafka_config())
     in_2001 = 1_000_000_000_000
     prefix = wire_prefix(registered.schema_id or 0)
@@ -190,7 +192,7 @@ def test_records_older_than_the_first_partition(stack: Endpoints, daemon: Daemon
     run_once(spec, stack, config)
     while not daemon.tick().skip_message:
         pass
-    old = f"SELECT count(*) FROM {TOTALS} WHERE userid = 'year01'"
+    old = f"SELECT count(*) FROM {TOTALS} WHERE userid = '{user}'"
     assert run_query(old, "duckdb", stack, config).scalar() == 1
 
 

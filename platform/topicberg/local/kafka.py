@@ -54,7 +54,7 @@ def service(context: Context) -> Service:
         shutil.rmtree(aside, ignore_errors=True)
         scratch = write_file(folder / "format.properties", _properties(context, aside))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        arguments = ["format", "--cluster-id", cluster, "--config", str(scratch)]
+        arguments = ["format", f"--cluster-id={cluster}", "--config", str(scratch)]
         tool = java(context, "kafka", options, ["kafka.tools.StorageTool"], class_path)
         done = subprocess.run([*tool, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
