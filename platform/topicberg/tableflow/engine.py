@@ -78,6 +78,10 @@ class Ingestor:
     """Keeps one topic's table up to date; has a Spark session of its own; not thread-safe."""
 
     def __init__(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
+        """
+        :raises TableflowError: the spec asks for what this engine does not do
+        """
+        _refuse_unsupported(spec)
         self.spec = spec
         self.endpoints = endpoints
         self.config = config
@@ -247,6 +251,22 @@ class Ingestor:
                 known.get(column.name, F.lit(None)).cast(column.dataType).alias(column.name)
                 for column in columns
             )
+        )
+
+
+def _refuse_unsupported(spec: TopicSpec) -> None:
+    """Better no table than another one than the spec asks for."""
+    asked = {
+        f"schema.format: {spec.value_schema.format}": spec.value_schema.format != "avro",
+        f"write_mode: {spec.write_mode}": spec.write_mode != "append",
+        "tableflow.error_handling.mode: LOG": spec.tableflow.error_handling.mode == "LOG",
+        "tableflow.data_retention_ms": spec.tableflow.data_retention_ms is not None,
+    }
+    refused = [field for field, unsupported in asked.items() if unsupported]
+    if refused:
+        raise TableflowError(
+            f"topic {spec.name}: the Tableflow engine does not support {', '.join(refused)}",
+            hint="it appends Avro records; set `tableflow.enabled: false` for this topic",
         )
 
 
