@@ -28,6 +28,10 @@ os.environ |= {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
+# Temporary files stay in the checkout; pytest locks each session's folder against the others.
+_TEMPORARY = Path(__file__).resolve().parents[1] / ".pytest_tmp"
+_TEMPORARY.mkdir(exist_ok=True)
+os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
 import hypothesis  # noqa: E402
 
