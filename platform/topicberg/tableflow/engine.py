@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 import time
 import uuid
@@ -116,6 +117,7 @@ class Ingestor:
                 return self._step()
             except CommitConflictError as conflict:
                 logger.info("%s; planning the batch again", conflict.message)
+                time.sleep(random.uniform(0, 1))  # noqa: S311  lets the other engine finish
             except UnknownSchemaError as unknown:
                 schema = self._subjects.by_id(unknown.schema_id)
                 if schema is None or unknown.schema_id in self._foreign:
