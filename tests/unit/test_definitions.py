@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
@@ -9,6 +12,7 @@ from assets import find_derived, topic_graphs
 from definitions import defs
 from resources import RESOURCES
 from topicberg.errors import SpecError
+from topicberg.settings import settings
 from topicberg.topics import load_topics
 
 REPOSITORY = defs.get_repository_def()
@@ -61,6 +65,16 @@ def test_every_table_is_checked() -> None:
     assert {(name, "parity") for name in tables} <= checks
 
 
+@pytest.fixture
+def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))
+        settings.cache_clear()
+        yield
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_runs")
 def test_a_sensor_skips_while_the_stack_is_down() -> None:
     sensor = REPOSITORY.get_sensor_def("stock_trades_snapshots")
     tick = sensor.evaluate_tick(
