@@ -110,13 +110,7 @@ def _look(
     head = iceberg.current_snapshot()
     if changes.undone and head is not None:  # a rollback: what is gone must be computed again
         gone = {key for snapshot in changes.undone for key in touched(snapshot)}
-        cursor = observe(
-            cursor,
-            changes.new[0].parent_snapshot_id or head.snapshot_id
-            if changes.new
-            else head.snapshot_id,
-            gone,
-        )
+        cursor = observe(cursor, head.snapshot_id, gone)
     events: list[AssetMaterialization | AssetObservation] = []
     for snapshot in changes.new[:BATCH]:
         gap = changes.gap and not events

@@ -134,20 +134,6 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
     return rows
 
 
-def newest_time(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
-    """The latest time in what the snapshot added, from the files' bounds."""
-    field = table.schema().find_field(column)
-    uppers = [
-        _as_microseconds(field, bound)
-        for file, added in _changed_files(table, snapshot)
-        if added and (bound := (file.upper_bounds or {}).get(field.field_id)) is not None
-    ]
-    try:
-        return datetime.fromtimestamp(max(uppers) / 1_000_000, UTC) if uppers else None
-    except (ValueError, OverflowError):  # beyond the year 9999
-        return None
-
-
 def newest_rows(table: Table, limit: int) -> pa.Table | None:
     """A few rows of the newest file, without planning a scan of the table."""
     from pyiceberg.expressions import AlwaysTrue
