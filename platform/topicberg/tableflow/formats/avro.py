@@ -7,9 +7,8 @@ drop the field.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.types import (
@@ -32,12 +31,11 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
+from topicberg.tableflow.formats import DECODED
+from topicberg.tableflow.subjects import RegisteredSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-
-DECODED = "__topicberg_decoded"
-"""A field that no writer has and every reader defaults to true: null means that decoding failed."""
 
 _PRIMITIVES: dict[str, Callable[[], IcebergType]] = {
     "boolean": BooleanType,
@@ -169,22 +167,39 @@ class _Converter:
         )
 
 
-def value_fields(subject: str, schema: str, ids: Iterator[int] | None = None) -> list[NestedField]:
-    """The columns of a value schema, in its order, every one optional.
-
-    :param schema: the Avro schema as JSON; a record
-    :raises TableflowError: it is no record, or recursive
-    """
-    parsed = json.loads(schema)
+def fields(subject: str, schema: RegisteredSchema, ids: Iterator[int]) -> list[NestedField]:
+    """The columns of a record schema; see :class:`topicberg.tableflow.formats.Format`."""
+    converter = _Converter(subject, ids)
+    for _, text in schema.references:
+        converter.define_all(json.loads(text))
+    parsed = json.loads(schema.text)
+    if isinstance(parsed, str):  # the whole schema is a reference
+        parsed = converter.named.get(parsed.rpartition(".")[2])
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise TableflowError(
-            f"subject {subject}: the value schema is no record",
+            f"subject {subject}: the schema is no record",
             hint="a table needs named columns: register a record",
         )
-    converter = _Converter(subject, ids or itertools.count(1))
     converter.define(parsed)
     converter.open.append(parsed["name"].rpartition(".")[2])
     return converter.fields(parsed)
+
+
+def decode(
+    payload: Column,
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+) -> Column:
+    """The record, read with the latest schema; see :class:`topicberg.tableflow.formats.Format`.
+
+    :data:`DECODED` is a field that no writer has and the reader defaults to true.
+    """
+    from pyspark.sql.avro.functions import from_avro
+
+    return from_avro(
+        payload, writer.text, {"avroSchema": reader_schema(latest.text), "mode": "PERMISSIVE"}
+    )
 
 
 def reader_schema(schema: str) -> str:
@@ -192,15 +207,3 @@ def reader_schema(schema: str) -> str:
     parsed = json.loads(schema)
     marker = {"name": DECODED, "type": "boolean", "default": True}
     return json.dumps({**parsed, "fields": [*parsed["fields"], marker]})
-
-
-def decode(payload: Column, writer: str, reader: str) -> Column:
-    """The record as a struct of the reader's fields; :data:`DECODED` in it is null if it is broken.
-
-    :param payload: the Avro binary, without Confluent's five bytes in front
-    :param writer: the schema it was written with
-    :param reader: what :func:`reader_schema` made of the table's schema
-    """
-    from pyspark.sql.avro.functions import from_avro
-
-    return from_avro(payload, writer, {"avroSchema": reader, "mode": "PERMISSIVE"})
