@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 MAGIC_BYTE = 0
+WIRE_BYTES = 5
+"""Magic byte and schema id, before a record."""
 NOT_FOUND = 404
 
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]

@@ -173,8 +173,6 @@ def _dead_letters(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     handling = spec.tableflow.error_handling
     if handling.mode != "LOG" and handling.target is not None:
         yield "tableflow.error_handling.target", f"belongs to mode LOG, the mode is {handling.mode}"
-    if handling.mode == "LOG" and handling.target is None:
-        yield "tableflow.error_handling.target", "mode LOG needs the name of a dead-letter topic"
     if handling.target == spec.name:
         yield "tableflow.error_handling.target", "a topic cannot be its own dead-letter topic"
 

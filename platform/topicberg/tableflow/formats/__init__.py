@@ -5,7 +5,9 @@ A format is a module with the functions of :class:`Format`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from topicberg.errors import TableflowError
@@ -49,6 +51,37 @@ class Format(Protocol):
         :param fields: the table's columns for the value
         """
         ...
+
+
+def is_union(schema: RegisteredSchema) -> bool:
+    """Whether the schema is a choice of several event types, for which there is no one table.
+
+    An Avro union; a JSON Schema that is nothing but oneOf or anyOf of references.
+    """
+    if schema.schema_type == "PROTOBUF":
+        return False
+    parsed = json.loads(schema.text)
+    if schema.schema_type == "AVRO":
+        return isinstance(parsed, list)
+    if not isinstance(parsed, dict) or "properties" in parsed:
+        return False
+    choice = parsed.get("oneOf") or parsed.get("anyOf") or []
+    branches = [branch for branch in choice if branch != {"type": "null"}]
+    return len(branches) > 1
+
+
+def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
+    """A key's schema that is no record as a record with one field, which is written alike.
+
+    Avro alone: an Avro record of one field is written as the field.
+    """
+    if schema.schema_type != "AVRO":
+        return schema
+    parsed = json.loads(schema.text)
+    if isinstance(parsed, list) or (isinstance(parsed, dict) and parsed["type"] == "record"):
+        return schema
+    text = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
+    return replace(schema, text=json.dumps(text))
 
 
 def format_of(schema: RegisteredSchema) -> Format:
