@@ -87,7 +87,7 @@ def test_every_engine_reads_the_same_rows(make_topic: Callable[..., Topic]) -> N
         name = topic.spec.name if engine == "duckdb" else f"`{topic.spec.name}`"
         cluster = '"lkc-local"' if engine == "duckdb" else "`lkc-local`"
         result = run_query(
-            f"SELECT id, note FROM lake.{cluster}.{name} ORDER BY id", topic.endpoints, engine
+            f"SELECT id, note FROM lake.{cluster}.{name} ORDER BY id", engine, topic.endpoints
         )
         assert [tuple(row) for row in result.rows] == expected
     assert sorted((row["id"], row["note"]) for row in topic.rows("id", "note")) == expected

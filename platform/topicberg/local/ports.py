@@ -20,6 +20,7 @@ NAMES = (
     "spark",
     "aws",
     "snowflake",
+    "tableflow",
     "supervisor",
 )
 RANGE = range(20_000, 32_000)

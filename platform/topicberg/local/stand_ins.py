@@ -47,14 +47,16 @@ def snowflake(context: Context) -> Service:
 def tableflow(context: Context) -> Service:
     """The engine; it waits by itself for whatever it needs."""
     values = context.config.model_dump(exclude={"ports"})
+    port = context.ports["tableflow"]
     return Service(
         name="tableflow",
-        command=[sys.executable, "-m", "topicberg.tableflow.service"],
+        command=[sys.executable, "-m", "topicberg.tableflow.service", "--metrics-port", str(port)],
         environment={  # the settings of whoever started the stack, and nothing else
             "TOPICBERG_ENV_FILE": os.devnull,
             **{f"TOPICBERG_{name.upper()}": str(value) for name, value in values.items()},
         },
-        url=None,
+        url=f"{context.url('tableflow')}/metrics",
+        port=port,
         start_order=40,
         healthy=lambda _: None,
         stop_seconds=10,

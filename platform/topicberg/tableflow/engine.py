@@ -27,7 +27,7 @@ from topicberg.tableflow.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.offsets import Batch, Offsets, dump_offsets, parse_offsets, plan_batch
 from topicberg.tableflow.rows import PROBLEM, ROW, decoded
 from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
-from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.table import NEW_TABLE, ensure_table
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -81,6 +81,8 @@ class Commit:
     """Records of the table's whole life that were left out."""
     bytes: int = 0
     """Of the files that the step added."""
+    data_files: int = 0
+    """Of the table, after the step."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Ingestor:
             raise TableflowError(
                 f"topic {name} was deleted and created anew: the table holds topic id "
                 f"{held.topic_id}, the broker has {topic_id}",
-                hint="`topicberg tableflow disable` and `enable` start again with a new table",
+                hint=NEW_TABLE,
             )
         latest = kafka.end_offsets(self.endpoints, name)
         beginning = kafka.beginning_offsets(self.endpoints, name)
@@ -185,7 +187,13 @@ class Ingestor:
         skipped = int(table.properties.get(ROWS_SKIPPED, 0))
         if not batch.records:
             head_id = head.snapshot_id if head else None
-            return Commit(0, head_id, held.offsets or first, rows_skipped=skipped)
+            return Commit(
+                records=0,
+                snapshot_id=head_id,
+                end_offsets=held.offsets or first,
+                rows_skipped=skipped,
+                data_files=_number(head, "total-data-files"),
+            )
         properties = commit.snapshot_properties(name, topic_id, batch, int(time.time() * 1000))
         staged = self._stage(table, layout, batch, properties)
         changed = dict(staged.properties)
@@ -193,7 +201,7 @@ class Ingestor:
             changed[ROWS_SKIPPED] = str(skipped + staged.skipped)
         fresh = self._catalog.load_table(table.name())
         snapshot = commit.publish(fresh, staged.head(fresh), held, changed, staged.branch)
-        added = int(commit.summary(snapshot).get("added-files-size", 0))
+        added = _number(snapshot, "added-files-size")
         self._adapt(batch, added)
         return Commit(
             records=batch.records,
@@ -202,6 +210,7 @@ class Ingestor:
             backlog=backlog,
             rows_skipped=skipped + staged.skipped,
             bytes=added,
+            data_files=_number(snapshot, "total-data-files"),
         )
 
     def _first_offsets(
@@ -320,6 +329,10 @@ class Ingestor:
             hint="mend the producer; tableflow.error_handling.mode: SKIP leaves such records out, "
             "LOG keeps them in a dead-letter topic",
         )
+
+
+def _number(snapshot: Snapshot | None, key: str) -> int:
+    return int(commit.summary(snapshot).get(key, 0)) if snapshot else 0
 
 
 def _raising(frame: DataFrame) -> DataFrame:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NEW_TABLE = (
+    "`topicberg tableflow disable TOPIC --drop-table` and `enable TOPIC` start again with a new one"
+)
 WRITE_MODE = "topicberg.write-mode"
 _PROPERTIES = {
     "format-version": "2",
@@ -91,14 +94,22 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     return table
 
 
+def drop(catalog: Catalog, spec: TopicSpec, config: Settings) -> bool:
+    """Delete the topic's table with its files; False: there is none."""
+    try:
+        catalog.purge_table(spec.table_identifier(config))
+    except NoSuchTableError:
+        return False
+    return True
+
+
 def _check_write_mode(table: Table, spec: TopicSpec) -> None:
     held = table.properties.get(WRITE_MODE, "append")
     if held != spec.write_mode:
         raise TableflowError(
             f"topic {spec.name}: its table is in write mode {held}, the spec says "
             f"{spec.write_mode}",
-            hint="the mode of a table cannot change: disable Tableflow for the topic and enable "
-            "it again, which makes a new table",
+            hint=f"the mode of a table cannot change: {NEW_TABLE}",
         )
 
 
@@ -137,6 +148,5 @@ def _evolve(table: Table, schema: Schema) -> None:
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint="register a compatible version, or disable Tableflow for the topic and enable it "
-            "again, which makes a new table",
+            hint=f"register a compatible version, or {NEW_TABLE}",
         ) from error

@@ -124,12 +124,6 @@ def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[F
         yield f"{section}.message", "belongs to format protobuf alone"
 
 
-@_rule("schema", "tableflow.enabled")
-def _schemaless(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.value_schema.format == "none" and spec.tableflow.enabled:
-        yield "schema.format", "Tableflow needs a schema: give one, or set tableflow.enabled: false"
-
-
 @_rule("schema", "key")
 def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     field = spec.key.field
