@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.maintenance import maintain
+
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
 
@@ -14,6 +16,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Topics into Iceberg tables.", no_args_is_help=True)
     group.command("run")(run)
     group.command("status")(status)
+    group.command("maintain")(maintain)
     app.add_typer(group, name="tableflow")
 
 

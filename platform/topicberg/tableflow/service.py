@@ -17,6 +17,7 @@ from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import Commit, Ingestor
+from topicberg.tableflow.maintenance.keeper import Keeper
 from topicberg.tableflow.status import TopicStatus, write_status
 from topicberg.topics import TopicSpec, load_topics
 
@@ -147,6 +148,9 @@ def serve(config: Settings, stopping: threading.Event) -> None:
     endpoints = _wait_for_endpoints(config, stopping)
     workers: dict[str, Worker] = {}
     complaint: str | None = None
+    keeper = Keeper(endpoints, config) if endpoints else None
+    if keeper:
+        keeper.start()
     while endpoints is not None and not stopping.is_set():
         try:
             specs, complaint = _enabled(config), None
@@ -165,6 +169,8 @@ def serve(config: Settings, stopping: threading.Event) -> None:
                 workers[name] = Worker(spec, endpoints, config)
                 workers[name].start()
         stopping.wait(SPECS_SECONDS)
+    if keeper:
+        keeper.stop()
     for worker in workers.values():
         worker.stop()
     deadline = time.monotonic() + STOP_SECONDS

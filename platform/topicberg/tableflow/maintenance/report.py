@@ -58,7 +58,12 @@ class MaintenanceReport:
     seconds: float = 0.0
 
     @property
+    def counts(self) -> dict[str, int]:
+        """What was done, by name."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: number for name, number in numbers.items() if type(number) is int}
+
+    @property
     def changed(self) -> bool:
         """Whether there was anything to do."""
-        untold = {"table", "before", "after", "seconds"}
-        return any(getattr(self, field.name) for field in fields(self) if field.name not in untold)
+        return any(self.counts.values()) or bool(self.postponed)
