@@ -19,6 +19,7 @@ from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, failures
 from topicberg.tableflow.engine import Commit, Ingestor
+from topicberg.tableflow.maintenance.keeper import Keeper
 from topicberg.tableflow.metrics import serve_metrics
 from topicberg.tableflow.status import TopicStatus, remove_status, write_status
 from topicberg.topics import TopicSpec
@@ -174,6 +175,9 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
         serve_metrics(metrics_port, lambda: [worker.status for worker in workers.copy().values()])
     complaint: str | None = None
     resumed = {name: request.resumed_at for name, request in control.read_requests(config).items()}
+    keeper = Keeper(endpoints, config) if endpoints else None
+    if keeper:
+        keeper.start()
     while endpoints is not None and not stopping.is_set():
         try:
             specs, complaint = control.enabled_topics(config), None
@@ -200,6 +204,8 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
                 resumed[name] = request.resumed_at
                 workers[name].wake()
         stopping.wait(SPECS_SECONDS)
+    if keeper:
+        keeper.stop()
     for worker in workers.values():
         worker.stop()
     deadline = time.monotonic() + STOP_SECONDS
