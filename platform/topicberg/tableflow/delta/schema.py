@@ -1,0 +1,183 @@
+"""What a Delta table says of itself: Iceberg's schema as Delta's protocol and metaData actions.
+
+Every Parquet file that an Iceberg engine writes has Iceberg's field ids, and names its columns so
+that Avro could (``$$offset`` is ``_x24_x24offset``). A table whose names need no such encoding, and
+whose columns kept their names, is plain Delta that every reader reads. Any other one has Delta's
+column mapping by id: the field ids in the files are the ids of the mapping.
+
+A widened column (int to long, float to double, a longer decimal) has its new type and no more:
+Delta's table feature for it, typeWidening, would shut out delta-rs, whose reader widens all the
+same, as Spark's does.
+
+Source: Delta's PROTOCOL.md, "Schema Serialization Format", "Column Mapping", "Timestamp without
+timezone (TimestampNtz)", "Valid Feature Names in Table Features".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.schema import index_by_id, index_name_by_id, make_compatible_name
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    UUIDType,
+)
+
+from topicberg.errors import TableflowError
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+Action = dict[str, Any]
+
+_PRIMITIVES: dict[type[IcebergType], str] = {
+    BooleanType: "boolean",
+    IntegerType: "integer",
+    LongType: "long",
+    FloatType: "float",
+    DoubleType: "double",
+    DateType: "date",
+    TimestamptzType: "timestamp",
+    TimestampType: "timestamp_ntz",
+    StringType: "string",
+    BinaryType: "binary",
+    FixedType: "binary",
+    UUIDType: "binary",
+}
+_LEGACY_FEATURES = ("appendOnly", "invariants")
+"""What writer version 2 means, to be named from version 7 on."""
+
+
+def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
+    """The protocol and the metaData action of the table's current schema.
+
+    :param retention_ms: for how long Delta's log and its removed files are kept
+    :raises TableflowError: Delta has no type for a column
+    """
+    mapped = _needs_mapping(table)
+    fields = _Fields(".".join(table.name()), mapped)
+    schema = fields.struct(table.schema().as_struct(), "")
+    retention = f"interval {retention_ms} milliseconds"
+    configuration = {
+        "delta.logRetentionDuration": retention,
+        "delta.deletedFileRetentionDuration": retention,
+    }
+    if mapped:
+        configuration["delta.columnMapping.mode"] = "id"
+        configuration["delta.columnMapping.maxColumnId"] = str(table.metadata.last_column_id)
+    metadata = {
+        "id": str(table.metadata.table_uuid),
+        "name": ".".join(table.name()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(schema),
+        "partitionColumns": [],
+        "configuration": configuration,
+    }
+    return {"protocol": _protocol(mapped, fields.features)}, {"metaData": metadata}
+
+
+def physical_name(name: str, mapped: bool) -> str:
+    """The key of a column in the statistics of a file."""
+    return make_compatible_name(name) if mapped else name
+
+
+def is_mapped(metadata: Action) -> bool:
+    """Whether the metaData action asks for column mapping."""
+    return "delta.columnMapping.mode" in metadata["metaData"]["configuration"]
+
+
+def _protocol(mapped: bool, features: set[str]) -> Action:
+    """The lowest versions that say what the table needs, so that most readers can read it."""
+    if not features:
+        return {"minReaderVersion": 2 if mapped else 1, "minWriterVersion": 5 if mapped else 2}
+    named = sorted(features | ({"columnMapping"} if mapped else set()))
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": named,
+        "writerFeatures": sorted({*named, *_LEGACY_FEATURES}),
+    }
+
+
+def _needs_mapping(table: Table) -> bool:
+    """Whether a column's name in some file is another one than its name in the table.
+
+    A name is encoded, was another one before, or belonged to a column that was dropped.
+    """
+    ids: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for schema in table.schemas().values():
+        for number, name in index_name_by_id(schema).items():
+            if ids.setdefault(name, number) != number or names.setdefault(number, name) != name:
+                return True
+    fields = index_by_id(table.schema()).values()
+    return any(make_compatible_name(field.name) != field.name for field in fields)
+
+
+class _Fields:
+    """Walks a schema; ``features`` are the table features that it turned out to need."""
+
+    def __init__(self, table: str, mapped: bool) -> None:
+        self.table = table
+        self.mapped = mapped
+        self.features: set[str] = set()
+
+    def struct(self, struct: StructType, path: str) -> Action:
+        fields = [self.field(field, f"{path}{field.name}") for field in struct.fields]
+        return {"type": "struct", "fields": fields}
+
+    def field(self, field: NestedField, path: str) -> Action:
+        metadata: Action = {"comment": field.doc} if field.doc else {}
+        if self.mapped:
+            metadata["delta.columnMapping.id"] = field.field_id
+            metadata["delta.columnMapping.physicalName"] = physical_name(field.name, True)
+        return {
+            "name": field.name,
+            "type": self.type(field.field_type, path),
+            "nullable": not field.required,
+            "metadata": metadata,
+        }
+
+    def type(self, kind: IcebergType, path: str) -> Action | str:
+        if isinstance(kind, StructType):
+            return self.struct(kind, f"{path}.")
+        if isinstance(kind, ListType):
+            return {
+                "type": "array",
+                "elementType": self.type(kind.element_type, f"{path}.element"),
+                "containsNull": not kind.element_required,
+            }
+        if isinstance(kind, MapType):
+            return {
+                "type": "map",
+                "keyType": self.type(kind.key_type, f"{path}.key"),
+                "valueType": self.type(kind.value_type, f"{path}.value"),
+                "valueContainsNull": not kind.value_required,
+            }
+        if isinstance(kind, DecimalType):
+            return f"decimal({kind.precision},{kind.scale})"
+        if type(kind) not in _PRIMITIVES:
+            raise TableflowError(
+                f"table {self.table}: Delta has no type for column {path}, a {kind}",
+                hint="take DELTA out of tableflow.table_formats, or change the column's type",
+            )
+        if isinstance(kind, TimestampType):
+            self.features.add("timestampNtz")
+        return _PRIMITIVES[type(kind)]
