@@ -1,9 +1,9 @@
 """What a Delta table says of itself: Iceberg's schema as Delta's protocol and metaData actions.
 
 Every Parquet file that an Iceberg engine writes has Iceberg's field ids, and names its columns so
-that Avro could (``$$offset`` is ``_x24_x24offset``). A table whose names need no such encoding, and
-whose columns kept their names, is plain Delta that every reader reads. Any other one has Delta's
-column mapping by id: the field ids in the files are the ids of the mapping.
+that Avro could (``$$offset`` is ``_x24_x24offset``). A table whose names need no such encoding is
+plain Delta that every reader reads. Any other one has Delta's column mapping, by id, with the
+files' ids and names: Spark goes by the ids, delta-rs by the names.
 
 A widened column (int to long, float to double, a longer decimal) has its new type and no more:
 Delta's table feature for it, typeWidening, would shut out delta-rs, whose reader widens all the
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
-from pyiceberg.schema import index_by_id, index_name_by_id, make_compatible_name
+from pyiceberg.schema import index_by_id, index_name_by_id
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -69,9 +70,11 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
     """The protocol and the metaData action of the table's current schema.
 
     :param retention_ms: for how long Delta's log and its removed files are kept
-    :raises TableflowError: Delta has no type for a column
+    :raises TableflowError: Delta has no type for a column, or a column was renamed
     """
-    mapped = _needs_mapping(table)
+    _refuse_renamed(table)
+    names = (field.name for field in index_by_id(table.schema()).values())
+    mapped = any(name_in_files(name) != name for name in names)
     fields = _Fields(".".join(table.name()), mapped)
     schema = fields.struct(table.schema().as_struct(), "")
     retention = f"interval {retention_ms} milliseconds"
@@ -93,14 +96,22 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
     return {"protocol": _protocol(mapped, fields.features)}, {"metaData": metadata}
 
 
-def physical_name(name: str, mapped: bool) -> str:
-    """The key of a column in the statistics of a file."""
-    return make_compatible_name(name) if mapped else name
+def name_in_files(name: str) -> str:
+    """The name of a column in the Parquet files that Iceberg's Java library writes.
 
-
-def is_mapped(metadata: Action) -> bool:
-    """Whether the metaData action asks for column mapping."""
-    return "delta.columnMapping.mode" in metadata["metaData"]["configuration"]
+    Source: ``AvroSchemaUtil.makeCompatibleName``, which looks at UTF-16 code units; PyIceberg's
+    function of that name takes more characters for letters.
+    """
+    text = name.encode("utf-16-be")
+    units = [chr(text[at] << 8 | text[at + 1]) for at in range(0, len(text), 2)]
+    return "".join(
+        unit
+        if unit == "_" or category(unit)[0] == "L" or (at > 0 and category(unit) == "Nd")
+        else f"_{unit}"
+        if category(unit) == "Nd"
+        else f"_x{ord(unit):X}"
+        for at, unit in enumerate(units)
+    )
 
 
 def _protocol(mapped: bool, features: set[str]) -> Action:
@@ -116,19 +127,21 @@ def _protocol(mapped: bool, features: set[str]) -> Action:
     }
 
 
-def _needs_mapping(table: Table) -> bool:
-    """Whether a column's name in some file is another one than its name in the table.
+def _refuse_renamed(table: Table) -> None:
+    """A column has one name in Delta and its files, and some readers know no other way to find it.
 
-    A name is encoded, was another one before, or belonged to a column that was dropped.
+    :raises TableflowError: a column was renamed, or has the name of one that was dropped
     """
     ids: dict[str, int] = {}
     names: dict[int, str] = {}
     for schema in table.schemas().values():
         for number, name in index_name_by_id(schema).items():
             if ids.setdefault(name, number) != number or names.setdefault(number, name) != name:
-                return True
-    fields = index_by_id(table.schema()).values()
-    return any(make_compatible_name(field.name) != field.name for field in fields)
+                raise TableflowError(
+                    f"table {'.'.join(table.name())}: column {name} had another name before, or "
+                    "its name was another column's; the Delta log cannot tell which file has which",
+                    hint="take DELTA out of tableflow.table_formats, or make the table anew",
+                )
 
 
 class _Fields:
@@ -147,7 +160,7 @@ class _Fields:
         metadata: Action = {"comment": field.doc} if field.doc else {}
         if self.mapped:
             metadata["delta.columnMapping.id"] = field.field_id
-            metadata["delta.columnMapping.physicalName"] = physical_name(field.name, True)
+            metadata["delta.columnMapping.physicalName"] = name_in_files(field.name)
         return {
             "name": field.name,
             "type": self.type(field.field_type, path),

@@ -30,7 +30,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from topicberg.tableflow.delta.schema import physical_name
+from topicberg.tableflow.delta.schema import name_in_files
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -40,12 +40,9 @@ _Bound = int | float | str | Decimal
 _Nested = dict[str, Any]
 
 
-def statistics(file: DataFile, schema: StructType, mapped: bool) -> str:
-    """Rows, bounds and nulls of the file's columns; a list or a map has none.
-
-    :param mapped: the table has column mapping, so that columns go by their physical names
-    """
-    lower, upper, nulls = _columns(file, schema, mapped)
+def statistics(file: DataFile, schema: StructType) -> str:
+    """Rows, bounds and nulls of the file's columns, by their names in it; a list has none."""
+    lower, upper, nulls = _columns(file, schema)
     return to_json(
         {
             "numRecords": file.record_count,
@@ -63,14 +60,14 @@ def to_json(value: Any) -> str:
     return format(value, "f") if isinstance(value, Decimal) else json.dumps(value)
 
 
-def _columns(file: DataFile, struct: StructType, mapped: bool) -> tuple[_Nested, _Nested, _Nested]:
+def _columns(file: DataFile, struct: StructType) -> tuple[_Nested, _Nested, _Nested]:
     lower: _Nested = {}
     upper: _Nested = {}
     nulls: _Nested = {}
     for field in struct.fields:
-        name = physical_name(field.name, mapped)
+        name = name_in_files(field.name)
         if isinstance(field.field_type, StructType):
-            inner = _columns(file, field.field_type, mapped)
+            inner = _columns(file, field.field_type)
             for outer, values in zip((lower, upper, nulls), inner, strict=True):
                 if values:
                     outer[name] = values

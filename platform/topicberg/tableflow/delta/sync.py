@@ -24,7 +24,7 @@ from topicberg.tableflow.delta.log import (
     DeltaVersion,
     VersionTakenError,
 )
-from topicberg.tableflow.delta.schema import Action, definition, is_mapped
+from topicberg.tableflow.delta.schema import Action, definition
 from topicberg.tableflow.delta.stats import statistics
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _write(
 ) -> DeltaVersion:
     """The versions from what the log holds to the table's head."""
     digest = _digest(described)
-    for snapshot, actions in _pending(table, log, held, is_mapped(described[1]), digest):
+    for snapshot, actions in _pending(table, log, held, digest):
         snapshot_id = snapshot.snapshot_id if snapshot else None
         version = DeltaVersion(held.version + 1 if held else 0, snapshot_id, digest)
         changed = [*described] if held is None or held.definition != digest else []
@@ -111,12 +111,12 @@ def _write(
 
 
 def _pending(
-    table: Table, log: DeltaLog, held: DeltaVersion | None, mapped: bool, digest: str
+    table: Table, log: DeltaLog, held: DeltaVersion | None, digest: str
 ) -> Iterator[tuple[Snapshot | None, list[Action]]]:
     """The versions to write: the snapshot that each reflects, and its add and remove actions."""
     head = table.current_snapshot()
     if held is None or (head and held.snapshot_id is None):
-        yield head, [*_difference(table, head, set(), mapped)] if head else []
+        yield head, [*_difference(table, head, set())] if head else []
         return
     if head is None or held.snapshot_id == head.snapshot_id:
         if held.definition != digest:
@@ -124,15 +124,15 @@ def _pending(
         return
     changes = changes_since(table, held.snapshot_id)
     if changes.gap or changes.undone or len(changes.new) > CATCH_UP:
-        yield head, [*_difference(table, head, log.live_paths(), mapped)]
+        yield head, [*_difference(table, head, log.live_paths())]
         return
     for snapshot in changes.new:
         files = changed_files(table, snapshot)
         keeps_rows = bool(snapshot.summary and snapshot.summary.operation == Operation.REPLACE)
-        yield snapshot, [*_actions(table, snapshot, files, not keeps_rows, mapped)]
+        yield snapshot, [*_actions(table, snapshot, files, not keeps_rows)]
 
 
-def _difference(table: Table, head: Snapshot, held: set[str], mapped: bool) -> Iterator[Action]:
+def _difference(table: Table, head: Snapshot, held: set[str]) -> Iterator[Action]:
     """From any set of files to the ones of a snapshot."""
     live = {
         _relative(table, entry.data_file): entry.data_file
@@ -140,7 +140,7 @@ def _difference(table: Table, head: Snapshot, held: set[str], mapped: bool) -> I
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
     }
     added = ((live[path], True) for path in sorted(live.keys() - held))
-    yield from _actions(table, head, added, True, mapped)
+    yield from _actions(table, head, added, True)
     for path in sorted(held - live.keys()):
         yield _remove(path, head, True)
 
@@ -150,7 +150,6 @@ def _actions(
     snapshot: Snapshot,
     files: Iterable[tuple[DataFile, bool]],
     changes_rows: bool,
-    mapped: bool,
 ) -> Iterator[Action]:
     struct = table.schema().as_struct()
     for file, added in files:
@@ -172,7 +171,7 @@ def _actions(
                 "size": file.file_size_in_bytes,
                 "modificationTime": snapshot.timestamp_ms,
                 "dataChange": changes_rows,
-                "stats": statistics(file, struct, mapped),
+                "stats": statistics(file, struct),
             }
         }
 
