@@ -45,7 +45,8 @@ ROWS = """
     IF(id % 3 = 0, NULL, struct(concat('code ', id), id / 2, struct(CAST(id AS INT)))),
     array(struct(CAST(id / 8 AS DECIMAL(8, 2)), 1), NULL),
     map('k', encode(id, 'UTF-8'), 'n', NULL),
-    IF(id = 3, NULL, concat('a string longer than sixteen characters ', id)), IF(id < 4, '% ü/', 'q?')
+    IF(id = 3, NULL, concat('a string longer than sixteen characters ', id)),
+    IF(id < 4, '% ü/', 'q?')
   FROM (SELECT CAST(id AS INT) AS id FROM range({first}, {last}, 1, 1))
 """
 
