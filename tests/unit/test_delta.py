@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import DeltaError
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
@@ -192,6 +193,21 @@ def test_plain_names_need_no_feature_of_a_reader(make_table: MakeTable) -> None:
     table_of_delta = DeltaTable(table.location())
     assert table_of_delta.protocol().min_reader_version == 1
     assert by_id(table_of_delta.to_pyarrow_table()) == iceberg_rows(table)
+
+
+def test_no_other_writer_can_harm_the_table(make_table: MakeTable) -> None:
+    """A vacuum would remove Iceberg's metadata, which Delta does not know."""
+    table = make_table()
+    append(table, {"id": 1, "note": "a"})
+    delta.sync(table, BOTH)
+    table_of_delta = DeltaTable(table.location())
+    for write in (
+        lambda: table_of_delta.vacuum(0, False, False, full=True),
+        lambda: table_of_delta.delete("id = 1"),
+    ):
+        with pytest.raises(DeltaError, match="topicberg"):
+            write()
+    assert iceberg_rows(table) == [{"id": 1, "note": "a"}]
 
 
 def test_every_type_and_encoded_names(make_table: MakeTable) -> None:

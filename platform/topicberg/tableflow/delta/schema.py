@@ -62,8 +62,9 @@ _PRIMITIVES: dict[type[IcebergType], str] = {
     FixedType: "binary",
     UUIDType: "binary",
 }
-_LEGACY_FEATURES = ("appendOnly", "invariants")
-"""What writer version 2 means, to be named from version 7 on."""
+_WRITER_FEATURES = ("appendOnly", "invariants", "topicberg")
+"""What writer version 2 means, to be named from version 7 on, and a feature that no other writer
+has: each must refuse the table, which a vacuum of Delta's alone would rob of Iceberg's metadata."""
 
 
 def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
@@ -115,16 +116,14 @@ def name_in_files(name: str) -> str:
 
 
 def _protocol(mapped: bool, features: set[str]) -> Action:
-    """The lowest versions that say what the table needs, so that most readers can read it."""
-    if not features:
-        return {"minReaderVersion": 2 if mapped else 1, "minWriterVersion": 5 if mapped else 2}
+    """The lowest reader that reads the table, so that most can; and no writer but this one."""
     named = sorted(features | ({"columnMapping"} if mapped else set()))
-    return {
-        "minReaderVersion": 3,
+    protocol: Action = {
+        "minReaderVersion": 3 if features else 2 if mapped else 1,
         "minWriterVersion": 7,
-        "readerFeatures": named,
-        "writerFeatures": sorted({*named, *_LEGACY_FEATURES}),
+        "writerFeatures": sorted({*named, *_WRITER_FEATURES}),
     }
+    return {**protocol, "readerFeatures": named} if features else protocol
 
 
 def _refuse_renamed(table: Table) -> None:
