@@ -10,8 +10,8 @@ from pyiceberg.exceptions import NoSuchTableError
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
+from topicberg.tableflow.control import enabled_topics
 from topicberg.tableflow.maintenance.run import maintain
-from topicberg.topics import load_topics
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         while not self._stop_requested.wait(PAUSE_SECONDS):
             try:
-                topics = [spec for spec in load_topics(self._config) if spec.tableflow.enabled]
+                topics = list(enabled_topics(self._config).values())
             except TopicbergError as error:  # the service says so
                 logger.debug("%s", error)
                 continue

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.settings import Settings
+from topicberg.tableflow import delta
 from topicberg.tableflow.layout import PARTITION, RAW_KEY
 from topicberg.tableflow.maintenance import compaction, expiry, ttl
 from topicberg.tableflow.maintenance.conflicts import retried
@@ -55,7 +56,8 @@ def maintain(
     """
     table = endpoints.catalog(config).load_table(spec.table_identifier(config))
     keys = [spec.metadata_column(name) for name in (PARTITION, RAW_KEY)]
-    return maintain_table(
+    delta.sync(table, spec)  # a file must leave the Delta log before expiry deletes it
+    report = maintain_table(
         table,
         endpoints,
         policy or topic_policy(spec),
@@ -63,6 +65,8 @@ def maintain(
         sort_by=keys if spec.write_mode == "upsert" else (),
         timestamp=spec.metadata_column("timestamp"),
     )
+    delta.sync(table.refresh(), spec)
+    return report
 
 
 def maintain_table(
