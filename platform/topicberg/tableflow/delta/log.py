@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from pyiceberg.table import Table
 
+LOG_FOLDER = "_delta_log"
 CHECKPOINT_EVERY = 20
 """Versions. A reader, and the next sync, reads so many small files at most."""
 MARK = "topicberg"
@@ -52,7 +53,7 @@ class DeltaLog:
 
     def __init__(self, table: Table) -> None:
         self.location = table.location().rstrip("/")
-        self.folder = f"{self.location}/_delta_log"
+        self.folder = f"{self.location}/{LOG_FOLDER}"
         self.checkpoint: int | None = None  # the last one, as far as newest() saw
         self._properties = table.io.properties
         scheme = self.location.partition("://")[0] if "://" in self.location else "file"

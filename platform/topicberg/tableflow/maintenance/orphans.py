@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from topicberg.errors import TopicbergError
+from topicberg.tableflow.delta.log import LOG_FOLDER
 from topicberg.tableflow.maintenance.files import delete_files, entries, manifests
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def _listing(table: Table) -> Iterator[tuple[str, float]]:
     prefix = location.removesuffix(path)
     files = table.io.fs_by_scheme(scheme, netloc)
     for info in files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True)):
+        if f"/{LOG_FOLDER}/" in info.path:  # Delta's own, which its log cleans up
+            continue
         if info.type == FileType.File and info.mtime is not None:
             yield prefix + info.path, info.mtime.timestamp()
 
