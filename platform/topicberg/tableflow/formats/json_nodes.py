@@ -26,12 +26,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
 
-from referencing import Registry, Resource
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT7
+from referencing.jsonschema import DRAFT7, specification_with
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.subjects import RegisteredSchema
@@ -119,19 +122,34 @@ def read_node(subject: str, schema: RegisteredSchema) -> Node:
         references = [(name, json.loads(text)) for name, text in schema.references]
     except ValueError as error:
         raise TableflowError(f"subject {subject}: the schema is not JSON: {error}") from None
-    root = Resource.from_contents(contents, default_specification=DRAFT7)
-    found = [(name, Resource.from_contents(text, DRAFT7)) for name, text in references]
+    for text in (contents, *(text for _, text in references)):
+        try:
+            validator_for(text).check_schema(text)
+        except SchemaError as error:
+            reason = shorten(error.message, 200, placeholder="…")
+            raise TableflowError(
+                f"subject {subject}: the schema is not a JSON Schema: {reason}"
+            ) from None
+    dialect = _dialect(contents)
+    root = dialect.create_resource(contents)
+    found = [(name, _dialect(text).create_resource(text)) for name, text in references]
     bases = [resource.id() or "" for resource in (root, *(resource for _, resource in found))]
     registry: Registry[Any] = Registry().with_resources(
         (urljoin(base, name), resource) for name, resource in found for base in {"", *bases}
     )
-    reader = _Reader(subject)
+    reader = _Reader(subject, dialect)
     return reader.node(reader.expand(contents, registry.resolver_with_root(root), (), ""), "")
 
 
+def _dialect(schema: Any) -> Specification[Any]:
+    said = schema.get("$schema") if isinstance(schema, dict) else None
+    return specification_with(str(said), default=DRAFT7)
+
+
 class _Reader:
-    def __init__(self, subject: str) -> None:
+    def __init__(self, subject: str, dialect: Specification[Any]) -> None:
         self.subject = subject
+        self.dialect = dialect
 
     def fail(self, where: str, problem: str, hint: str) -> TableflowError:
         place = f"field {where}" if where else "the schema"
@@ -148,7 +166,7 @@ class _Reader:
                 where, "contains itself", "recursive schemas have no table; break the cycle"
             )
         path = (*path, id(schema))
-        resource = Resource.from_contents(schema, default_specification=DRAFT7)
+        resource = Resource.from_contents(schema, default_specification=self.dialect)
         if len(path) > 1 and resource.id() is not None:
             resolver = resolver.in_subresource(resource)
         parts: tuple[_Part, ...] = (_Part(schema, resolver, path),)

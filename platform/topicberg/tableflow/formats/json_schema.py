@@ -104,8 +104,8 @@ def fields(subject: str, schema: RegisteredSchema, ids: Iterator[int]) -> list[N
     root = read_node(subject, schema)
     if root.kind not in ("struct", "union"):
         raise TableflowError(
-            f"subject {subject}: the schema has no fields",
-            hint="a table needs named columns: register an object with properties",
+            f"subject {subject}: the schema is no object with properties",
+            hint="a table needs named columns",
         )
     return _fields(root.children, ids)
 
