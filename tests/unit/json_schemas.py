@@ -85,7 +85,8 @@ def _schema(rng: random.Random, depth: int, definitions: Schema) -> Schema:
     made = rng.choice(_SCALARS if depth > 3 else _SCALARS + _NESTED)(rng, depth, definitions)
     match rng.randint(0, 9):
         case 0:
-            return {"oneOf": [{"type": "null"}, made]}
+            one = "oneOf" if "type" in made or "enum" in made else "anyOf"  # null may fit `made`
+            return {one: [{"type": "null"}, made]}
         case 1:
             return {"anyOf": [made, {"type": "null"}], "description": "may be null"}
         case 2 if isinstance(made.get("type"), str) and "enum" not in made:

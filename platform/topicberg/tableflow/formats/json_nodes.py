@@ -31,7 +31,7 @@ from typing import Any, Literal
 from urllib.parse import urljoin
 
 from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
+from jsonschema.validators import Draft7Validator, validator_for
 from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT7, specification_with
@@ -124,7 +124,7 @@ def read_node(subject: str, schema: RegisteredSchema) -> Node:
         raise TableflowError(f"subject {subject}: the schema is not JSON: {error}") from None
     for text in (contents, *(text for _, text in references)):
         try:
-            validator_for(text).check_schema(text)
+            validator_for(text, default=Draft7Validator).check_schema(text)
         except SchemaError as error:
             reason = shorten(error.message, 200, placeholder="…")
             raise TableflowError(
