@@ -12,10 +12,13 @@ import sys
 import tempfile
 import warnings
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from topicberg.errors import SpecError
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
+
+from topicberg.errors import SpecError, TableflowError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_REASON = 200
@@ -42,21 +45,6 @@ _AVRO_LOGICAL = {
     ("long", "timestamp-micros"): "timestamptz",
     ("long", "local-timestamp-millis"): "timestamp",
     ("long", "local-timestamp-micros"): "timestamp",
-}
-_JSON_TYPES = {
-    "string": "string",
-    "integer": "long",
-    "number": "double",
-    "boolean": "boolean",
-    "array": "list",
-    "object": "struct",
-}
-_CONNECT = "org.apache.kafka.connect.data."
-_JSON_TITLES = {
-    f"{_CONNECT}Date": "date",
-    f"{_CONNECT}Time": "time",
-    f"{_CONNECT}Timestamp": "timestamptz",
-    f"{_CONNECT}Decimal": "decimal",
 }
 
 
@@ -157,53 +145,26 @@ class _Avro:
 
 
 def json_columns(name: str, text: str) -> dict[str, str]:
-    """Top-level columns of a JSON Schema of type object.
+    """Top-level columns of a JSON Schema, as the Tableflow engine makes them.
 
-    :raises SpecError: not JSON Schema, or not an object with properties
+    :raises SpecError: not JSON Schema, not an object with properties, recursive
     """
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import validator_for
+    from topicberg.tableflow.formats import json_schema
+    from topicberg.tableflow.subjects import RegisteredSchema
 
-    schema = _json(name, text)
-    if not isinstance(schema, dict) or ("type" not in schema and "properties" not in schema):
-        raise SpecError(f"{name}: a JSON Schema of a topic is an object with properties")
+    _json(name, text)
     try:
-        validator_for(schema).check_schema(schema)
-    except SchemaError as error:
-        raise SpecError(f"{name} is not a JSON Schema: {_reason(error.message)}") from None
-    if schema.get("type", "object") != "object":
-        raise SpecError(f"{name}: a JSON Schema of a topic is an object with properties")
-    return {
-        field: _json_kind(schema, definition)
-        for field, definition in schema.get("properties", {}).items()
-    }
+        fields = json_schema.fields(name, RegisteredSchema(0, "JSON", text), count(1))
+    except TableflowError as error:
+        raise SpecError(error.message, hint=error.hint) from None
+    return {field.name: _kind(field.field_type) for field in fields}
 
 
-def _json_kind(root: dict[str, Any], definition: Any) -> str:
-    for _ in range(16):  # references that lead to references
-        if not isinstance(definition, dict) or "$ref" not in definition:
-            break
-        definition = _json_pointer(root, definition["$ref"])
-    if not isinstance(definition, dict):
-        return "struct"
-    if kind := _JSON_TITLES.get(str(definition.get("title"))):
-        return kind
-    for combined in ("oneOf", "anyOf"):
-        branches = [b for b in definition.get(combined, ()) if b != {"type": "null"}]
-        if branches:
-            return _json_kind(root, branches[0]) if len(branches) == 1 else "struct"
-    types = definition.get("type", "string" if "enum" in definition else "object")
-    names = [kind for kind in ([types] if isinstance(types, str) else types) if kind != "null"]
-    if names == ["object"] and "properties" not in definition:
-        return "map"
-    return _JSON_TYPES[names[0]] if len(names) == 1 else "struct"
-
-
-def _json_pointer(root: dict[str, Any], reference: str) -> Any:
-    found: Any = root
-    for part in reference.partition("#")[2].strip("/").split("/"):
-        found = found.get(part) if isinstance(found, dict) and part else found
-    return found
+def _kind(column: IcebergType) -> str:
+    """``struct``, ``list`` and ``map`` without what is in them; else Iceberg's name."""
+    if isinstance(column, (StructType, ListType, MapType)):
+        return type(column).__name__.removesuffix("Type").lower()
+    return str(column).replace(" ", "")
 
 
 def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str]:
