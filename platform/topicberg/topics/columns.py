@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-import tempfile
 import warnings
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, TableflowError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_REASON = 200
@@ -211,88 +206,16 @@ def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str
 
     :raises SpecError: protoc refuses it, no such message, or it contains itself
     """
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.descriptor_pool import DescriptorPool
+    from topicberg.tableflow.formats.protobuf import file_fields
 
-    descriptors = FileDescriptorSet.FromString(_protoc(name, text))
-    pool = DescriptorPool()
-    for file in descriptors.file:
-        pool.Add(file)
-    types = pool.FindFileByName(name).message_types_by_name
-    if not types:
-        raise SpecError(f"{name} defines no message")
-    if message is not None and message not in types:
-        raise SpecError(f"{name} has no message {message}; there are {', '.join(types)}")
-    root = types[message] if message else next(iter(types.values()))
-    return {field.name: _protobuf_kind(name, field, (root.full_name,)) for field in root.fields}
-
-
-_PROTOBUF_TYPES = {
-    "double": "double",
-    "float": "float",
-    "int32": "int",
-    "sint32": "int",
-    "sfixed32": "int",
-    "int64": "long",
-    "sint64": "long",
-    "sfixed64": "long",
-    "uint32": "long",
-    "fixed32": "long",
-    "uint64": "decimal(20,0)",
-    "fixed64": "decimal(20,0)",
-    "bool": "boolean",
-    "string": "string",
-    "bytes": "binary",
-    "enum": "string",
-}
-_PROTOBUF_MESSAGES = {
-    "google.protobuf.Timestamp": "timestamptz",
-    "google.type.Date": "date",
-    "google.type.TimeOfDay": "time",
-}
-
-
-def _protobuf_kind(file: str, field: Any, open_messages: tuple[str, ...]) -> str:
-    from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Proto
-
-    message = field.message_type
-    if message is not None and message.full_name not in _PROTOBUF_MESSAGES:
-        if message.full_name in open_messages:
-            raise SpecError(
-                f"{file}: {field.full_name} refers to {message.name}, which contains it: "
-                "a recursive schema has no table"
-            )
-        for inner in message.fields:
-            _protobuf_kind(file, inner, (*open_messages, message.full_name))
-    if message is not None and message.GetOptions().map_entry:
-        return "map"
-    if field.is_repeated:
-        return "list"
-    if message is not None:
-        return _PROTOBUF_MESSAGES.get(message.full_name, "struct")
-    return _PROTOBUF_TYPES[Proto.Type.Name(field.type).removeprefix("TYPE_").lower()]
-
-
-def _protoc(name: str, text: str) -> bytes:
-    """The FileDescriptorSet of one file; protoc runs as a process, as it writes to its stderr."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, output = Path(folder) / name, Path(folder) / "descriptors"
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.write_text(text)
-        google = files("grpc_tools") / "_proto"
-        paths = (f"--proto_path={folder}", f"--proto_path={google}")
-        command = [sys.executable, "-m", "grpc_tools.protoc", *paths, "--include_imports"]
-        done = subprocess.run(
-            [*command, f"--descriptor_set_out={output}", name],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            complaints = done.stderr.replace(f"{source}:", "").replace(f"{name}:", "").split("\n")
-            reason = _reason("; ".join(filter(None, complaints)))
-            raise SpecError(f"{name} is not Protobuf: {reason}")
-        return output.read_bytes()
+    try:
+        fields = file_fields(name, text, message)
+    except TableflowError as error:
+        raise SpecError(error.message, hint=error.hint) from None
+    # The types of nested columns, struct<…>, list<…> and map<…>, without what is in them.
+    return {
+        field.name: re.sub("<.*", "", str(field.field_type)).replace(" ", "") for field in fields
+    }
 
 
 def _json(name: str, text: str) -> Any:
