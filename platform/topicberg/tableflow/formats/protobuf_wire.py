@@ -475,8 +475,10 @@ def _merged(batch: _Batch, found: _Places) -> _Places:
 def _repeated(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
     """A column of lists or maps."""
     values, broken = _values(batch, field, found)
-    bad[found.row[broken]] = True
     rows = found.row
+    if broken.any():  # no map holds a key that is none
+        bad[rows[broken]] = True
+        values, rows = values.filter(pa.array(~broken)), rows[~broken]
     if field.is_map and len(rows):
         codes = values.field(0).dictionary_encode().indices.to_numpy().astype(np.int64)
         pairs = rows * (int(codes.max()) + 1) + codes
