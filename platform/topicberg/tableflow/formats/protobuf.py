@@ -23,9 +23,10 @@ Fields are known by number: the value of a field that the latest schema calls ot
 latest name's column. A field that it dropped, or whose number it uses for another type, is in the
 column of its own name. Columns that a record's schema does not know are null.
 
-Spark's own ``from_protobuf`` is in none of its distributions, and cannot say which records are
-broken, take what merges over several wire types, or find a field by its number in the latest
-schema. Decoding is Python over whole batches, see :mod:`topicberg.tableflow.formats.protobuf_wire`.
+Spark's own ``from_protobuf`` needs the jar spark-protobuf, which comes with no Spark and which the
+stack's jars do not have. Decoding is Python over whole Arrow batches, in
+:mod:`topicberg.tableflow.formats.protobuf_wire`. Spark runs Python functions for every row, also
+inside of ``when``: mask the payload, not the result, where several schemas are in one batch.
 """
 
 from __future__ import annotations

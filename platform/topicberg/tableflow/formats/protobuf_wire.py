@@ -47,7 +47,7 @@ class Field:
     ``symbols``. ``column``: its place in the row; None: it has no column, and is only walked.
     ``type``: what the column, or the element of a list, holds. ``absent``: its value in a record
     that lacks it; None is null; for a message True: an empty one. ``oneof``: number of the oneof.
-    ``rest``: what becomes of a message of a well-known type.
+    ``special``: which well-known type its message is of.
     """
 
     number: int
