@@ -86,9 +86,9 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
 
 def format_of(schema: RegisteredSchema) -> Format:
     """The module of a schema's format."""
-    from topicberg.tableflow.formats import avro, json_schema
+    from topicberg.tableflow.formats import avro, json_schema, protobuf
 
-    modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json_schema}
+    modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json_schema, "PROTOBUF": protobuf}
     try:
         return modules[schema.schema_type]
     except KeyError:

@@ -272,10 +272,16 @@ class _Converter:
 
     def decimal(self, schema: dict[str, Any], path: str) -> IcebergType:
         precision, scale = schema.get("precision"), schema.get("scale", 0)
-        if not (isinstance(precision, int) and 1 <= precision <= MAX_PRECISION):
+        if not (
+            isinstance(precision, int)
+            and isinstance(scale, int)
+            and 1 <= precision <= MAX_PRECISION
+            and 0 <= scale <= precision
+        ):
             raise TableflowError(
-                f"subject {self.subject}: field {path} is a decimal of precision {precision}",
-                hint=f"a table has decimals of 1 to {MAX_PRECISION} digits",
+                f"subject {self.subject}: field {path}: a decimal has a precision from 1 to "
+                f"{MAX_PRECISION} and a scale up to it, not {precision} and {scale}",
+                hint="Spark and Iceberg have no other decimals; register it as bytes or string",
             )
         return DecimalType(precision, scale)
 
