@@ -15,6 +15,8 @@ from typing import Any
 
 import fastavro
 import fuzz_avro
+import fuzz_json
+import fuzz_protobuf
 import pytest
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic
@@ -40,7 +42,23 @@ def avro_case(rng: random.Random) -> Case:
     return Schema(json.dumps(schema), "AVRO"), payloads, rows
 
 
-CASES: dict[str, Callable[[random.Random], Case]] = {"avro": avro_case}
+def json_case(rng: random.Random) -> Case:
+    schema, records = fuzz_json.schema_and_records(rng)
+    payloads = [json.dumps(record, ensure_ascii=rng.random() < 0.5).encode() for record in records]
+    rows = [fuzz_json.expected_row(schema, record) for record in records]
+    return Schema(json.dumps(schema), "JSON"), payloads, rows
+
+
+def protobuf_case(rng: random.Random) -> Case:
+    text, payloads, rows = fuzz_protobuf.schema_and_records(rng)
+    return Schema(text, "PROTOBUF"), payloads, rows
+
+
+CASES: dict[str, Callable[[random.Random], Case]] = {
+    "avro": avro_case,
+    "json": json_case,
+    "protobuf": protobuf_case,
+}
 
 
 @pytest.mark.parametrize("seed", range(SCHEMAS))

@@ -25,7 +25,7 @@ from topicberg.tableflow.formats.json_schema import decode, fields
 from topicberg.tableflow.subjects import RegisteredSchema
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from json_schemas import expected_row, same, schema_and_records
+from fuzz_json import expected_row, same, schema_and_records
 
 pytestmark = pytest.mark.integration
 

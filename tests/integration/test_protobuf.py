@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference
-from fuzz.protobuf_schemas import Sample, comparable, schema_and_records
+from fuzz_protobuf import Sample, comparable, schema_and_records
 from pyspark.sql import functions as F
 
 from topicberg.endpoints import Endpoints

@@ -8,9 +8,9 @@ import random
 from typing import Any
 
 import pytest
+from fuzz_json import schema_and_records
 from hypothesis import given
 from hypothesis import strategies as st
-from json_schemas import schema_and_records
 from jsonschema.validators import validator_for
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField

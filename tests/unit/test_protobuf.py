@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fuzz.protobuf_schemas import comparable, schema_and_records
+from fuzz_protobuf import comparable, schema_and_records
 from google.protobuf import message_factory
 
 from topicberg.errors import TableflowError
