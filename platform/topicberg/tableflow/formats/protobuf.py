@@ -135,13 +135,17 @@ def decode(
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    plan, prefixes = _reader(writer, latest, fields, message)
+    target = _root(f"schema {latest.schema_id}", latest, message)
+    source = _same_message(_file(f"schema {writer.schema_id}", writer), target)
+    names = {field.name for one in (source, target) if one for field in one.fields}
+    own = [field for field in fields if field.name in names]  # the table has other columns, too
+    plan, prefixes = _reader(writer, latest, own, message)
     decode_batch, marker = protobuf_wire.decode, DECODED
 
     def decode_records(payload: pa.Array) -> pa.Array:
         return decode_batch(payload, plan, prefixes, marker)
 
-    columns = [T.StructField(field.name, _spark_type(field.field_type)) for field in fields]
+    columns = [T.StructField(field.name, _spark_type(field.field_type)) for field in own]
     row = T.StructType([*columns, T.StructField(DECODED, T.BooleanType())])
     # Spark's workers need not have topicberg: the module that decodes is sent along.
     cloudpickle.register_pickle_by_value(protobuf_wire)  # type: ignore[no-untyped-call]
@@ -159,7 +163,7 @@ def _reader(
     target = _root(f"schema {latest.schema_id}", latest, message)
     source = _same_message(_file(where, writer), target)
     if source is None:
-        return protobuf_wire.Message((), (), ()), ()
+        return _message(where, target, target, fields), ()
     return _message(where, source, target, fields), _prefixes(_path(source))
 
 
