@@ -29,7 +29,7 @@ from fuzz_json import expected_row, same, schema_and_records
 
 pytestmark = pytest.mark.integration
 
-SCHEMAS, AT_ONCE = 200, 25
+SCHEMAS, AT_ONCE = 200, 20
 CONNECT = "org.apache.kafka.connect.data."
 
 

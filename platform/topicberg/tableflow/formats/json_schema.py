@@ -10,7 +10,8 @@
   null is null even if it is required, a ``default`` is not filled in, and properties that the
   writer's schema does not declare are ignored. Of a repeated name the last value counts.
 - Of a union, the first member that the value fits is set; an object fits a member if it has the
-  properties that are required there, and the constants.
+  properties that are required there, and the constants. Its numbers pass through a variant, which
+  has no negative zero.
 
 Speed comes from reading most records with one call of ``from_json``. It refuses ``1.0`` for an
 integer and takes any value as a string; records where that matters are read a second time, with
