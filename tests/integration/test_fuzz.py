@@ -50,8 +50,8 @@ def json_case(rng: random.Random) -> Case:
 
 
 def protobuf_case(rng: random.Random) -> Case:
-    text, payloads, rows = fuzz_protobuf.schema_and_records(rng)
-    return Schema(text, "PROTOBUF"), payloads, rows
+    sample = fuzz_protobuf.schema_and_records(rng)
+    return Schema(sample.text, "PROTOBUF"), sample.payloads, sample.rows
 
 
 CASES: dict[str, Callable[[random.Random], Case]] = {
@@ -68,7 +68,7 @@ def test_what_is_read_is_what_was_produced(make_topic: Callable[..., Topic], see
     topic = make_topic(schema={"format": kind, "file": "from-the-registry"})
     registry = topic.endpoints.schema_registry_client()
     prefix = wire_prefix(registry.register_schema(topic.spec.value_subject, schema))
-    topic.send_raw([prefix + payload for payload in payloads], key=lambda n: b"%d" % n)
+    topic.send_raw([prefix + payload for payload in payloads], partition=0)
     topic.ingest()
     cluster, name = topic.spec.table_identifier(topic.config)
     sql = f'SELECT * FROM lake."{cluster}"."{name}"'

@@ -59,7 +59,9 @@ _LOGICAL: dict[tuple[str, str], Callable[[], IcebergType]] = {
 }
 
 
-def fields(subject: str, schema: RegisteredSchema, ids: Iterator[int]) -> list[NestedField]:
+def fields(
+    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+) -> list[NestedField]:
     """The columns of a record schema; see :class:`topicberg.tableflow.formats.Format`."""
     return _Converter(subject, ids).fields(resolve(subject, schema))
 
@@ -69,6 +71,7 @@ def decode(
     writer: RegisteredSchema,
     latest: RegisteredSchema,
     fields: Sequence[NestedField],
+    message: str | None = None,
 ) -> Column:
     """The record, read with the latest schema; see :class:`topicberg.tableflow.formats.Format`.
 

@@ -100,7 +100,9 @@ _SURROGATE = r"\\u[dD][89a-fA-F]"
 _PAIRED = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
 
-def fields(subject: str, schema: RegisteredSchema, ids: Iterator[int]) -> list[NestedField]:
+def fields(
+    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+) -> list[NestedField]:
     """The columns of an object's schema, or of a union; see :class:`..formats.Format`."""
     root = read_node(subject, schema)
     if root.kind not in ("struct", "union"):
@@ -152,6 +154,7 @@ def decode(
     writer: RegisteredSchema,
     latest: RegisteredSchema,
     fields: Sequence[NestedField],
+    message: str | None = None,
 ) -> Column:
     """The record, as its writer's schema describes it; see :class:`..formats.Format`.
 
