@@ -124,7 +124,9 @@ def _list(rng: random.Random, depth: int, definitions: Schema) -> Schema:
 
 
 def _map(rng: random.Random, depth: int, definitions: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": _schema(rng, depth + 1, definitions)}
+    # Of `{}` as of `true`: the values have no type, and the object is JSON text.
+    values = _schema(rng, depth + 1, definitions) or {"type": "string"}
+    return {"type": "object", "additionalProperties": values}
 
 
 def _entries(rng: random.Random, depth: int, definitions: Schema) -> Schema:
