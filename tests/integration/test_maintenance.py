@@ -273,27 +273,17 @@ def test_old_rows_go_and_stay_away(topic: Topic) -> None:
     now = datetime.now(UTC)
     old, recent = now - timedelta(days=40), now - timedelta(days=30, hours=2)
     append(table, 0, when=old)  # goes as a file
-    append(table, 5, when=[old, old, now, now, now])  # is rewritten
     append(table, 10, when=[recent, now, now, now, now])  # is left for a day
     append(table, 15)
-    offsets = commit.committed(table.refresh())
     policy = replace(PATIENT, compact_after=timedelta(1), data_retention=timedelta(days=30))
-    report = run(topic, policy)
-    assert report.rows_expired == 7 or report.rows_expired == 8
-    assert counts(topic) == 20 - report.rows_expired
+    assert run(topic, policy).rows_expired == 5
+    assert counts(topic) == 10
+    append(table, 5, when=[old, old, now, now, now])  # is rewritten, and so is the other one
+    offsets = commit.committed(table.refresh())
+    assert run(topic, policy).rows_expired == 3
     assert commit.committed(table.refresh()) == offsets
-    again = run(topic, replace(policy, data_slack=NOW))
-    assert report.rows_expired + again.rows_expired == 8
-    assert sorted(row["id"] for row in topic.rows("id")) == [
-        7,
-        8,
-        9,
-        11,
-        12,
-        13,
-        14,
-        *range(15, 20),
-    ]
+    left = [7, 8, 9, 11, 12, 13, 14, *range(15, 20)]
+    assert sorted(row["id"] for row in topic.rows("id")) == left
     assert not run(topic, policy).changed
     run(topic, EAGER)
     assert counts(topic) == 12
@@ -304,17 +294,19 @@ def test_compaction_beside_ingestion(make_topic: MakeTopic) -> None:
     topic = make_topic()
     topic.send(ORDER, [{"id": -1, "note": ""}])
     topic.ingest()
-    compacted = 0
+    policy = replace(EAGER, staged_age=timedelta(hours=1))
+    compactions, sent = 0, 0
+    deadline = time.monotonic() + 240
     with ingesting(topic):
-        for start in range(0, 2000, 200):
-            topic.send(ORDER, [{"id": i, "note": "x"} for i in range(start, start + 200)])
-            compacted += run(topic, EAGER).files_compacted
-        deadline = time.monotonic() + 120
-        while len(topic.rows("id")) < 2001 and time.monotonic() < deadline:
+        while compactions < 3 and time.monotonic() < deadline:
+            topic.send(ORDER, [{"id": i, "note": "x"} for i in range(sent, sent + 100)])
+            sent += 100
+            compactions += run(topic, policy).files_compacted > 0
+        while len(topic.rows("id")) < sent + 1 and time.monotonic() < deadline:
             time.sleep(1)
-    assert compacted > 0
-    assert sorted(row["id"] for row in topic.rows("id")) == list(range(-1, 2000))
-    assert counts(topic) == 2001
+    assert compactions == 3
+    assert sorted(row["id"] for row in topic.rows("id")) == list(range(-1, sent))
+    assert counts(topic) == sent + 1
 
 
 def test_upserts_stay_what_they_are(make_topic: MakeTopic) -> None:
@@ -326,8 +318,10 @@ def test_upserts_stay_what_they_are(make_topic: MakeTopic) -> None:
     before = topic.rows("id", "note")
     assert [row["note"] for row in before] == ["0", "1", "2", *["3"] * 7]
     report = run(topic, EAGER)
-    assert report.before.delete_files > 0
-    assert report.after.delete_files == 0
+    assert (report.before.data_files, report.after.data_files) == (4, 1)
+    assert report.before.delete_files == 3
+    # Of an unpartitioned table the next commit of anybody drops the last one.
+    assert report.after.delete_files <= 1
     assert topic.rows("id", "note") == before
     assert counts(topic) == 10
     topic.send(ORDER, [{"id": 3, "note": "new"}], key=lambda _: b"3")
