@@ -10,18 +10,25 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import dagster as dg
 import pytest
 from conftest import KillService
 from kafka_topics import ORDER, Topic
 from pyiceberg.table import Table
 
-from topicberg.endpoints import CATALOG
+from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.query import run_query
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import commit
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.maintenance import MaintenanceReport, Policy, maintain, maintain_table
+from topicberg.tableflow.maintenance import (
+    MaintenanceReport,
+    Policy,
+    compaction,
+    maintain,
+    maintain_table,
+)
 from topicberg.tableflow.maintenance.orphans import remove_orphans
 
 pytestmark = pytest.mark.integration
@@ -197,6 +204,10 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     assert commit.committed(table.refresh()) == offsets
     assert counts(topic) == 26
     assert table.scan(snapshot_id=tagged).to_arrow().num_rows == 5
+    # Even if an administrator expires all that Iceberg lets go.
+    table.maintenance.expire_snapshots().older_than(datetime.now() + timedelta(1)).commit()
+    assert len(snapshot_ids(table)) == 3
+    assert commit.committed(table) == offsets
 
 
 def test_what_a_killed_engine_staged_goes(topic: Topic) -> None:
@@ -376,3 +387,34 @@ def test_any_table_can_be_maintained(topic: Topic) -> None:
     assert report.after.snapshots == 1
     assert table.refresh().scan().to_arrow().num_rows == 25
     catalog.drop_table(identifier)
+
+
+def test_manifests_and_delete_files_are_merged(topic: Topic) -> None:
+    table = topic.table()
+    for number in range(compaction.SMALL_MANIFESTS):
+        append(table, number * 2, rows=2)
+    report = run(topic, replace(PATIENT, compact_after=timedelta(1)))
+    assert report.manifests_rewritten == compaction.SMALL_MANIFESTS
+    properties = {"write.delete.mode": "merge-on-read", "write.delete.granularity": "partition"}
+    table.refresh().transaction().set_properties(properties).commit_transaction()
+    spark = new_session(topic.endpoints.spark_connect)
+    for number in range(3):
+        spark.sql(f"DELETE FROM {CATALOG}.{quote(*table.name())} WHERE id = {number * 2}")
+    spark.stop()
+    assert compaction.compact_deletes(topic.endpoints, (table.name()[0], table.name()[1])) == 3
+    assert counts(topic) == 2 * compaction.SMALL_MANIFESTS - 3
+
+
+def test_the_job_reports_what_it_did(stack: Endpoints) -> None:
+    """Every table gets its turn, those that do not exist yet as well."""
+    from definitions import defs
+
+    with dg.instance_for_test() as instance:
+        result = defs.resolve_job_def("maintain_tables").execute_in_process(instance=instance)
+    assert result.success
+    observed = {
+        event.event_specific_data.asset_observation.asset_key.path[0]
+        for event in result.all_events
+        if event.event_type_value == "ASSET_OBSERVATION"
+    }
+    assert observed <= {"iceberg"}
