@@ -49,6 +49,7 @@ def maintain(
         table.add_row(name.replace("_", " "), f"{before:,}", f"{after:,}")
     console = Console()
     console.print(table)
-    console.print(", ".join(f"{what} {count:,}" for what, count in report.counts.items() if count))
+    done = [f"{count:,} {what}" for what, count in report.counts.items() if count]
+    console.print(", ".join(done).replace("_", " ") or "nothing was due")
     for what in report.postponed:
         console.print(f"{what}: other commits came first, the next run does it")

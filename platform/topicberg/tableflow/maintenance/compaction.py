@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -110,18 +110,20 @@ def compact(
     target: int,
     sort_by: Sequence[str] = (),
     *,
+    has_deletes: bool = False,
     apply_deletes: bool = False,
     bytes_to_write: int = 0,
 ) -> int:
     """Merge the files of a tier; the number of files that were rewritten.
 
     :param sort_by: columns by which the rows of the merged files are sorted
+    :param has_deletes: remove delete files that apply to no data file any more
     :param apply_deletes: rewrite every file that has deleted rows, however large it is
     :param bytes_to_write: estimate; much work is committed in parts, so that a conflict or a
         killed Spark costs a part of it
     :raises CommitConflictError: another commit changed one of the files
     """
-    options = {
+    options: dict[str, object] = {
         "target-file-size-bytes": target,
         "min-file-size-bytes": tier.max_bytes,
         "max-file-size-bytes": max(target * 9 // 5, tier.max_bytes + 1),
@@ -129,12 +131,14 @@ def compact(
         "max-file-group-size-bytes": _GROUP_BYTES,
         "max-concurrent-file-group-rewrites": 2,  # ingestion has to have its share of Spark
     }
+    if has_deletes:
+        options["remove-dangling-deletes"] = "true"
     if apply_deletes:
         options["delete-file-threshold"] = 1
-    flags = {"partial-progress.enabled": "true"} if bytes_to_write > _GROUP_BYTES else {}
-    if flags:
-        flags["partial-progress.max-commits"] = str(_COMMITS)
-    arguments = {"options": _options({**options, **flags})}
+    if bytes_to_write > _GROUP_BYTES:
+        options["partial-progress.enabled"] = "true"
+        options["partial-progress.max-commits"] = _COMMITS
+    arguments = {"options": _options(options)}
     if sort_by:
         arguments["strategy"] = literal("sort")
         arguments["sort_order"] = literal(", ".join(quote(column) for column in sort_by))
@@ -181,5 +185,5 @@ def _partition(file: DataFile) -> tuple[int, str]:
     return file.spec_id, str(file.partition)
 
 
-def _options(options: dict[str, object]) -> str:
+def _options(options: Mapping[str, object]) -> str:
     return f"map({', '.join(literal(str(part)) for item in options.items() for part in item)})"

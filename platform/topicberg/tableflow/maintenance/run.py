@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pyiceberg.manifest import DataFileContent
+
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.settings import Settings
@@ -157,6 +159,7 @@ class _Run:
         files = list(live_files(self.table))
         target = compaction.target_bytes(self.table)
         merge = partial(compaction.compact, self.endpoints, self.identifier, target=target)
+        has_deletes = any(file.content != DataFileContent.DATA for file in files)
         apply_deletes = compaction.deleted_share(files) >= compaction.DELETED_SHARE
         tiers: Iterable[compaction.Tier] = compaction.due_tiers(files, target)
         if apply_deletes and not tiers:
@@ -172,13 +175,14 @@ class _Run:
                     merge,
                     tier=tier,
                     sort_by=sort_by,
+                    has_deletes=has_deletes,
                     apply_deletes=apply_deletes,
                     bytes_to_write=small,
                 ),
             )
             apply_deletes = False
         deletes = 0
-        if compaction.many_deletes(files):
+        if has_deletes and compaction.many_deletes(live_files(self.table.refresh())):
             deletes = self.step(
                 "compaction of delete files",
                 lambda: compaction.compact_deletes(self.endpoints, self.identifier),
