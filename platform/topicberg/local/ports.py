@@ -20,6 +20,7 @@ NAMES = (
     "spark",
     "aws",
     "snowflake",
+    "confluent",
     "supervisor",
 )
 RANGE = range(20_000, 32_000)

@@ -1,0 +1,1 @@
+"""Confluent Cloud's control plane for the local stack."""
