@@ -10,13 +10,16 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.local.store import Store, Stored
 from topicberg.settings import Settings
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 ORGANIZATION = "organization"
 ENVIRONMENT = "environment"
@@ -29,6 +32,7 @@ ROLE_BINDING = "role binding"
 INTEGRATION = "integration"
 CONNECTOR = "connector"
 TOPIC = "topic"
+ACL = "access list"
 TABLE = "tableflow topic"
 CATALOG = "catalog"
 DELAYS = "delays"
@@ -63,6 +67,8 @@ class Account:
         self.url = url
         self.changing = threading.Lock()
         """Held by one request that changes something: checks and their change are one step."""
+        self._admin: tuple[str, AdminClient] | None = None
+        self._admin_lock = threading.Lock()
         with self.store.lock:
             if not self.store.all(ORGANIZATION):
                 self.store.put(Stored(ORGANIZATION, (str(uuid.uuid4()),)))
@@ -84,6 +90,17 @@ class Account:
         :raises StackError: the stack has not come up yet
         """
         return load_endpoints(self.config)
+
+    def kafka_admin(self) -> AdminClient:
+        """The broker; the client is kept as long as the address stays.
+
+        :raises StackError: the stack has not come up yet
+        """
+        endpoints = self.endpoints()
+        with self._admin_lock:
+            if self._admin is None or self._admin[0] != endpoints.kafka_bootstrap:
+                self._admin = (endpoints.kafka_bootstrap, endpoints.kafka_admin())
+            return self._admin[1]
 
     def crn(self, *parts: str) -> str:
         """Confluent resource name: ``crn("environment=env-1", …)``."""

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from topicberg.local.confluent import environments
 from topicberg.local.confluent.account import (
+    ACL,
     CATALOG,
     CLUSTER,
     CONNECTOR,
@@ -20,7 +21,6 @@ from topicberg.local.confluent.account import (
     REGISTRY,
     ROLE_BINDING,
     TABLE,
-    TOPIC,
     Account,
     changed,
 )
@@ -254,7 +254,8 @@ def _delete(call: Call) -> Answer:
     from topicberg.local.confluent.topics import delete_all
 
     delete_all(account, name)
-    account.store.delete(TOPIC, [t.name for t in account.store.all(TOPIC) if t.name[0] == name])
+    lists = account.store.all(ACL, lambda acl: acl.name[0] == name)
+    account.store.delete(ACL, [acl.name for acl in lists])
     keys = account.find(KEY, lambda properties: properties["resource"] == name)
     account.store.delete(KEY, [key.name for key in keys])
     crn = rbac_crn(account, stored)

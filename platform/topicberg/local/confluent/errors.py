@@ -26,6 +26,7 @@ class Shape(Enum):
     PROVIDER = auto()
     """As CLOUD, but an integration that is not there is Kafka's shape."""
     KAFKA = auto()
+    REGISTRY = auto()
     CONNECT = auto()
 
 
@@ -141,7 +142,7 @@ def render(refusal: Refusal, shape: Shape, method: str) -> Rendered:
     if status is HTTPStatus.TOO_MANY_REQUESTS:
         return Rendered("", None)
     numbered = {"error_code": refusal.number or status.value, "message": refusal.detail}
-    if shape is Shape.KAFKA or (
+    if shape in (Shape.KAFKA, Shape.REGISTRY) or (
         shape in (Shape.PROVIDER, Shape.CONNECT) and status is HTTPStatus.NOT_FOUND
     ):
         return Rendered(numbered, "application/json")

@@ -1,3 +1,4 @@
+
 """One operation of an API: where it is, who may call it, what it takes, and what it does."""
 
 from __future__ import annotations
@@ -6,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from topicberg.local.confluent.account import Account
@@ -41,6 +43,7 @@ class Call:
 
     account: Account
     caller: Caller
+    method: str
     url: str
     """Of the request, without its query."""
     path: dict[str, str] = field(default_factory=dict)
@@ -63,7 +66,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Operation:
-    """``success``: the status of an answer that says none. ``rated``: answers tell the limits.
+    """``path``: a parameter takes one part of it, ``rest`` all the rest.
+
+    ``success``: the status of an answer that says none. ``rated``: answers tell the limits.
 
     ``invalid_is_400``: the API knows no 422.
     """
@@ -87,12 +92,14 @@ class Operation:
         found = self._pattern.fullmatch(path)
         return found.groupdict() if found else None
 
-    @property
+    @cached_property
     def _pattern(self) -> re.Pattern[str]:
         parts = _PARAMETER.split(self.path)
         return re.compile(
             "".join(
-                f"(?P<{part}>[^/]+)" if number % 2 else re.escape(part)
+                f"(?P<{part}>{'.+' if part == 'rest' else '[^/]+'})"
+                if number % 2
+                else re.escape(part)
                 for number, part in enumerate(parts)
             )
         )

@@ -26,11 +26,16 @@ from starlette.routing import Route
 
 from topicberg.errors import TopicbergError
 from topicberg.local.confluent import (
+    acls,
     clusters,
     environments,
+    integrations,
     keys,
     registries,
+    roles,
     service_accounts,
+    subjects,
+    topics,
 )
 from topicberg.local.confluent.account import Account, Delays
 from topicberg.local.confluent.errors import (
@@ -55,6 +60,11 @@ OPERATIONS = [
     *registries.OPERATIONS,
     *service_accounts.OPERATIONS,
     *keys.OPERATIONS,
+    *roles.OPERATIONS,
+    *integrations.OPERATIONS,
+    *topics.OPERATIONS,
+    *acls.OPERATIONS,
+    *subjects.OPERATIONS,
 ]
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 RATE_LIMIT = 2000
@@ -135,6 +145,7 @@ class Server:
         call = Call(
             self.account,
             caller,
+            request.method,
             self.account.url + request.url.path,
             parameters,
             items,
@@ -291,6 +302,8 @@ def _response(answer: Answer, operation: Operation, headers: dict[str, str]) -> 
     status = answer.status or operation.success
     if answer.document is None:
         return Response(status_code=status, headers=headers)
+    if isinstance(answer.document, bytes):
+        return Response(answer.document, status, headers, media_type=answer.media_type)
     content = json.dumps(answer.document)
     return Response(content, status, headers, media_type="application/json")
 

@@ -87,11 +87,15 @@ class PageInCluster(PageInEnvironment):
 
 @dataclass(frozen=True)
 class Answer:
-    """A success. ``document`` None: no body."""
+    """A success. ``document``: None: no body; bytes: of ``media_type``, as they are; else JSON.
+
+    ``status``: None: the operation's own.
+    """
 
     document: Any = None
     status: int | None = None
     location: str | None = None
+    media_type: str | None = None
 
 
 def listing(
