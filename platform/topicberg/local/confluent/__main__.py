@@ -61,10 +61,14 @@ def serve(host: str, port: int, folder: Path) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    thread.start()
+    for worker in (endpoints.generators, endpoints.tables, thread):
+        worker.start()
     while thread.is_alive() and not stop.wait(0.5):
         pass
     server.should_exit = True
+    for worker in (endpoints.generators, endpoints.tables):
+        worker.stop()
+        worker.join(STOP_SECONDS)
     thread.join(STOP_SECONDS + 1)
     account.close()
 

@@ -117,6 +117,16 @@ def authenticate(
     return caller
 
 
+def opens(account: Account, name: str, secret: str, resource: str) -> bool:
+    """Whether a key is one of this resource."""
+    stored = account.store.get(KEY, (name,))
+    return (
+        stored is not None
+        and stored.properties["resource"] == resource
+        and hmac.compare_digest(stored.properties["hash"], _hash(secret))
+    )
+
+
 def _basic(header: str) -> tuple[str, str]:
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() == "basic":

@@ -1,4 +1,3 @@
-
 """One operation of an API: where it is, who may call it, what it takes, and what it does."""
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from typing import Any
 
 from topicberg.local.confluent.account import Account
 from topicberg.local.confluent.errors import Shape
+from topicberg.local.confluent.generators import Generators
+from topicberg.local.confluent.materialization import Tables
 from topicberg.local.confluent.wire import Answer, Page, Query, listing
 from topicberg.local.store import Stored
 
@@ -42,6 +43,8 @@ class Call:
     """A request that has been let in and understood."""
 
     account: Account
+    generators: Generators
+    tables: Tables
     caller: Caller
     method: str
     url: str

@@ -27,7 +27,9 @@ from starlette.routing import Route
 from topicberg.errors import TopicbergError
 from topicberg.local.confluent import (
     acls,
+    catalogs,
     clusters,
+    connectors,
     environments,
     integrations,
     keys,
@@ -35,6 +37,7 @@ from topicberg.local.confluent import (
     roles,
     service_accounts,
     subjects,
+    tableflow,
     topics,
 )
 from topicberg.local.confluent.account import Account, Delays
@@ -49,6 +52,8 @@ from topicberg.local.confluent.errors import (
     wrong_parameter,
 )
 from topicberg.local.confluent.faults import Fault, Faults
+from topicberg.local.confluent.generators import Generators
+from topicberg.local.confluent.materialization import Tables
 from topicberg.local.confluent.operation import Call, Operation
 from topicberg.local.confluent.wire import Answer
 
@@ -65,6 +70,9 @@ OPERATIONS = [
     *topics.OPERATIONS,
     *acls.OPERATIONS,
     *subjects.OPERATIONS,
+    *connectors.OPERATIONS,
+    *tableflow.OPERATIONS,
+    *catalogs.OPERATIONS,
 ]
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 RATE_LIMIT = 2000
@@ -77,6 +85,8 @@ class Server:
 
     def __init__(self, account: Account, bootstrap: keys.Bootstrap, admin_token: str) -> None:
         self.account = account
+        self.generators = Generators(account)
+        self.tables = Tables(account)
         self.faults = Faults()
         self._bootstrap = bootstrap
         self._admin_token = admin_token
@@ -144,6 +154,8 @@ class Server:
             raise wrong_parameter(error) from None
         call = Call(
             self.account,
+            self.generators,
+            self.tables,
             caller,
             request.method,
             self.account.url + request.url.path,

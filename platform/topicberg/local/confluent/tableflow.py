@@ -1,0 +1,418 @@
+"""``/tableflow/v1``: regions, and the topics that Tableflow is enabled on."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from topicberg.local.confluent import clusters, engine, environments, integrations, roles, topics
+from topicberg.local.confluent.account import CATALOG, CLUSTER, TABLE, changed, timestamp
+from topicberg.local.confluent.errors import (
+    bad_request,
+    conflict,
+    invalid,
+    not_found,
+    unsupported,
+)
+from topicberg.local.confluent.materialization import trust_problem
+from topicberg.local.confluent.operation import Call, KeyKind, Operation
+from topicberg.local.confluent.wire import (
+    Answer,
+    Body,
+    InCluster,
+    Page,
+    PageInCluster,
+    Reference,
+    ScopedReference,
+)
+from topicberg.local.store import Stored
+from topicberg.tableflow.status import read_status
+from topicberg.topics import load_topics
+
+VERSION = "tableflow/v1"
+PATH = "/tableflow/v1/tableflow-topics"
+REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-west-1", "eu-central-1", "ap-southeast-2")
+DAY_MS = 86_400_000
+
+
+def _at_least(minimum: int) -> Any:
+    """A number that is sent as text: int64."""
+
+    def check(text: str) -> str:
+        if not text.isdecimal() or not minimum <= int(text) < 2**63:
+            raise ValueError(f"{text!r} is no whole number from {minimum}")
+        return text
+
+    return AfterValidator(check)
+
+
+class Suspend(Body):
+    mode: Literal["SUSPEND"]
+
+
+class Skip(Body):
+    mode: Literal["SKIP"]
+
+
+class Log(Body):
+    mode: Literal["LOG"]
+    target: str = "error_log"
+
+
+class Options(Body):
+    """``config`` of a topic."""
+
+    retention_ms: Annotated[str, _at_least(DAY_MS)] = str(7 * DAY_MS)
+    data_retention_ms: Annotated[str, _at_least(30 * DAY_MS)] = ""
+    record_failure_strategy: Literal["SUSPEND", "SKIP"] = "SUSPEND"
+    error_handling: Annotated[Suspend | Skip | Log, Field(discriminator="mode")] = Suspend(
+        mode="SUSPEND"
+    )
+    metadata_column_naming_scheme: Literal["DEFAULT", "PORTABLE"] = "DEFAULT"
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Options:
+        if {"record_failure_strategy", "error_handling"} <= self.model_fields_set:
+            raise ValueError("error_handling and record_failure_strategy exclude each other")
+        return self
+
+
+class ByobAws(Body):
+    kind: Literal["ByobAws"]
+    bucket_name: str
+    provider_integration_id: str
+
+
+class Managed(Body):
+    kind: Literal["Managed"]
+
+
+class Azure(Body):
+    kind: Literal["AzureDataLakeStorageGen2"]
+    storage_account_name: str
+    container_name: str
+    provider_integration_id: str
+
+
+Format = Literal["DELTA", "ICEBERG"]
+
+
+def _distinct(formats: list[Format]) -> list[Format]:
+    if len(set(formats)) != len(formats):
+        raise ValueError("each format once")
+    return formats
+
+
+Formats = Annotated[list[Format], Field(min_length=1), AfterValidator(_distinct)]
+
+
+class NewSpec(Body):
+    display_name: str
+    environment: Reference
+    kafka_cluster: ScopedReference
+    storage: Annotated[ByobAws | Managed | Azure, Field(discriminator="kind")]
+    table_formats: Formats = Field(default=["ICEBERG"])
+    config: Options = Options()
+    suspended: bool = False
+
+
+class NewTable(Body):
+    spec: NewSpec
+
+
+class SpecChange(Body):
+    environment: Reference
+    kafka_cluster: ScopedReference = ScopedReference(id="-")
+    table_formats: Formats = Field(default=["ICEBERG"])
+    config: Options = Options()
+    suspended: bool = False
+
+
+class TableChange(Body):
+    spec: SpecChange
+
+
+class ListTables(PageInCluster):
+    table_formats: list[str] = Field(default=[], alias="spec.table_formats")
+
+
+class ListRegions(Page):
+    cloud: str = ""
+
+
+# --- documents ---
+
+
+def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
+    """``status``, and whether the topic is suspended."""
+    account, topic = call.account, stored.name[1]
+    engine_status = read_status(account.config, topic)
+    phase, error, suspended = engine_status.phase, engine_status.error_message, False
+    if time.time() < stored.properties["since"] + account.delays.tableflow:
+        phase, error = "PENDING", None
+    elif problem := trust_problem(account, stored.properties["integration"]):
+        phase, error = "FAILED", problem
+    else:
+        suspended = engine_status.suspended
+    status: dict[str, Any] = {
+        "phase": phase,
+        "write_mode": engine_status.write_mode,
+        "catalog_sync_statuses": [
+            _sync(call, catalog, topic) for catalog in account.store.all(CATALOG)
+        ],
+        "failing_table_formats": [],
+    }
+    if error:
+        status["error_message"] = error
+        status["failing_table_formats"] = [
+            {"format": name, "error_message": error}
+            for name in stored.properties["spec"]["table_formats"]
+            if phase == "FAILED"
+        ]
+    return status, suspended
+
+
+def _sync(call: Call, catalog: Stored, topic: str) -> dict[str, Any]:
+    kind = catalog.properties["config"]["kind"]
+    sync, error = call.tables.status(catalog, topic)[:2]
+    if kind != "AwsGlue":
+        sync, error = "FAILED", "the local stack does not sync to such a catalog"
+    return {
+        "catalog_integration_id": catalog.name[0],
+        "catalog_type": {"AwsGlue": "AWS_GLUE"}.get(kind, kind.upper()),
+        "sync_status": sync,
+        "error_message": error,
+    }
+
+
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    account = call.account
+    cluster, topic = stored.name
+    environment = stored.properties["environment"]
+    status, suspended = _status(call, stored)
+    spec = dict(stored.properties["spec"])
+    storage = {**spec["storage"], "bucket_region": stored.properties["region"]}
+    if location := call.tables.location(stored):
+        storage["table_path"] = location
+    about = account.store.get(CLUSTER, (cluster,))
+    assert about is not None  # noqa: S101  # a cluster with tables cannot be deleted
+    return {
+        "api_version": VERSION,
+        "kind": "TableflowTopic",
+        "metadata": account.metadata(
+            stored,
+            f"{PATH}/{topic}",
+            f"environment={environment}",
+            f"cloud-cluster={cluster}",
+            f"tableflow-topic={topic}",
+        ),
+        "spec": {
+            **spec,
+            "suspended": suspended,
+            "config": {**spec["config"], "enable_compaction": True, "enable_partitioning": True},
+            "storage": storage,
+            "environment": environments.reference(account, environment),
+            "kafka_cluster": clusters.reference(account, about),
+        },
+        "status": status,
+    }
+
+
+def _options(options: Options, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """All options: those given, and the older ones or the defaults."""
+    given = options.model_dump(exclude_unset=True)
+    if "error_handling" in given:
+        given["error_handling"] = options.error_handling.model_dump()  # with LOG's default target
+    elif "record_failure_strategy" in given:
+        given["error_handling"] = {"mode": given["record_failure_strategy"]}
+    every = {**(before or Options().model_dump(exclude={"data_retention_ms"})), **given}
+    mode = every["error_handling"]["mode"]
+    every.pop("record_failure_strategy", None)
+    return every if mode == "LOG" else {**every, "record_failure_strategy": mode}
+
+
+# --- requests ---
+
+
+def find_cluster(call: Call, environment: str, name: str) -> Stored:
+    """:raises Refusal: no such cluster, or one that Tableflow is not on"""
+    cluster = clusters.require(call.account, environment, name)
+    clusters.require_main(call.account, name, "Tableflow")
+    return cluster
+
+
+def _require(call: Call, environment: str, cluster: str) -> Stored:
+    topic = call.path["display_name"]
+    found = call.account.store.get(TABLE, (cluster, topic))
+    if found is None or found.properties["environment"] != environment:
+        raise not_found(f"Tableflow topic {topic}")
+    return found
+
+
+def _refuse_impossible(call: Call, cluster: Stored, spec: NewSpec) -> None:
+    """:raises Refusal: the topic or its storage are not as they must be"""
+    account, topic = call.account, spec.display_name
+    if not isinstance(spec.storage, ByobAws):
+        raise unsupported(f"storage of kind {spec.storage.kind}; there is ByobAws")
+    if topic not in topics.names(account, cluster.name[0]):
+        raise not_found(f"Topic {topic}")
+    if topic not in {one.name for one in load_topics(account.config)}:
+        raise unsupported(f"Tableflow on a topic without a spec in platform/topics: {topic}")
+    registry = account.endpoints().schema_registry_client()
+    if f"{topic}-value" not in registry.get_subjects():
+        raise bad_request(
+            f"Schemaless topic detected for topic {topic}. Schemaless topics are not supported."
+            " Please specify a value schema."
+        )
+    integration = integrations.find(
+        account, spec.environment.id, spec.storage.provider_integration_id
+    )
+    if integration is None:
+        raise not_found(f"Provider integration {spec.storage.provider_integration_id}")
+    crn = integrations.crn(account, integration)
+    owners = ("ResourceOwner", *roles.ADMINS)
+    roles.demand(account, call.caller.principal, roles.ADMINS, clusters.rbac_crn(account, cluster))
+    roles.demand(account, call.caller.principal, owners, crn)
+    if spec.storage.bucket_name != account.config.bucket:
+        raise unsupported(f"a bucket other than {account.config.bucket}: the engine writes there")
+    if cluster.properties["spec"]["region"] != account.config.aws_region:
+        raise bad_request(
+            f"The bucket {spec.storage.bucket_name} is in {account.config.aws_region}, the cluster"
+            f" in {cluster.properties['spec']['region']}; they must be in one region."
+        )
+
+
+def _create(call: Call) -> Answer:
+    spec: NewSpec = call.body.spec
+    account = call.account
+    cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id)
+    if spec.suspended:
+        raise invalid("A topic can only be resumed by the API.", "/spec/suspended")
+    name = (cluster.name[0], spec.display_name)
+    if account.store.get(TABLE, name):
+        raise conflict(f"Tableflow is enabled on {spec.display_name} already.")
+    _refuse_impossible(call, cluster, spec)
+    assert isinstance(spec.storage, ByobAws)  # noqa: S101
+    options = _options(spec.config)
+    _refuse_formats(spec.table_formats)
+    properties = {
+        "environment": spec.environment.id,
+        "cluster": cluster.name[0],
+        "integration": spec.storage.provider_integration_id,
+        "region": account.config.aws_region,
+        "since": time.time(),
+        "spec": {
+            "display_name": spec.display_name,
+            "storage": spec.storage.model_dump(),
+            "table_formats": spec.table_formats,
+            "config": options,
+        },
+    }
+    stored = Stored(TABLE, name, properties)
+    account.store.put(stored)
+    engine.enable(
+        account.config, spec.display_name, {**options, "table_formats": spec.table_formats}
+    )
+    return Answer(_document(call, stored), location=f"{PATH}/{spec.display_name}")
+
+
+def _refuse_formats(formats: list[Format]) -> None:
+    if "DELTA" in formats:
+        raise unsupported("the table format DELTA")
+
+
+def _list(call: Call) -> Answer:
+    query: ListTables = call.query
+    find_cluster(call, query.environment, query.kafka_cluster)
+    found = call.account.find(
+        TABLE,
+        lambda one: (
+            one["cluster"] == query.kafka_cluster
+            and (
+                not query.table_formats
+                or bool({*query.table_formats} & {*one["spec"]["table_formats"]})
+            )
+        ),
+    )
+    return call.page(found, VERSION, "TableflowTopic", lambda one: _document(call, one))
+
+
+def _get(call: Call) -> Answer:
+    query: InCluster = call.query
+    return Answer(_document(call, _require(call, query.environment, query.kafka_cluster)))
+
+
+def _change(call: Call) -> Answer:
+    change: SpecChange = call.body.spec
+    account = call.account
+    given = change.model_fields_set
+    cluster = change.kafka_cluster.id if "kafka_cluster" in given else account.config.cluster_id
+    stored = _require(call, change.environment.id, cluster)
+    topic = stored.name[1]
+    if change.suspended:
+        raise invalid("A topic can only be resumed by the API.", "/spec/suspended")
+    spec = dict(stored.properties["spec"])
+    if "table_formats" in given:
+        _refuse_formats(change.table_formats)
+        spec["table_formats"] = change.table_formats
+    if "config" in given:
+        spec["config"] = _options(change.config, spec["config"])
+    stored = changed(stored, {"spec": spec})
+    account.store.put(stored)
+    if given & {"table_formats", "config"}:
+        options = {**spec["config"], "table_formats": spec["table_formats"]}
+        engine.enable(account.config, topic, options)
+    if "suspended" in given:
+        engine.resume(account.config, topic)
+    return Answer(_document(call, stored))
+
+
+def _delete(call: Call) -> Answer:
+    query: InCluster = call.query
+    stored = _require(call, query.environment, query.kafka_cluster)
+    engine.disable(call.account.config, stored.name[1])
+    call.account.store.delete(TABLE, [stored.name])
+    return Answer()
+
+
+def _regions(call: Call) -> Answer:
+    query: ListRegions = call.query
+    found = [Stored("region", (region,), created=0.0) for region in REGIONS]
+    if query.cloud.upper() not in ("", "AWS"):
+        found = []
+
+    def document(one: Stored) -> dict[str, Any]:
+        region = one.name[0]
+        return {
+            "api_version": VERSION,
+            "kind": "Region",
+            "id": f"aws.{region}",
+            "metadata": {
+                "self": f"{call.account.url}/tableflow/v1/regions/aws.{region}",
+                "created_at": timestamp(0),
+                "updated_at": timestamp(0),
+            },
+            "cloud": "AWS",
+            "region": region,
+        }
+
+    return call.page(found, VERSION, "Region", document)
+
+
+def tableflow_operation(
+    method: str, path: str, handler: Any, success: int = 200, **more: Any
+) -> Operation:
+    """An operation of Tableflow's API, which wants a key of its own."""
+    return Operation(method, path, handler, success, key=KeyKind.TABLEFLOW, **more)
+
+
+OPERATIONS = [
+    tableflow_operation("GET", "/tableflow/v1/regions", _regions, query=ListRegions),
+    tableflow_operation("POST", PATH, _create, 202, body=NewTable),
+    tableflow_operation("GET", PATH, _list, query=ListTables),
+    tableflow_operation("GET", PATH + "/{display_name}", _get, query=InCluster),
+    tableflow_operation("PATCH", PATH + "/{display_name}", _change, body=TableChange),
+    tableflow_operation("DELETE", PATH + "/{display_name}", _delete, 204, query=InCluster),
+]
