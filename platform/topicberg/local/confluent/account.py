@@ -68,7 +68,8 @@ class Account:
         self.changing = threading.Lock()
         """Held by one request that changes something: checks and their change are one step."""
         self._admin: tuple[str, AdminClient] | None = None
-        self._admin_lock = threading.Lock()
+        self._aws: dict[tuple[str, str], Any] = {}
+        self._clients_lock = threading.Lock()
         with self.store.lock:
             if not self.store.all(ORGANIZATION):
                 self.store.put(Stored(ORGANIZATION, (str(uuid.uuid4()),)))
@@ -97,10 +98,22 @@ class Account:
         :raises StackError: the stack has not come up yet
         """
         endpoints = self.endpoints()
-        with self._admin_lock:
+        with self._clients_lock:
             if self._admin is None or self._admin[0] != endpoints.kafka_bootstrap:
                 self._admin = (endpoints.kafka_bootstrap, endpoints.kafka_admin())
             return self._admin[1]
+
+    def aws(self, service: str) -> Any:
+        """A boto3 client of the local AWS; kept, for one takes long to make.
+
+        :raises StackError: the stack has not come up yet
+        """
+        endpoints = self.endpoints()
+        with self._clients_lock:
+            key = (service, endpoints.aws or "")
+            if key not in self._aws:
+                self._aws[key] = endpoints.boto3(service, self.config)
+            return self._aws[key]
 
     def crn(self, *parts: str) -> str:
         """Confluent resource name: ``crn("environment=env-1", …)``."""

@@ -174,8 +174,11 @@ def _create(call: Call) -> Answer:
     cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id).name[0]
     if spec.suspended:
         raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
-    if account.find(CATALOG, lambda one: one["cluster"] == cluster):
-        raise conflict(f"The Kafka cluster {cluster} has a catalog integration already.")
+    for other in account.find(CATALOG, lambda one: one["cluster"] == cluster):
+        raise conflict(
+            f"The Kafka cluster {cluster} has a catalog integration already.",
+            f"{account.url}{PATH}/{other.name[0]}",
+        )
     integration = ""
     if isinstance(spec.config, NewGlue):
         integration = spec.config.provider_integration_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from topicberg.local.confluent import environments
 from topicberg.local.confluent.account import (
@@ -33,6 +33,7 @@ from topicberg.local.confluent.wire import (
     PageInEnvironment,
     Reference,
     ScopedReference,
+    distinct,
 )
 from topicberg.local.store import Stored
 
@@ -55,7 +56,7 @@ class Dedicated(Body):
     kind: Literal["Dedicated"]
     cku: Units
     encryption_key: str = ""
-    zones: list[str] = Field(default=[], min_length=1)
+    zones: Annotated[list[str], Field(min_length=1), AfterValidator(distinct)] = Field(default=[])
     release_priority: Literal["REGULAR", "PRIORITY"] = "REGULAR"
 
 

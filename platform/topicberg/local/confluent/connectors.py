@@ -46,10 +46,15 @@ Complain = Callable[[str, str], None]
 """Takes a field, and what is wrong with it."""
 
 
+class Offset(Body):
+    partition: dict[str, Any] = Field(default={})
+    offset: dict[str, Any] = Field(default={})
+
+
 class NewConnector(Body):
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1)
     config: Configuration
-    offsets: list[dict[str, Any]] = Field(default=[])
+    offsets: list[Offset] = Field(default=[])
 
 
 class ListQuery(Query):

@@ -5,17 +5,29 @@ The engine goes by the topics' specs: a topic is materialized if its spec says s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from topicberg.errors import SpecError
 from topicberg.settings import Settings
+from topicberg.topics import TopicSpec, load_topic
 
 
-def enable(config: Settings, topic: str, options: Mapping[str, Any]) -> None:
+def enable(
+    config: Settings,
+    topic: str,
+    tableflow: dict[str, Any] | None = None,
+    write_mode: Literal["append", "upsert"] | None = None,
+) -> TopicSpec:
     """Materialize a topic.
 
-    :param options: ``table_formats`` and the fields of ``config``, as ``tableflow/v1`` names them
+    :param tableflow: fields of ``tableflow:`` in a topic spec
+    :param write_mode: of a topic without a spec
+    :raises SpecError: the topic has no spec, or a setting is wrong
     """
+    spec = load_topic(topic, config)
+    if "DELTA" in (tableflow or {}).get("table_formats", []):
+        raise SpecError(f"topic {topic}: the engine does not write the table format DELTA")
+    return spec
 
 
 def disable(config: Settings, topic: str) -> None:
@@ -23,4 +35,9 @@ def disable(config: Settings, topic: str) -> None:
 
 
 def resume(config: Settings, topic: str) -> None:
-    """Go on with a topic that is suspended."""
+    """Let a suspended topic try again."""
+
+
+def find_topic(config: Settings, topic: str) -> TopicSpec:
+    """The spec that the engine goes by."""
+    return load_topic(topic, config)

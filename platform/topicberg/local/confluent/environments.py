@@ -65,7 +65,10 @@ def _document(account: Account, stored: Stored) -> dict[str, Any]:
 def _refuse_taken(account: Account, display_name: str, but: str = "") -> None:
     for other in account.store.all(ENVIRONMENT):
         if other.properties["display_name"] == display_name and other.name[0] != but:
-            raise conflict(f"An environment named '{display_name}' exists already.")
+            raise conflict(
+                f"An environment named '{display_name}' exists already.",
+                f"{account.url}{PATH}/{other.name[0]}",
+            )
 
 
 def _create(call: Call) -> Answer:

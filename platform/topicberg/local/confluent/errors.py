@@ -75,8 +75,10 @@ def gone(what: str) -> Refusal:
     return Refusal(HTTPStatus.FORBIDDEN, f"Forbidden Access to {what}", "forbidden")
 
 
-def conflict(detail: str) -> Refusal:
-    return Refusal(HTTPStatus.CONFLICT, detail, "resource_conflict")
+def conflict(detail: str, location: str = "") -> Refusal:
+    """:param location: URL of the object that is in the way"""
+    headers = {"Location": location} if location else {}
+    return Refusal(HTTPStatus.CONFLICT, detail, "resource_conflict", headers=headers)
 
 
 def unsupported(what: str) -> Refusal:
@@ -103,15 +105,15 @@ def wrong_field(error: ValidationError) -> Refusal:
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return bad_request("The body is not valid JSON.")
-    pointer = "".join(f"/{part}" for part in first["loc"] if not _is_tag(error, part))
+    pointer = "".join(f"/{part}" for part in first["loc"] if not _is_tag(part))
     reason = {
         "extra_forbidden": "is no field that can be set: unknown, or read-only",
         "missing": "is required",
-    }.get(first["type"], first["msg"])
+    }.get(first["type"], first["msg"].removeprefix("Value error, "))
     return invalid(f"The property '{pointer or '/'}': {reason}", pointer)
 
 
-def _is_tag(error: ValidationError, part: int | str) -> bool:
+def _is_tag(part: int | str) -> bool:
     """pydantic names the member of a union by its class, which is no field of the body."""
     return isinstance(part, str) and part[:1].isupper()
 
@@ -146,7 +148,7 @@ def render(refusal: Refusal, shape: Shape, method: str) -> Rendered:
         shape in (Shape.PROVIDER, Shape.CONNECT) and status is HTTPStatus.NOT_FOUND
     ):
         return Rendered(numbered, "application/json")
-    if shape is Shape.ROLES and refusal.number:
+    if shape is Shape.ROLES and status is HTTPStatus.FORBIDDEN:
         return Rendered(numbered, "application/json")
     if shape is Shape.CONNECT:
         return Rendered(_connect(refusal, numbered, method), "application/json")

@@ -102,7 +102,10 @@ def _create(call: Call) -> Answer:
     role = body.config.customer_iam_role_arn
     for other in account.find(INTEGRATION, lambda one: one["environment"] == environment):
         if other.properties["config"]["customer_iam_role_arn"] == role:
-            raise conflict(f"The role {role} is that of {other.name[0]} already.")
+            raise conflict(
+                f"The role {role} is that of {other.name[0]} already.",
+                f"{account.url}{PATH}/{other.name[0]}",
+            )
     name = account.new_id(INTEGRATION, "cspi")
     config = {
         **body.config.model_dump(),

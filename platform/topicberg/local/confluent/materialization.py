@@ -12,10 +12,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg import glue
 from topicberg.errors import TopicbergError
+from topicberg.local.confluent import engine
 from topicberg.local.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from topicberg.local.store import Name, Stored
 from topicberg.tableflow.status import read_status
-from topicberg.topics import load_topics
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +102,11 @@ class Tables(threading.Thread):
         account = self._account
         if problem := trust_problem(account, catalog.properties["integration"]):
             raise TopicbergError(problem)
-        spec = next(spec for spec in load_topics(account.config) if spec.name == topic)
+        spec = engine.find_topic(account.config, topic)
         endpoints = account.endpoints()
         table = endpoints.catalog(account.config).load_table(spec.table_identifier(account.config))
-        client = endpoints.boto3("glue", account.config)
         database = catalog.properties["config"].get("custom_database") or account.config.cluster_id
-        glue.register(client, table, database, spec.glue_name)
+        glue.register(account.aws("glue"), table, database, spec.glue_name)
 
 
 def trust_problem(account: Account, integration: str) -> str | None:
@@ -117,8 +116,8 @@ def trust_problem(account: Account, integration: str) -> str | None:
         return f"the provider integration {integration} is gone"
     config = stored.properties["config"]
     arn: str = config["customer_iam_role_arn"]
-    client = account.endpoints().boto3("iam", account.config)
     try:
+        client = account.aws("iam")
         role = client.get_role(RoleName=arn.rpartition("/")[2])["Role"]
     except ClientError:
         return f"the role {arn} does not exist"

@@ -124,8 +124,11 @@ def _create(call: Call) -> Answer:
     account = call.account
     _refuse_unknown(account, body)
     properties = body.model_dump()
-    if account.find(ROLE_BINDING, lambda other: other == properties):
-        raise conflict(f"{body.principal} has {body.role_name} on {body.crn_pattern} already.")
+    for other in account.find(ROLE_BINDING, lambda other: other == properties):
+        raise conflict(
+            f"{body.principal} has {body.role_name} on {body.crn_pattern} already.",
+            f"{account.url}{PATH}/{other.name[0]}",
+        )
     stored = Stored(ROLE_BINDING, (account.new_id(ROLE_BINDING, "rb"),), properties)
     account.store.put(stored)
     return Answer(_document(account, stored), location=f"{PATH}/{stored.name[0]}")

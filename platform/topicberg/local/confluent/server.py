@@ -103,6 +103,11 @@ class Server:
 
     async def handle(self, request: Request) -> Response:
         """Any operation of Confluent's APIs."""
+        answer = await self._handle(request)
+        logger.info("%s %s %d", request.method, request.url.path, answer.status_code)
+        return answer
+
+    async def _handle(self, request: Request) -> Response:
         method, path = request.method, request.url.path
         try:
             operation, parameters = _find(method, path)
@@ -283,7 +288,7 @@ def _body(operation: Operation, headers: Mapping[str, str], content: bytes) -> A
     except ValidationError as error:
         refusal = wrong_field(error)
         if operation.invalid_is_400:
-            refusal.status, refusal.number = HTTPStatus.BAD_REQUEST, refusal.number or 400
+            refusal.status = HTTPStatus.BAD_REQUEST
         raise refusal from None
 
 
@@ -294,7 +299,9 @@ async def _suffer(fault: Fault) -> None:
     """
     match fault.kind:
         case "429":
-            headers = {"Retry-After": str(int(fault.seconds)), "X-RateLimit-Reset": "1"}
+            wait = str(int(fault.seconds))
+            limits = {"X-RateLimit-Limit": str(RATE_LIMIT), "X-RateLimit-Remaining": "0"}
+            headers = {**limits, "X-RateLimit-Reset": wait, "Retry-After": wait}
             raise _injected(HTTPStatus.TOO_MANY_REQUESTS, headers)
         case "500" | "503":
             raise _injected(HTTPStatus(int(fault.kind)))

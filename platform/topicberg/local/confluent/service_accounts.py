@@ -64,7 +64,10 @@ def _require(call: Call) -> Stored:
 def _refuse_taken(account: Account, display_name: str, but: str = "") -> None:
     for other in account.store.all(SERVICE_ACCOUNT):
         if other.properties["display_name"] == display_name and other.name[0] != but:
-            raise conflict(f"Service name '{display_name}' is already in use.")
+            raise conflict(
+                f"Service name '{display_name}' is already in use.",
+                f"{account.url}{PATH}/{other.name[0]}",
+            )
 
 
 def _create(call: Call) -> Answer:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from topicberg.errors import SpecError
 from topicberg.local.confluent import clusters, engine, environments, integrations, roles, topics
 from topicberg.local.confluent.account import CATALOG, CLUSTER, TABLE, changed, timestamp
 from topicberg.local.confluent.errors import (
@@ -26,10 +27,10 @@ from topicberg.local.confluent.wire import (
     PageInCluster,
     Reference,
     ScopedReference,
+    distinct,
 )
 from topicberg.local.store import Stored
 from topicberg.tableflow.status import read_status
-from topicberg.topics import load_topics
 
 VERSION = "tableflow/v1"
 PATH = "/tableflow/v1/tableflow-topics"
@@ -99,13 +100,7 @@ class Azure(Body):
 Format = Literal["DELTA", "ICEBERG"]
 
 
-def _distinct(formats: list[Format]) -> list[Format]:
-    if len(set(formats)) != len(formats):
-        raise ValueError("each format once")
-    return formats
-
-
-Formats = Annotated[list[Format], Field(min_length=1), AfterValidator(_distinct)]
+Formats = Annotated[list[Format], Field(min_length=1), AfterValidator(distinct)]
 
 
 class NewSpec(Body):
@@ -258,8 +253,6 @@ def _refuse_impossible(call: Call, cluster: Stored, spec: NewSpec) -> None:
         raise unsupported(f"storage of kind {spec.storage.kind}; there is ByobAws")
     if topic not in topics.names(account, cluster.name[0]):
         raise not_found(f"Topic {topic}")
-    if topic not in {one.name for one in load_topics(account.config)}:
-        raise unsupported(f"Tableflow on a topic without a spec in platform/topics: {topic}")
     registry = account.endpoints().schema_registry_client()
     if f"{topic}-value" not in registry.get_subjects():
         raise bad_request(
@@ -292,12 +285,13 @@ def _create(call: Call) -> Answer:
         raise invalid("A topic can only be resumed by the API.", "/spec/suspended")
     name = (cluster.name[0], spec.display_name)
     if account.store.get(TABLE, name):
-        raise conflict(f"Tableflow is enabled on {spec.display_name} already.")
+        raise conflict(
+            f"Tableflow is enabled on {spec.display_name} already.",
+            f"{account.url}{PATH}/{spec.display_name}",
+        )
     _refuse_impossible(call, cluster, spec)
     assert isinstance(spec.storage, ByobAws)  # noqa: S101
-    options = _options(spec.config)
-    _refuse_formats(spec.table_formats)
-    properties = {
+    properties: dict[str, Any] = {
         "environment": spec.environment.id,
         "cluster": cluster.name[0],
         "integration": spec.storage.provider_integration_id,
@@ -307,20 +301,33 @@ def _create(call: Call) -> Answer:
             "display_name": spec.display_name,
             "storage": spec.storage.model_dump(),
             "table_formats": spec.table_formats,
-            "config": options,
+            "config": _options(spec.config),
         },
     }
+    _enable(call, spec.display_name, properties["spec"])
     stored = Stored(TABLE, name, properties)
     account.store.put(stored)
-    engine.enable(
-        account.config, spec.display_name, {**options, "table_formats": spec.table_formats}
-    )
     return Answer(_document(call, stored), location=f"{PATH}/{spec.display_name}")
 
 
-def _refuse_formats(formats: list[Format]) -> None:
-    if "DELTA" in formats:
-        raise unsupported("the table format DELTA")
+def _enable(call: Call, topic: str, spec: dict[str, Any]) -> None:
+    """Turn the engine on for a topic, or let it go on with other options.
+
+    :raises Refusal: the engine cannot do what is asked
+    """
+    config = call.account.config
+    every = spec["config"]
+    options = {
+        "table_formats": spec["table_formats"],
+        "error_handling": every["error_handling"],
+        "metadata_column_naming_scheme": every["metadata_column_naming_scheme"],
+        **{key: int(every[key]) for key in ("retention_ms", "data_retention_ms") if key in every},
+    }
+    policy = topics.cleanup_policy(call.account, topic)
+    try:
+        engine.enable(config, topic, options, "upsert" if "compact" in policy else "append")
+    except SpecError as error:
+        raise unsupported(error.message) from None
 
 
 def _list(call: Call) -> Answer:
@@ -355,15 +362,13 @@ def _change(call: Call) -> Answer:
         raise invalid("A topic can only be resumed by the API.", "/spec/suspended")
     spec = dict(stored.properties["spec"])
     if "table_formats" in given:
-        _refuse_formats(change.table_formats)
         spec["table_formats"] = change.table_formats
     if "config" in given:
         spec["config"] = _options(change.config, spec["config"])
+    if given & {"table_formats", "config"}:
+        _enable(call, topic, spec)
     stored = changed(stored, {"spec": spec})
     account.store.put(stored)
-    if given & {"table_formats", "config"}:
-        options = {**spec["config"], "table_formats": spec["table_formats"]}
-        engine.enable(account.config, topic, options)
     if "suspended" in given:
         engine.resume(account.config, topic)
     return Answer(_document(call, stored))

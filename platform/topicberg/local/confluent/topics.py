@@ -87,6 +87,22 @@ def names(account: Account, cluster: str) -> dict[str, Any]:
     }
 
 
+def cleanup_policy(account: Account, topic: str) -> str:
+    """``cleanup.policy`` of a topic.
+
+    :raises Refusal: there is no such topic
+    """
+    return str(_describe(account, topic)["cleanup.policy"].value)
+
+
+def _describe(account: Account, topic: str) -> dict[str, Any]:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    what = ConfigResource(ResourceType.TOPIC, topic)
+    admin = account.kafka_admin()
+    return _wait(admin.describe_configs([what], request_timeout=TIMEOUT_SECONDS)[what], topic)
+
+
 def delete_all(account: Account, cluster: str) -> None:
     """Delete the topics that were made through this API in a cluster.
 
@@ -296,13 +312,8 @@ def _delete(call: Call) -> Answer:
 
 
 def _entries(call: Call, cluster: str) -> tuple[str, dict[str, Any]]:
-    from confluent_kafka.admin import ConfigResource, ResourceType
-
     name, _ = _topic(call, cluster)
-    what = ConfigResource(ResourceType.TOPIC, name)
-    admin = call.account.kafka_admin()
-    entries = _wait(admin.describe_configs([what], request_timeout=TIMEOUT_SECONDS)[what], name)
-    return name, dict(sorted(entries.items()))
+    return name, dict(sorted(_describe(call.account, name).items()))
 
 
 def _source(entry: Any) -> str:

@@ -10,7 +10,7 @@ import base64
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,8 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from topicberg.local.confluent.errors import bad_request
 from topicberg.local.store import Stored
 
+T = TypeVar("T")
 MAX_PAGE = 100
 Identifier = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+def distinct(items: list[T]) -> list[T]:
+    """:raises ValueError: an item is there twice"""
+    if len(set(items)) != len(items):
+        raise ValueError("each item once")
+    return items
 
 
 class Body(BaseModel):
