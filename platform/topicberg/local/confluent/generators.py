@@ -27,12 +27,15 @@ class Generators(threading.Thread):
         self._account = account
         self._wake = threading.Event()
         self._changing = threading.Lock()
-        self._tried: dict[str, float] = {}
+        self._not_before: dict[str, float] = {}
+        """Topic → when its generator may be started, by the monotonic clock."""
+        self._alive: set[str] = set()
         self._stopping = False
 
     def wake(self) -> None:
         """There is something to do."""
-        self._tried.clear()
+        self._not_before.clear()
+        self._alive.clear()
         self._wake.set()
 
     def end(self, connector: Stored) -> None:
@@ -52,7 +55,7 @@ class Generators(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping:
-            for connector in self._account.store.all(CONNECTOR):
+            for connector in self._account.store.all(CONNECTOR) if self._stack_is_up() else ():
                 try:
                     self._look_after(connector)
                 except TopicbergError as error:
@@ -63,6 +66,13 @@ class Generators(threading.Thread):
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
 
+    def _stack_is_up(self) -> bool:
+        try:
+            self._account.endpoints()
+        except TopicbergError:
+            return False
+        return True
+
     def _look_after(self, connector: Stored) -> None:
         topic = connector.properties["topic"]
         with self._changing:
@@ -71,11 +81,14 @@ class Generators(threading.Thread):
                 return
             status = read_status(self._account.config, topic)
             if status is not None and status.state in ALIVE:
-                self._tried.pop(topic, None)
+                self._alive.add(topic)
                 return
-            if time.monotonic() < self._tried.get(topic, 0.0):
+            if topic in self._alive:  # it has just ended: perhaps the whole stack is being stopped
+                self._alive.remove(topic)
+                self._not_before[topic] = time.monotonic() + RETRY_SECONDS
+            if time.monotonic() < self._not_before.get(topic, 0.0):
                 return
-            self._tried[topic] = time.monotonic() + RETRY_SECONDS
+            self._not_before[topic] = time.monotonic() + RETRY_SECONDS
             interval = now.properties["config"].get("max.interval")
             # Datagen waits a random part of the interval after each record: half of it on average.
             runner.start(self._account.config, topic, 2000 / int(interval) if interval else None)
