@@ -10,10 +10,11 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import pytest
@@ -38,6 +39,9 @@ import hypothesis  # noqa: E402
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
 from topicberg.settings import settings  # noqa: E402
+
+if TYPE_CHECKING:
+    from kafka_topics import Topic
 
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
@@ -110,3 +114,34 @@ def _state_dir(path: Path) -> Iterator[None]:
         settings.cache_clear()
         yield
     settings.cache_clear()
+
+
+@pytest.fixture
+def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
+    """``make_topic(**spec fields)``: a topic of three partitions that is there, and then gone."""
+    from confluent_kafka.admin import NewTopic
+    from kafka_topics import Topic
+
+    from topicberg.topics import TopicSpec
+
+    made: list[str] = []
+    admin = stack.kafka_admin()
+
+    def make(**fields: Any) -> Topic:
+        name = f"orders_{uuid.uuid4().hex[:8]}"
+        spec = TopicSpec.model_validate(
+            {
+                "name": name,
+                "pipeline": "shop",
+                "schema": {"format": "avro", "file": "stock_trades.avsc"},
+                "partitions": 3,
+                **fields,
+            }
+        )
+        admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(30)
+        made.append(name)
+        return Topic(stack, spec)
+
+    yield make
+    for future in admin.delete_topics(made).values() if made else ():
+        future.result(30)

@@ -68,6 +68,22 @@ class Endpoints(BaseModel):
         """Configuration for any ``confluent_kafka`` client."""
         return {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_client}
 
+    def kafka_spark_options(self) -> dict[str, str]:
+        """Options of Spark's Kafka source: the librdkafka properties as Java's client has them."""
+        java = {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_client}
+        user, password = java.pop("sasl.username", None), java.pop("sasl.password", None)
+        if mechanism := java.pop("sasl.mechanisms", None):
+            java["sasl.mechanism"] = mechanism
+        if user is not None and password is not None:
+            login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+            if java.get("sasl.mechanism", "PLAIN").startswith("SCRAM"):
+                login = "org.apache.kafka.common.security.scram.ScramLoginModule"
+            quoted = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (user, password))
+            java["sasl.jaas.config"] = '{} required username="{}" password="{}";'.format(
+                login, *quoted
+            )
+        return {f"kafka.{name}": value for name, value in java.items()}
+
     def kafka_admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 

@@ -6,7 +6,7 @@ Nothing here deletes anything. Every call has a timeout, and says who did not an
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ from topicberg.errors import TopicbergError
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message, Producer
     from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
@@ -101,6 +102,34 @@ def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
     from confluent_kafka.admin import OffsetSpec
 
     return _offsets(endpoints, topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+
+def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
+    """Partition → first offset of that time or later; -1: there is none.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    return _offsets(endpoints, topic, OffsetSpec.for_timestamp(timestamp_ms))
+
+
+def produce(
+    producer: Producer,
+    topic: str,
+    value: bytes | None,
+    key: bytes | None,
+    delivered: Callable[[Any, Message], None],
+) -> None:
+    """Hand a record to the producer, waiting while its queue is full."""
+    while True:
+        try:
+            producer.produce(topic, value, key, on_delivery=delivered)
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            producer.poll(0)
+            return
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:

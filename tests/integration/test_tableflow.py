@@ -2,111 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from io import BytesIO
-from typing import Any
+from collections.abc import Callable
 
 import fastavro
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
-from confluent_kafka.schema_registry import Schema
+from kafka_topics import ORDER, Row, Topic, avro, encode
 
 from topicberg import kafka
-from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, TableflowError
-from topicberg.settings import Settings, settings
 from topicberg.tableflow import commit
-from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.subjects import wire_prefix
-from topicberg.topics import TopicSpec
 
 pytestmark = pytest.mark.integration
-
-Row = dict[str, Any]
-
-
-def avro(*fields: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "record", "name": "Order", "fields": list(fields)}
-
-
-ORDER = avro({"name": "id", "type": "long"}, {"name": "note", "type": "string"})
-
-
-@dataclass
-class Topic:
-    """A topic of its own with a producer for it."""
-
-    endpoints: Endpoints
-    spec: TopicSpec
-    config: Settings = field(default_factory=settings)
-
-    def register(self, schema: dict[str, Any]) -> int:
-        registry = self.endpoints.schema_registry_client()
-        return registry.register_schema(self.spec.value_subject, Schema(json.dumps(schema), "AVRO"))
-
-    def send(self, schema: dict[str, Any], rows: list[Row], **more: Any) -> None:
-        prefix = wire_prefix(self.register(schema))
-        parsed = fastavro.parse_schema(schema)
-        self.send_raw([prefix + encode(parsed, row) for row in rows], **more)
-
-    def send_raw(
-        self, values: list[bytes | None], key: Callable[[int], bytes] | None = None
-    ) -> None:
-        producer = Producer({**self.endpoints.kafka_config(), "linger.ms": 50})
-        for number, value in enumerate(values):
-            while True:
-                try:
-                    producer.produce(self.spec.name, value, key(number) if key else None)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-        assert producer.flush(60) == 0
-
-    def ingest(self) -> int:
-        return run_once(self.spec, self.endpoints, self.config).records
-
-    def rows(self, *columns: str) -> list[Row]:
-        identifier = self.spec.table_identifier(self.config)
-        table = self.endpoints.catalog(self.config).load_table(identifier)
-        arrow = table.scan(selected_fields=columns or ("*",)).to_arrow()
-        return sorted(arrow.to_pylist(), key=lambda row: (row.get("id") is None, str(row)))
-
-
-def encode(parsed: Any, row: Row) -> bytes:
-    buffer = BytesIO()
-    fastavro.schemaless_writer(buffer, parsed, row)
-    return buffer.getvalue()
-
-
-@pytest.fixture
-def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
-    made: list[str] = []
-    admin = stack.kafka_admin()
-
-    def make(**fields: Any) -> Topic:
-        name = f"orders_{uuid.uuid4().hex[:8]}"
-        spec = TopicSpec.model_validate(
-            {
-                "name": name,
-                "pipeline": "shop",
-                "schema": {"format": "avro", "file": "stock_trades.avsc"},
-                "partitions": 3,
-                **fields,
-            }
-        )
-        admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(30)
-        made.append(name)
-        return Topic(stack, spec)
-
-    yield make
-    for future in admin.delete_topics(made).values() if made else ():
-        future.result(30)
 
 
 def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -> None:
@@ -138,8 +51,8 @@ def test_several_writer_schemas_in_one_batch(make_topic: Callable[..., Topic]) -
         {"id": 1, "note": "a", "amount": None},
         {"id": 2, "note": "b", "amount": 2.5},
         {"id": 3, "note": None, "amount": 3.5},
-        # The column `note` is no field of the latest schema any more.
-        {"id": 4, "note": None, "amount": None},
+        # The latest schema dropped `note`; an old producer that still sends it loses nothing.
+        {"id": 4, "note": "d", "amount": None},
     ]
 
 
@@ -156,7 +69,7 @@ def test_a_tombstone_is_a_row_without_values(make_topic: Callable[..., Topic]) -
     [
         (b"\x01 no magic byte", "wire format"),
         (b"\x00\x00", "wire format"),
-        (wire_prefix(2_000_000_000) + b"x", "has no schema 2000000000"),
+        (wire_prefix(2_000_000_000) + b"x", "does not have: 2000000000"),
         (None, "does not fit its schema"),
     ],
 )
@@ -171,10 +84,7 @@ def test_a_broken_record_suspends_and_skip_leaves_it_out(
         topic.ingest()
     assert topic.spec.name in str(error.value)
     assert topic.rows("id") == []
-    skipping = {"mode": "SKIP"}
-    topic.spec = TopicSpec.model_validate(
-        {**topic.spec.model_dump(by_alias=True), "tableflow": {"error_handling": skipping}}
-    )
+    topic.respec(tableflow={"error_handling": {"mode": "SKIP"}})
     topic.ingest()
     assert topic.rows("id") == [{"id": 1}, {"id": 2}]
 

@@ -58,7 +58,8 @@ def test_right_specs_round_trip(document: dict[str, Any]) -> None:
         again = yaml.safe_load(yaml.safe_dump(spec.model_dump(mode="json", by_alias=True)))
         assert TopicSpec.model_validate(again) == spec
         project.topic(again)
-        assert load_topics(project.config) == [spec]
+        brought = {spec.tableflow.error_handling.target}
+        assert [s for s in load_topics(project.config) if s.name not in brought] == [spec]
 
 
 @given(documents)
@@ -146,7 +147,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"key": {"format": "none", "field": "side"}}, "key.field", "format string"),
     ({"key": {"format": "avro"}}, "key.file", "needs a schema file"),
     ({"schema": {"format": "avro"}}, "schema.file", "needs a schema file"),
-    ({"schema": {"format": "none"}}, "schema.format", "Tableflow needs a schema"),
     ({"schema": {"format": "avro", "file": "nope.avsc"}}, "schema.file", "does not exist"),
     ({"schema": {"format": "avro", "file": "/etc/hosts"}}, "schema.file", "name of a file"),
     ({"schema": {"format": "avro", "file": "../topics/x"}}, "schema.file", "outside"),
@@ -181,11 +181,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "finite",
     ),
     ({"tableflow": {"table_formats": ["DELTA"]}}, "tableflow.table_formats.0", "ICEBERG"),
-    (
-        {"tableflow": {"error_handling": {"mode": "LOG"}}},
-        "tableflow.error_handling.target",
-        "dead-letter",
-    ),
     (
         {"tableflow": {"error_handling": {"mode": "LOG", "target": "trades"}}},
         "tableflow.error_handling.target",
@@ -415,3 +410,11 @@ def test_command_line() -> None:
     done = subprocess.run([topicberg, "topics", "validate"], capture_output=True, cwd=PROJECT_ROOT)
     assert done.returncode == 0
     assert b"stock_trades" in done.stdout
+
+
+def test_a_dead_letter_topic_needs_no_spec_of_its_own(project: Project) -> None:
+    project.topic(minimal(tableflow={"error_handling": {"mode": "LOG"}}))
+    names = [spec.name for spec in load_topics(project.config)]
+    assert names == sorted(["error_log", minimal()["name"]])
+    dead = load_topic("error_log", project.config)
+    assert (dead.pipeline, dead.tableflow.enabled) == (minimal()["pipeline"], True)

@@ -3,18 +3,96 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from topicberg.errors import SpecError
 
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Topics into Iceberg tables.", no_args_is_help=True)
-    group.command("run")(run)
+    group.command("enable")(enable)
+    group.command("disable")(disable)
     group.command("status")(status)
+    group.command("resume")(resume)
+    group.command("run")(run)
     app.add_typer(group, name="tableflow")
+
+
+def enable(
+    topic: Topic,
+    table_formats: Annotated[
+        str | None, typer.Option(help="ICEBERG, or ICEBERG,DELTA", show_default="the spec's")
+    ] = None,
+    retention_ms: Annotated[int | None, typer.Option(help="how long snapshots are kept")] = None,
+    data_retention_ms: Annotated[int | None, typer.Option(help="how long rows are kept")] = None,
+    error_handling: Annotated[
+        str | None, typer.Option(help="SUSPEND, SKIP or LOG", show_default="the spec's")
+    ] = None,
+    log_target: Annotated[
+        str | None, typer.Option(help="the dead-letter topic of LOG", show_default="error_log")
+    ] = None,
+    write_mode: Annotated[
+        str | None, typer.Option(help="append or upsert, for a topic without a spec")
+    ] = None,
+) -> None:
+    """Materialize a topic, with or without a spec; the engine begins within seconds."""
+    from topicberg.settings import settings
+    from topicberg.tableflow import control
+
+    changes: dict[str, object] = {
+        "table_formats": table_formats.split(",") if table_formats else None,
+        "retention_ms": retention_ms,
+        "data_retention_ms": data_retention_ms,
+    }
+    if error_handling or log_target:
+        changes["error_handling"] = {"mode": error_handling or "LOG", "target": log_target}
+    given = {name: value for name, value in changes.items() if value is not None}
+    mode: Literal["append", "upsert"] | None = None
+    if write_mode is not None:
+        if write_mode not in ("append", "upsert"):
+            raise SpecError(f"--write-mode {write_mode}: it is append or upsert")
+        mode = "append" if write_mode == "append" else "upsert"
+    control.enable(settings(), topic, given, mode)
+    typer.echo(f"{topic}: Tableflow is enabled; `topicberg tableflow status {topic}` shows it")
+
+
+def disable(
+    topic: Topic,
+    drop_table: Annotated[
+        bool, typer.Option("--drop-table", help="also delete the table and its files")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Stop materializing a topic. Its table stays, and enabling again goes on where it stopped."""
+    from topicberg.endpoints import load_endpoints
+    from topicberg.settings import settings
+    from topicberg.tableflow import control
+    from topicberg.tableflow.table import drop
+
+    config = settings()
+    spec = control.find_topic(config, topic)
+    name = ".".join(spec.table_identifier(config))
+    if drop_table and not yes:
+        typer.confirm(f"Delete table {name} with all its files and snapshots?", abort=True)
+    control.disable(config, topic)
+    typer.echo(f"{topic}: Tableflow is disabled")
+    if drop_table:
+        catalog = load_endpoints(config).catalog(config)
+        dropped = drop(catalog, spec, config)
+        typer.echo(f"{name} is deleted" if dropped else f"{name} does not exist")
+
+
+def resume(topic: Topic) -> None:
+    """Let a suspended topic try again at once; it also does so by itself every 30 seconds."""
+    from topicberg.settings import settings
+    from topicberg.tableflow import control
+
+    control.resume(settings(), topic)
+    typer.echo(f"{topic}: the engine tries again")
 
 
 def run(
@@ -32,12 +110,12 @@ def run(
 
     from topicberg.endpoints import load_endpoints
     from topicberg.settings import settings
+    from topicberg.tableflow.control import find_topic
     from topicberg.tableflow.engine import run_once
     from topicberg.tableflow.service import Worker
-    from topicberg.topics import load_topic
 
     config = settings()
-    spec, endpoints = load_topic(topic, config), load_endpoints(config)
+    spec, endpoints = find_topic(config, topic), load_endpoints(config)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("topicberg").setLevel(logging.INFO)
     if once:
@@ -61,22 +139,26 @@ def status(
     from rich.table import Table
 
     from topicberg.settings import settings
+    from topicberg.tableflow import control
     from topicberg.tableflow.status import read_status
-    from topicberg.topics import load_topic, load_topics
 
     config = settings()
-    specs = [load_topic(topic, config)] if topic else load_topics(config)
-    states = [read_status(config, spec.name) for spec in specs]
+    enabled = control.enabled_topics(config)
+    names = [control.find_topic(config, topic).name] if topic else sorted(enabled)
+    states = [read_status(config, name) for name in names]
     if as_json:
         typer.echo(json.dumps([state.model_dump() for state in states], indent=2))
         return
-    table = Table("topic", "phase", "suspended", "records", "commits", "snapshot", "error")
+    columns = ("records", "skipped", "waiting", "commits", "snapshot", "error")
+    table = Table("topic", "phase", "suspended", *columns)
     for state in states:
         table.add_row(
             state.topic,
-            state.phase,
+            state.phase if state.topic in enabled else "DISABLED",
             "yes" if state.suspended else "no",
             f"{state.rows_committed:,}",
+            f"{state.rows_skipped:,}",
+            f"{sum(state.lag.values()):,}",
             str(state.commits),
             str(state.snapshot_id or ""),
             state.error_message or "",

@@ -21,6 +21,7 @@ NAMES = (
     "aws",
     "snowflake",
     "confluent",
+    "tableflow",
     "supervisor",
 )
 RANGE = range(20_000, 32_000)

@@ -68,11 +68,13 @@ def confluent(context: Context) -> Service:
 
 def tableflow(context: Context) -> Service:
     """The engine; it waits by itself for whatever it needs."""
+    port = context.ports["tableflow"]
     return Service(
         name="tableflow",
-        command=[sys.executable, "-m", "topicberg.tableflow.service"],
+        command=[sys.executable, "-m", "topicberg.tableflow.service", "--metrics-port", str(port)],
         environment=_settings(context),
-        url=None,
+        url=f"{context.url('tableflow')}/metrics",
+        port=port,
         start_order=40,
         healthy=lambda _: None,
         stop_seconds=10,

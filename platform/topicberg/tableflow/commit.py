@@ -23,6 +23,8 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
@@ -43,6 +45,9 @@ START_OFFSETS = "topicberg.start-offsets"
 END_OFFSETS = "topicberg.end-offsets"
 COMMITTED_AT_MS = "topicberg.committed-at-ms"
 WAP_ID = "wap.id"
+STAGING_PREFIX = "tableflow-staging-"
+"""Branches on which a batch of several snapshots is staged."""
+SNAPSHOTS_PER_BATCH = 2
 
 
 @dataclass(frozen=True)
@@ -89,44 +94,69 @@ def snapshot_properties(topic: str, topic_id: str, batch: Batch, now_ms: int) ->
     }
 
 
-def publish(table: Table, wap_id: str, expected: Committed) -> Snapshot:
-    """Make the staged snapshot ``wap_id`` the head of ``main`` if nobody else committed offsets.
+def staged_as(table: Table, wap_id: str) -> Snapshot | None:
+    """The staged snapshot of a batch; None: its write did not come so far."""
+    return next((s for s in table.metadata.snapshots if summary(s).get(WAP_ID) == wap_id), None)
+
+
+def publish(
+    table: Table,
+    staged: Snapshot | None,
+    expected: Committed,
+    properties: Mapping[str, str] | None = None,
+    branch: str | None = None,
+) -> Snapshot:
+    """Make a staged snapshot the head of ``main`` if nobody else committed in between.
 
     :param table: freshly loaded, so that it knows the staged snapshot
+    :param staged: what :func:`staged_as` found, or the head of a staging branch
     :param expected: what the table held when the batch was planned
+    :param properties: table properties that change in the same commit
+    :param branch: the staging branch, which goes in the same commit
     :returns: the published snapshot
     :raises CommitConflictError: another commit came first; nothing was published
     """
-    staged = next((s for s in table.metadata.snapshots if summary(s).get(WAP_ID) == wap_id), None)
+    name = ".".join(table.name())
     if staged is None:
-        raise CommitConflictError(f"table {'.'.join(table.name())}: batch {wap_id} was not staged")
+        raise CommitConflictError(f"table {name}: the batch was not staged")
     head = table.current_snapshot()
     head_id = head.snapshot_id if head else None
-    if staged.parent_snapshot_id != head_id:
-        raise CommitConflictError(
-            f"table {'.'.join(table.name())}: another commit came before batch {wap_id}"
-        )
+    if not _grew_from(table, staged, head_id):
+        raise CommitConflictError(f"table {name}: another commit came before this batch")
     if head is not None and committed(table, head) != expected:
-        raise CommitConflictError(
-            f"table {'.'.join(table.name())}: another engine committed before batch {wap_id}"
-        )
+        raise CommitConflictError(f"table {name}: another engine committed before this batch")
     requirements: tuple[TableRequirement, ...] = (
         AssertTableUUID(uuid=table.metadata.table_uuid),
         AssertRefSnapshotId(ref=MAIN, snapshot_id=head_id),
     )
-    updates: tuple[TableUpdate, ...] = tuple(
+    updates: list[TableUpdate] = [
         SetSnapshotRefUpdate.model_validate(
-            {"ref-name": name, "type": kind, "snapshot-id": staged.snapshot_id}
+            {"ref-name": ref, "type": kind, "snapshot-id": staged.snapshot_id}
         )
-        for name, kind in (
+        for ref, kind in (
             (MAIN, SnapshotRefType.BRANCH),
             (CHECKPOINT_TAG, SnapshotRefType.TAG),
         )
-    )
+    ]
+    if properties:
+        updates.append(SetPropertiesUpdate(updates=dict(properties)))
+    if branch is not None:
+        updates.append(RemoveSnapshotRefUpdate.model_validate({"ref-name": branch}))
     try:
-        table.catalog.commit_table(table, requirements, updates)
+        table.catalog.commit_table(table, requirements, tuple(updates))
     except CommitFailedException as error:
-        raise CommitConflictError(
-            f"table {'.'.join(table.name())}: another commit came before batch {wap_id}"
-        ) from error
+        raise CommitConflictError(f"table {name}: another commit came before this batch") from error
     return staged
+
+
+def _grew_from(table: Table, staged: Snapshot, head_id: int | None) -> bool:
+    """Whether ``staged`` lies on the head, at most a few snapshots of its own batch above it."""
+    snapshot: Snapshot | None = staged
+    for _ in range(SNAPSHOTS_PER_BATCH):
+        if snapshot is None:
+            return False
+        parent = snapshot.parent_snapshot_id
+        if parent == head_id:
+            return True
+        snapshot = table.snapshot_by_id(parent) if parent is not None else None
+    return False

@@ -5,6 +5,7 @@ Run as ``python -m topicberg.tableflow.service``; a service of the local stack.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -16,9 +17,11 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.settings import Settings, settings
+from topicberg.tableflow import control, failures
 from topicberg.tableflow.engine import Commit, Ingestor
-from topicberg.tableflow.status import TopicStatus, write_status
-from topicberg.topics import TopicSpec, load_topics
+from topicberg.tableflow.metrics import serve_metrics
+from topicberg.tableflow.status import TopicStatus, remove_status, write_status
+from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,7 @@ SUSPENDED_RETRY_SECONDS = 30.0
 """A suspended topic is tried again so often: after the mend it goes on by itself."""
 MAX_BACKOFF_SECONDS = 15.0
 STOP_SECONDS = 5.0
-SPECS_SECONDS = 5.0
+SPECS_SECONDS = 2.0
 
 
 class Worker(threading.Thread):
@@ -39,17 +42,34 @@ class Worker(threading.Thread):
         self._endpoints = endpoints
         self._config = config
         self._stop_requested = threading.Event()
+        self._woken = threading.Event()
         self._backoff = POLL_SECONDS
         self._committed_at = 0.0
         self._status = TopicStatus(topic=spec.name, write_mode=spec.write_mode.upper())
 
+    @property
+    def status(self) -> TopicStatus:
+        """The newest status; for other threads."""
+        return self._status
+
     def stop(self) -> None:
         self._stop_requested.set()
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Try again at once."""
+        self._woken.set()
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until it is time for the next turn; False: there is none."""
+        self._woken.wait(seconds)
+        self._woken.clear()
+        return not self._stop_requested.is_set()
 
     def run(self) -> None:
         wait = 0.0
         ingestor: Ingestor | None = None
-        while not self._stop_requested.wait(wait):
+        while self._wait(wait):
             try:
                 if ingestor is None:
                     self._ensure_topic()
@@ -59,14 +79,15 @@ class Worker(threading.Thread):
                 self._backoff = POLL_SECONDS
             except TableflowError as error:
                 logger.error("topic %s is suspended: %s", self.spec.name, error)
-                self._report(phase="FAILED", suspended=True, error_message=str(error))
+                self._failed(phase="FAILED", suspended=True, error_message=str(error))
                 wait = SUSPENDED_RETRY_SECONDS
             except Exception as error:
                 # Whatever it was (Spark, broker, catalog or store gone), the next turn starts
                 # from what the table holds.
-                reason = str(error) if isinstance(error, TopicbergError) else _one_line(error)
-                logger.warning("topic %s: %s; trying again", self.spec.name, reason)
-                self._report(phase="PENDING", suspended=False, error_message=reason)
+                if not isinstance(error, TopicbergError):
+                    error = failures.explain(f"topic {self.spec.name}", error)
+                logger.warning("%s; trying again", error)
+                self._failed(phase="PENDING", suspended=False, error_message=str(error))
                 if ingestor is not None:
                     ingestor.close()
                 wait, self._backoff = self._backoff, min(self._backoff * 2, MAX_BACKOFF_SECONDS)
@@ -81,7 +102,9 @@ class Worker(threading.Thread):
     def _turn(self, ingestor: Ingestor) -> float:
         """Commit if it is time to; the seconds until the next turn."""
         due = self._committed_at + self.spec.tableflow.commit_interval_seconds
-        if (wait := due - time.monotonic()) > 0 and not self._many_bytes(ingestor):
+        self._measure_lag()
+        many = sum(self._status.lag.values()) >= ingestor.max_records
+        if (wait := due - time.monotonic()) > 0 and not many:
             return min(wait, POLL_SECONDS)
         commit = ingestor.step()
         if commit.records or self._status.phase != "RUNNING":
@@ -90,11 +113,12 @@ class Worker(threading.Thread):
             self._committed_at = time.monotonic()
         return 0.0 if commit.backlog else POLL_SECONDS
 
-    def _many_bytes(self, ingestor: Ingestor) -> bool:
-        """Whether ``commit_max_bytes`` are waiting, as far as the size of records is known."""
-        latest = kafka.end_offsets(self._endpoints, self.spec.name)
-        waiting = sum(o - self._status.end_offsets.get(p, o) for p, o in latest.items())
-        return waiting >= ingestor.max_records
+    def _measure_lag(self) -> None:
+        """Records that wait, once it is known where the table is."""
+        held = self._status.end_offsets
+        if held:
+            latest = kafka.end_offsets(self._endpoints, self.spec.name)
+            self._report(lag={p: max(0, end - held.get(p, 0)) for p, end in latest.items()})
 
     def _committed(self, commit: Commit) -> None:
         if commit.records:
@@ -111,26 +135,23 @@ class Worker(threading.Thread):
             snapshot_id=commit.snapshot_id,
             end_offsets=commit.end_offsets,
             rows_committed=self._status.rows_committed + commit.records,
+            rows_skipped=commit.rows_skipped,
+            bytes_committed=self._status.bytes_committed + commit.bytes,
+            data_files=commit.data_files,
             commits=self._status.commits + bool(commit.records),
             committed_at_ms=int(time.time() * 1000)
             if commit.records
             else self._status.committed_at_ms,
         )
 
+    def _failed(self, **changes: object) -> None:
+        self._report(**changes, failures=self._status.failures + 1)
+
     def _report(self, **changes: object) -> None:
         updated = self._status.model_copy(update=changes)
         if updated != self._status:
             write_status(self._config, updated)
         self._status = updated
-
-
-def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-def _enabled(config: Settings) -> dict[str, TopicSpec]:
-    return {spec.name: spec for spec in load_topics(config) if spec.tableflow.enabled}
 
 
 def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoints | None:
@@ -142,14 +163,20 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
     return None
 
 
-def serve(config: Settings, stopping: threading.Event) -> None:
-    """Run until ``stopping``; a spec that is added, changed or removed takes effect at once."""
+def serve(config: Settings, stopping: threading.Event, metrics_port: int | None = None) -> None:
+    """Run until ``stopping``; a spec or request that is new or changed takes effect at once.
+
+    :param metrics_port: where to answer with metrics; None: nowhere
+    """
     endpoints = _wait_for_endpoints(config, stopping)
     workers: dict[str, Worker] = {}
+    if metrics_port is not None:
+        serve_metrics(metrics_port, lambda: [worker.status for worker in workers.copy().values()])
     complaint: str | None = None
+    resumed = {name: request.resumed_at for name, request in control.read_requests(config).items()}
     while endpoints is not None and not stopping.is_set():
         try:
-            specs, complaint = _enabled(config), None
+            specs, complaint = control.enabled_topics(config), None
         except TopicbergError as error:
             if str(error) != complaint:
                 logger.error("the topic specs are wrong, the last good ones stay: %s", error)
@@ -159,11 +186,19 @@ def serve(config: Settings, stopping: threading.Event) -> None:
             if specs.get(name) != worker.spec:
                 worker.stop()
                 del workers[name]
+                if name not in specs:
+                    logger.info("topic %s: disabled", name)
+                    worker.join(STOP_SECONDS)
+                    remove_status(config, name)
         for name, spec in specs.items():
             if name not in workers:
                 logger.info("topic %s: enabled", name)
                 workers[name] = Worker(spec, endpoints, config)
                 workers[name].start()
+        for name, request in control.read_requests(config).items():
+            if request.resumed_at > resumed.get(name, 0.0) and name in workers:
+                resumed[name] = request.resumed_at
+                workers[name].wake()
         stopping.wait(SPECS_SECONDS)
     for worker in workers.values():
         worker.stop()
@@ -173,6 +208,9 @@ def serve(config: Settings, stopping: threading.Event) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="The Tableflow engine.")
+    parser.add_argument("--metrics-port", type=int, help="answer on 127.0.0.1 with OpenMetrics")
+    arguments = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -182,7 +220,7 @@ def main() -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    serve(settings(), stopping)
+    serve(settings(), stopping, arguments.metrics_port)
     # A worker may wait for a long Spark job; leaving it is safe, see commit.py.
     os._exit(0)
 

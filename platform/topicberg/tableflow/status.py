@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from topicberg.files import replace_file
 from topicberg.settings import Settings
 from topicberg.tableflow.offsets import Offsets
 
 Phase = Literal["PENDING", "RUNNING", "FAILED"]
+
+
+class FailingFormat(BaseModel):
+    """A table format that could not be written; the others go on."""
+
+    format: Literal["ICEBERG", "DELTA"]
+    error_message: str
 
 
 class TopicStatus(BaseModel):
@@ -22,13 +28,18 @@ class TopicStatus(BaseModel):
     phase: Phase = "PENDING"
     suspended: bool = False
     error_message: str | None = None
+    failing_table_formats: list[FailingFormat] = Field(default_factory=list)
     write_mode: str = "APPEND"
     snapshot_id: int | None = None
     committed_at_ms: int | None = None
     end_offsets: Offsets = Field(default_factory=dict)
     lag: Offsets = Field(default_factory=dict, description="records not yet committed")
     rows_committed: int = 0
+    rows_skipped: int = Field(default=0, description="of the table's whole life")
+    bytes_committed: int = 0
+    data_files: int = Field(default=0, description="that the table has")
     commits: int = 0
+    failures: int = Field(default=0, description="turns that did not commit")
 
 
 def status_file(config: Settings, topic: str) -> Path:
@@ -37,12 +48,7 @@ def status_file(config: Settings, topic: str) -> Path:
 
 def write_status(config: Settings, status: TopicStatus) -> None:
     """Replace the topic's status in one step, so that a reader never sees half of it."""
-    path = status_file(config, status.topic)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{status.topic}.")
-    with os.fdopen(handle, "w") as stream:
-        stream.write(status.model_dump_json())
-    Path(temporary).replace(path)
+    replace_file(status_file(config, status.topic), status.model_dump_json())
 
 
 def read_status(config: Settings, topic: str) -> TopicStatus:
@@ -51,3 +57,8 @@ def read_status(config: Settings, topic: str) -> TopicStatus:
         return TopicStatus.model_validate_json(status_file(config, topic).read_text())
     except (FileNotFoundError, ValidationError):
         return TopicStatus(topic=topic)
+
+
+def remove_status(config: Settings, topic: str) -> None:
+    """Forget the status of a topic that is not materialized any more."""
+    status_file(config, topic).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -13,22 +13,41 @@ from topicberg.errors import TableflowError
 from topicberg.kafka import registry_errors
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 MAGIC_BYTE = 0
+WIRE_BYTES = 5
+"""Magic byte and schema id, before a record."""
+NOT_FOUND = 404
+
+SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """A schema as the registry holds it.
+
+    ``references``: (name, text) of every schema that it refers to, directly or through another
+    one, each after those that it needs itself.
+    """
+
+    schema_id: int
+    schema_type: SchemaType
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Subject:
     """Every version of a subject's schema.
 
-    ``schemas``: schema id → schema text of every version. ``latest``: text of the newest version,
-    which defines the table.
+    ``schemas``: by schema id, every version. ``latest``: the newest version, which defines the
+    table.
     """
 
     name: str
-    schemas: Mapping[int, str]
-    latest: str
+    schemas: Mapping[int, RegisteredSchema]
+    latest: RegisteredSchema
 
 
 def wire_prefix(schema_id: int) -> bytes:
@@ -41,47 +60,78 @@ class SubjectReader:
 
     def __init__(self, client: SchemaRegistryClient) -> None:
         self._client = client
-        self._versions: dict[tuple[str, int], tuple[int, str]] = {}
+        self._versions: dict[tuple[str, int], RegisteredSchema] = {}
 
     def read(self, name: str) -> Subject:
         """All versions of a subject.
 
-
-        :raises TableflowError: the subject does not exist
+        :raises TableflowError: the subject, or a schema that one of its versions refers to, does
+            not exist
         :raises TopicbergError: the registry does not answer
         """
         with registry_errors(f"subject {name}"):
             try:
                 versions = sorted(self._client.get_versions(name))
             except SchemaRegistryError as error:
-                if error.http_status_code != 404:
+                if error.http_status_code != NOT_FOUND:
                     raise
                 raise TableflowError(
                     f"subject {name} does not exist in the schema registry",
-                    hint="a topic without a schema has no table: register its value schema",
+                    hint="register the schema, or set schema.format: none to keep raw bytes",
                 ) from None
-            for version in versions:
-                if (name, version) not in self._versions:
-                    self._versions[name, version] = self._get(name, version)
+            schemas = [self._version(name, version) for version in versions]
         return Subject(
             name=name,
-            schemas=dict(self._versions[name, version] for version in versions),
-            latest=self._versions[name, versions[-1]][1],
+            schemas={schema.schema_id: schema for schema in schemas},
+            latest=schemas[-1],
         )
 
-    def by_id(self, schema_id: int) -> str | None:
-        """The text of any schema of the registry; None if it has no such id."""
+    def by_id(self, schema_id: int) -> RegisteredSchema | None:
+        """Any schema of the registry; None if it has no such id."""
         with registry_errors(f"schema {schema_id}"):
             try:
-                return self._client.get_schema(schema_id).schema_str
+                schema = self._client.get_schema(schema_id)
             except SchemaRegistryError as error:
-                if error.http_status_code == 404:
+                if error.http_status_code == NOT_FOUND:
                     return None
                 raise
+            return self._resolved(f"schema {schema_id}", schema_id, schema)
 
-    def _get(self, name: str, version: int) -> tuple[int, str]:
-        registered = self._client.get_version(name, version)
-        text = registered.schema.schema_str if registered.schema else None
-        if text is None or registered.schema_id is None:
-            raise TableflowError(f"subject {name}: version {version} has no schema")
-        return registered.schema_id, text
+    def _version(self, name: str, version: int) -> RegisteredSchema:
+        if (name, version) not in self._versions:
+            registered = self._client.get_version(name, version)
+            if registered.schema is None or registered.schema_id is None:
+                raise TableflowError(f"subject {name}: version {version} has no schema")
+            self._versions[name, version] = self._resolved(
+                f"subject {name}, version {version}", registered.schema_id, registered.schema
+            )
+        return self._versions[name, version]
+
+    def _resolved(self, where: str, schema_id: int, schema: Schema) -> RegisteredSchema:
+        found: dict[str, str] = {}
+        self._resolve(where, schema, found)
+        return RegisteredSchema(
+            schema_id=schema_id,
+            schema_type=cast("SchemaType", schema.schema_type or "AVRO"),
+            text=schema.schema_str or "",
+            references=tuple(found.items()),
+        )
+
+    def _resolve(self, where: str, schema: Schema, found: dict[str, str]) -> None:
+        for reference in schema.references or ():
+            name, subject, version = reference.name, reference.subject, reference.version
+            if name is None or subject is None or version is None or name in found:
+                continue
+            try:
+                target = self._client.get_version(subject, version).schema
+            except SchemaRegistryError as error:
+                if error.http_status_code != NOT_FOUND:
+                    raise
+                target = None
+            if target is None:
+                raise TableflowError(
+                    f"{where} refers to {name}, but subject {subject} has no version {version}",
+                    hint="register the schema that it refers to again",
+                )
+            self._resolve(where, target, found)
+            found[name] = target.schema_str or ""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,20 +18,9 @@ from pyiceberg.exceptions import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
-from pyiceberg.types import (
-    BinaryType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    TimestamptzType,
-)
 
 from topicberg.errors import TableflowError
 from topicberg.settings import Settings
-from topicberg.tableflow import avro
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -42,16 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEY = "key"
-_METADATA_TYPES: dict[str, Callable[[Iterator[int]], IcebergType]] = {
-    "topic": lambda _: StringType(),
-    "partition": lambda _: IntegerType(),
-    "headers": lambda ids: MapType(next(ids), StringType(), next(ids), BinaryType(), False),
-    "leader-epoch": lambda _: IntegerType(),
-    "offset": lambda _: LongType(),
-    "timestamp": lambda _: TimestamptzType(),
-    "timestamp-type": lambda _: StringType(),
-}
+NEW_TABLE = (
+    "`topicberg tableflow disable TOPIC --drop-table` and `enable TOPIC` start again with a new one"
+)
+WRITE_MODE = "topicberg.write-mode"
 _PROPERTIES = {
     "format-version": "2",
     "write.wap.enabled": "true",  # a batch is staged, then published: see commit.py
@@ -67,28 +49,12 @@ _PROPERTIES = {
     "write.update.mode": "copy-on-write",
     "write.merge.mode": "copy-on-write",
 }
-
-
-def table_schema(spec: TopicSpec, value_schema: str) -> Schema:
-    """The columns of a topic's table: ``key``, the value's fields, Tableflow's metadata columns.
-
-    :raises TableflowError: the value schema has no table, or takes the name of a metadata column
-    """
-    ids = itertools.count(1)
-    key = NestedField(next(ids), KEY, BinaryType(), required=False, doc="the record's key, raw")
-    value = avro.value_fields(spec.value_subject, value_schema, ids)
-    names = {field.name for field in value}
-    fields = ([] if KEY in names else [key]) + value
-    for column, make_type in _METADATA_TYPES.items():
-        name = spec.metadata_column(column)
-        if name in names:
-            raise TableflowError(
-                f"subject {spec.value_subject}: field {name} has the name of a metadata column",
-                hint="rename the field, or choose the other metadata_column_naming_scheme",
-            )
-        number = next(ids)
-        fields.append(NestedField(number, name, make_type(ids), required=False))
-    return Schema(*fields)
+_UPSERT_PROPERTIES = {
+    # Position deletes: a batch costs what it changes, not the files that its keys lie in.
+    "write.delete.mode": "merge-on-read",
+    "write.delete.granularity": "partition",
+    "write.delete.distribution-mode": "none",
+}
 
 
 def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> PartitionSpec:
@@ -110,8 +76,8 @@ def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> Partitio
     )
 
 
-def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, value_schema: str) -> Table:
-    """The topic's table, created or evolved so that it fits the subject's latest schema.
+def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Schema) -> Table:
+    """The topic's table, created or evolved so that it has the columns of ``schema``.
 
     Its location is new and unique, as Tableflow's ``table_path`` is: a table that was dropped and
     made again never meets the files of the old one.
@@ -119,13 +85,32 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, value_sche
     :raises TableflowError: the schema changed in a way that a table cannot follow
     """
     identifier = spec.table_identifier(config)
-    schema = table_schema(spec, value_schema)
     try:
         table = catalog.load_table(identifier)
     except NoSuchTableError:
         return _create(catalog, identifier, schema, spec, config)
+    _check_write_mode(table, spec)
     _evolve(table, schema)
     return table
+
+
+def drop(catalog: Catalog, spec: TopicSpec, config: Settings) -> bool:
+    """Delete the topic's table with its files; False: there is none."""
+    try:
+        catalog.purge_table(spec.table_identifier(config))
+    except NoSuchTableError:
+        return False
+    return True
+
+
+def _check_write_mode(table: Table, spec: TopicSpec) -> None:
+    held = table.properties.get(WRITE_MODE, "append")
+    if held != spec.write_mode:
+        raise TableflowError(
+            f"topic {spec.name}: its table is in write mode {held}, the spec says "
+            f"{spec.write_mode}",
+            hint=f"the mode of a table cannot change: {NEW_TABLE}",
+        )
 
 
 def _create(
@@ -145,7 +130,11 @@ def _create(
             schema=schema,
             location=location,
             partition_spec=partition_spec(schema, spec.table.partition_fields),
-            properties=_PROPERTIES,
+            properties={
+                **_PROPERTIES,
+                **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
+                WRITE_MODE: spec.write_mode,
+            },
         )
     except TableAlreadyExistsError:  # another engine was faster
         return catalog.load_table(identifier)
@@ -159,6 +148,5 @@ def _evolve(table: Table, schema: Schema) -> None:
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint="register a compatible version, or disable Tableflow for the topic and enable it "
-            "again, which makes a new table",
+            hint=f"register a compatible version, or {NEW_TABLE}",
         ) from error

@@ -124,12 +124,6 @@ def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[F
         yield f"{section}.message", "belongs to format protobuf alone"
 
 
-@_rule("schema", "tableflow.enabled")
-def _schemaless(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.value_schema.format == "none" and spec.tableflow.enabled:
-        yield "schema.format", "Tableflow needs a schema: give one, or set tableflow.enabled: false"
-
-
 @_rule("schema", "key")
 def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     field = spec.key.field
@@ -173,8 +167,6 @@ def _dead_letters(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     handling = spec.tableflow.error_handling
     if handling.mode != "LOG" and handling.target is not None:
         yield "tableflow.error_handling.target", f"belongs to mode LOG, the mode is {handling.mode}"
-    if handling.mode == "LOG" and handling.target is None:
-        yield "tableflow.error_handling.target", "mode LOG needs the name of a dead-letter topic"
     if handling.target == spec.name:
         yield "tableflow.error_handling.target", "a topic cannot be its own dead-letter topic"
 

@@ -141,6 +141,8 @@ class ValueSchema(SpecModel):
     """File name in ``platform/schemas/``."""
     message: str | None = None
     """Protobuf alone: the message type of the value; the first one of the file by default."""
+    subject: str | None = Field(default=None, min_length=1)
+    """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``."""
 
 
 class KeySpec(SpecModel):
@@ -154,6 +156,8 @@ class KeySpec(SpecModel):
     """File name in ``platform/schemas/`` (formats avro, json, protobuf)."""
     message: str | None = None
     """Protobuf alone: the message type of the key; the first one of the file by default."""
+    subject: str | None = Field(default=None, min_length=1)
+    """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``."""
 
 
 class ErrorHandling(SpecModel):
@@ -161,7 +165,7 @@ class ErrorHandling(SpecModel):
 
     mode: Literal["SUSPEND", "SKIP", "LOG"] = "SUSPEND"
     target: TopicName | None = None
-    """The dead-letter topic of mode LOG."""
+    """The dead-letter topic of mode LOG; ``error_log`` by default."""
 
 
 class TableflowSpec(SpecModel):
@@ -178,6 +182,10 @@ class TableflowSpec(SpecModel):
     error_handling: ErrorHandling = ErrorHandling()
     metadata_column_naming_scheme: Literal["DEFAULT", "PORTABLE"] = "DEFAULT"
     """DEFAULT: ``$$offset``; PORTABLE: ``cflt_metadata_offset``."""
+    start_position: Literal["earliest", "latest"] | Annotated[int, Field(strict=True, ge=0)] = (
+        "earliest"
+    )
+    """Where a new table begins: the first record kept, the next one, or a time in milliseconds."""
     commit_interval_seconds: float = Field(default=10, gt=0, le=86_400, allow_inf_nan=False)
     commit_max_bytes: int = Field(default=250_000_000, strict=True, ge=1)
 
@@ -283,13 +291,13 @@ class TopicSpec(SpecModel):
 
     @property
     def value_subject(self) -> str:
-        """TopicNameStrategy."""
-        return f"{self.name}-value"
+        """TopicNameStrategy, unless the spec says another one."""
+        return self.value_schema.subject or f"{self.name}-value"
 
     @property
     def key_subject(self) -> str:
-        """TopicNameStrategy."""
-        return f"{self.name}-key"
+        """TopicNameStrategy, unless the spec says another one."""
+        return self.key.subject or f"{self.name}-key"
 
     def value_schema_path(self, config: Settings | None = None) -> Path | None:
         """The value's schema file; None for format ``none``."""

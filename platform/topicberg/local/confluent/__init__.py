@@ -32,5 +32,5 @@ the stack's admin token (``topicberg env``).
 | ``service_accounts``, ``integrations`` | likewise |
 | ``topics``, ``acls``, ``subjects`` | Kafka REST and the registry |
 | ``connectors``, ``generators`` | connectors, and the generators they run |
-| ``tableflow``, ``catalogs``, ``materialization``, ``engine`` | Tableflow, and what it does |
+| ``tableflow``, ``catalogs``, ``materialization`` | Tableflow, and what became of it |
 """

@@ -12,9 +12,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg import glue
 from topicberg.errors import TopicbergError
-from topicberg.local.confluent import engine
 from topicberg.local.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from topicberg.local.store import Name, Stored
+from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Tables(threading.Thread):
         account = self._account
         if problem := trust_problem(account, catalog.properties["integration"]):
             raise TopicbergError(problem)
-        spec = engine.find_topic(account.config, topic)
+        spec = control.find_topic(account.config, topic)
         endpoints = account.endpoints()
         table = endpoints.catalog(account.config).load_table(spec.table_identifier(account.config))
         database = catalog.properties["config"].get("custom_database") or account.config.cluster_id

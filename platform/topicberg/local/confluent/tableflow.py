@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from topicberg.errors import SpecError
-from topicberg.local.confluent import clusters, engine, environments, integrations, roles, topics
+from topicberg.local.confluent import clusters, environments, integrations, roles, topics
 from topicberg.local.confluent.account import CATALOG, CLUSTER, TABLE, changed, timestamp
 from topicberg.local.confluent.errors import (
     bad_request,
@@ -30,7 +30,9 @@ from topicberg.local.confluent.wire import (
     distinct,
 )
 from topicberg.local.store import Stored
+from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
+from topicberg.topics import load_topics
 
 VERSION = "tableflow/v1"
 PATH = "/tableflow/v1/tableflow-topics"
@@ -157,16 +159,9 @@ def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
         "catalog_sync_statuses": [
             _sync(call, catalog, topic) for catalog in account.store.all(CATALOG)
         ],
-        "failing_table_formats": [],
+        "failing_table_formats": [one.model_dump() for one in engine_status.failing_table_formats],
     }
-    if error:
-        status["error_message"] = error
-        status["failing_table_formats"] = [
-            {"format": name, "error_message": error}
-            for name in stored.properties["spec"]["table_formats"]
-            if phase == "FAILED"
-        ]
-    return status, suspended
+    return status | ({"error_message": error} if error else {}), suspended
 
 
 def _sync(call: Call, catalog: Stored, topic: str) -> dict[str, Any]:
@@ -254,7 +249,8 @@ def _refuse_impossible(call: Call, cluster: Stored, spec: NewSpec) -> None:
     if topic not in topics.names(account, cluster.name[0]):
         raise not_found(f"Topic {topic}")
     registry = account.endpoints().schema_registry_client()
-    if f"{topic}-value" not in registry.get_subjects():
+    specs = {one.name: one.value_subject for one in load_topics(account.config)}
+    if specs.get(topic, f"{topic}-value") not in registry.get_subjects():
         raise bad_request(
             f"Schemaless topic detected for topic {topic}. Schemaless topics are not supported."
             " Please specify a value schema."
@@ -325,7 +321,7 @@ def _enable(call: Call, topic: str, spec: dict[str, Any]) -> None:
     }
     policy = topics.cleanup_policy(call.account, topic)
     try:
-        engine.enable(config, topic, options, "upsert" if "compact" in policy else "append")
+        control.enable(config, topic, options, "upsert" if "compact" in policy else "append")
     except SpecError as error:
         raise unsupported(error.message) from None
 
@@ -370,14 +366,14 @@ def _change(call: Call) -> Answer:
     stored = changed(stored, {"spec": spec})
     account.store.put(stored)
     if "suspended" in given:
-        engine.resume(account.config, topic)
+        control.resume(account.config, topic)
     return Answer(_document(call, stored))
 
 
 def _delete(call: Call) -> Answer:
     query: InCluster = call.query
     stored = _require(call, query.environment, query.kafka_cluster)
-    engine.disable(call.account.config, stored.name[1])
+    control.disable(call.account.config, stored.name[1])
     call.account.store.delete(TABLE, [stored.name])
     return Answer()
 

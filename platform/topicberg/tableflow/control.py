@@ -1,0 +1,151 @@
+"""Enable, disable and resume Tableflow for a topic: what was asked for, in a file a topic.
+
+The engine's service looks at these files every few seconds. Without one, the topic spec decides
+(``tableflow.enabled``). A topic without a spec can be enabled too; its schemas and its write mode
+are what the registry and the broker say.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.files import replace_file
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec, load_topics
+
+PIPELINE = "tableflow"
+"""Group of topics that have no spec."""
+
+
+class Request(BaseModel):
+    """What was asked for; ``tableflow``: settings that replace those of the spec."""
+
+    topic: str
+    enabled: bool
+    write_mode: Literal["append", "upsert"] | None = None
+    tableflow: dict[str, Any] = Field(default_factory=dict)
+    resumed_at: float = 0.0
+    """Seconds since 1970."""
+
+
+def enable(
+    config: Settings,
+    topic: str,
+    tableflow: dict[str, Any] | None = None,
+    write_mode: Literal["append", "upsert"] | None = None,
+) -> TopicSpec:
+    """Materialize the topic from now on.
+
+    :param tableflow: fields of ``tableflow:`` in a topic spec that replace the spec's
+    :param write_mode: of a topic without a spec; append by default
+    :returns: the spec that the engine will go by
+    :raises SpecError: a setting is wrong
+    """
+    asked = Request(
+        topic=topic, enabled=True, write_mode=write_mode, tableflow=dict(tableflow or {})
+    )
+    spec = _applied(asked, {spec.name: spec for spec in load_topics(config)}.get(topic))
+    _write(config, asked)
+    return spec
+
+
+def disable(config: Settings, topic: str) -> None:
+    """Stop materializing the topic; its table stays as it is."""
+    before = read_request(config, topic) or Request(topic=topic, enabled=False)
+    _write(config, before.model_copy(update={"enabled": False}))
+
+
+def resume(config: Settings, topic: str) -> None:
+    """Let a suspended topic try again now, not at its next turn.
+
+    :raises SpecError: Tableflow is not enabled for the topic
+    """
+    if topic not in enabled_topics(config):
+        raise SpecError(
+            f"Tableflow is not enabled for topic {topic}",
+            hint=f"`topicberg tableflow enable {topic}`",
+        )
+    before = read_request(config, topic) or Request(topic=topic, enabled=True)
+    _write(config, before.model_copy(update={"resumed_at": time.time()}))
+
+
+def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
+    """The topics to materialize, as their specs and the requests say.
+
+    :raises SpecError: a topic spec is wrong
+    """
+    specs = {spec.name: spec for spec in load_topics(config)}
+    requests = read_requests(config)
+    found = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
+    for name, request in requests.items():
+        if request.enabled:
+            found[name] = _applied(request, specs.get(name))
+        else:
+            found.pop(name, None)
+    return found
+
+
+def find_topic(config: Settings, topic: str) -> TopicSpec:
+    """The spec of a topic that has a file or was enabled without one.
+
+    :raises SpecError: neither
+    """
+    request = read_request(config, topic)
+    specs = {spec.name: spec for spec in load_topics(config)}
+    if request is None and topic not in specs:
+        raise SpecError(
+            f"no topic {topic!r}", hint="`topicberg topics list` shows those with specs"
+        )
+    return _applied(request, specs.get(topic)) if request else specs[topic]
+
+
+def read_request(config: Settings, topic: str) -> Request | None:
+    """What was last asked for; None: nothing."""
+    try:
+        return Request.model_validate_json(_file(config, topic).read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise TopicbergError(
+            f"{_file(config, topic)} is damaged", hint="remove it: the topic spec decides then"
+        ) from error
+
+
+def read_requests(config: Settings) -> dict[str, Request]:
+    """Every request, by topic."""
+    names = [path.stem for path in sorted(_folder(config).glob("[!.]*.json"))]
+    requests = (read_request(config, name) for name in names)
+    return {request.topic: request for request in requests if request is not None}
+
+
+def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
+    fields: dict[str, Any]
+    if spec is None:
+        fields = {"name": request.topic, "pipeline": PIPELINE, "schema": {"format": "avro"}}
+        fields |= {"write_mode": request.write_mode or "append"}
+    else:
+        fields = spec.model_dump(by_alias=True)
+    settings = {**fields.get("tableflow", {}), **request.tableflow, "enabled": True}
+    try:
+        return TopicSpec.model_validate({**fields, "tableflow": settings})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise SpecError(f"topic {request.topic}: {field}: {first['msg']}") from None
+
+
+def _folder(config: Settings) -> Path:
+    return config.state_dir / "tableflow" / "requests"
+
+
+def _file(config: Settings, topic: str) -> Path:
+    return _folder(config) / f"{topic}.json"
+
+
+def _write(config: Settings, request: Request) -> None:
+    replace_file(_file(config, request.topic), request.model_dump_json())

@@ -1,0 +1,77 @@
+"""What went wrong outside of topicberg, said so that a user knows what to mend."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from topicberg.errors import TopicbergError
+
+
+@dataclass(frozen=True)
+class _Known:
+    pattern: re.Pattern[str]
+    message: str
+    hint: str
+
+
+def _known(pattern: str, message: str, hint: str) -> _Known:
+    return _Known(re.compile(pattern, re.IGNORECASE), message, hint)
+
+
+# The first that matches; more special ones first.
+_KNOWN = (
+    _known(
+        r"No space left on device|DiskOutOfSpace|insufficient.?storage",
+        "the disk of Spark or of the object store is full",
+        "free some space; nothing of the batch was committed, it is written again",
+    ),
+    _known(
+        r"NoSuchBucket|bucket does not exist",
+        "the bucket of the table does not exist any more",
+        "restore the bucket, or drop the table to start again in a new one",
+    ),
+    _known(
+        r"SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied|Access Denied|"
+        r"Status Code: 40[13]|ExpiredToken|InvalidToken",
+        "the object store refuses the credentials",
+        "check the access key of the deployment and the policy of the bucket",
+    ),
+    _known(
+        r"ForbiddenException|NotAuthorizedException|ForbiddenError|UnauthorizedError|"
+        r"read.?only (database|catalog|file system)|attempt to write a readonly database",
+        "the catalog refuses to write",
+        "the engine must be allowed to create and commit tables: check the catalog's permissions",
+    ),
+    _known(
+        r"SaslAuthenticationException|TopicAuthorizationException|GroupAuthorizationException|"
+        r"_AUTHENTICATION|TOPIC_AUTHORIZATION_FAILED",
+        "Kafka refuses the credentials",
+        "check the API key of the cluster and its rights to read the topic",
+    ),
+    _known(
+        r"OutOfMemoryError|Java heap space",
+        "Spark has not enough memory for the batch",
+        "lower tableflow.commit_max_bytes, or give Spark more memory",
+    ),
+)
+_CONNECTION = re.compile(r"Connection refused|UnknownHost|Unable to execute HTTP request", re.I)
+
+
+def explain(what: str, error: BaseException) -> TopicbergError:
+    """An error of Spark, the catalog or the store as one message.
+
+    :param what: who met it, e.g. ``topic orders``
+    """
+    text = str(error)
+    for known in _KNOWN:
+        if known.pattern.search(text):
+            return TopicbergError(f"{what}: {known.message}", hint=known.hint)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0][:300] if lines else type(error).__name__
+    if _CONNECTION.search(text):
+        return TopicbergError(
+            f"{what}: a service does not answer: {reason}",
+            hint="`topicberg status` shows which; the batch is written again when it is back",
+        )
+    return TopicbergError(f"{what}: {type(error).__name__}: {reason}")

@@ -1,0 +1,98 @@
+"""The formats of records: the columns of a schema, and the expression that decodes a record.
+
+A format is a module with the functions of :class:`Format`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.subjects import RegisteredSchema, SchemaType
+
+if TYPE_CHECKING:
+    from pyiceberg.types import NestedField
+    from pyspark.sql import Column
+
+DECODED = "__topicberg_decoded"
+"""Field of a decoded record; null or false: the record does not fit its schema."""
+
+
+class Format(Protocol):
+    """What the engine asks of a format."""
+
+    def fields(
+        self, subject: str, schema: RegisteredSchema, ids: Iterator[int]
+    ) -> list[NestedField]:
+        """The columns of a schema in its order, every one optional, with ids from ``ids``.
+
+        :raises TableflowError: the schema has no table (no record, recursive, a reference missing)
+        """
+        ...
+
+    def decode(
+        self,
+        payload: Column,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+    ) -> Column:
+        """A record as a struct of its fields by name and :data:`DECODED`.
+
+        Never raises for a broken record: the struct, or its :data:`DECODED`, is null or false.
+        The engine takes the fields that the table has, and casts them to the table's types.
+
+        :param payload: the record without the wire format's five bytes; null: a tombstone
+        :param writer: the schema that it was written with
+        :param latest: the subject's newest schema, which gives renamed fields and defaults
+        :param fields: the table's columns for the value
+        """
+        ...
+
+
+def is_union(schema: RegisteredSchema) -> bool:
+    """Whether the schema is a choice of several event types, for which there is no one table.
+
+    An Avro union; a JSON Schema that is nothing but oneOf or anyOf of references.
+    """
+    if schema.schema_type == "PROTOBUF":
+        return False
+    parsed = json.loads(schema.text)
+    if schema.schema_type == "AVRO":
+        return isinstance(parsed, list)
+    if not isinstance(parsed, dict) or "properties" in parsed:
+        return False
+    choice = parsed.get("oneOf") or parsed.get("anyOf") or []
+    branches = [branch for branch in choice if branch != {"type": "null"}]
+    return len(branches) > 1
+
+
+def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
+    """A key's schema that is no record as a record with one field, which is written alike.
+
+    Avro alone: an Avro record of one field is written as the field.
+    """
+    if schema.schema_type != "AVRO":
+        return schema
+    parsed = json.loads(schema.text)
+    if isinstance(parsed, list) or (isinstance(parsed, dict) and parsed["type"] == "record"):
+        return schema
+    text = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
+    return replace(schema, text=json.dumps(text))
+
+
+def format_of(schema: RegisteredSchema) -> Format:
+    """The module of a schema's format."""
+    from topicberg.tableflow.formats import avro
+
+    modules: dict[SchemaType, Format] = {"AVRO": avro}
+    try:
+        return modules[schema.schema_type]
+    except KeyError:
+        raise TableflowError(
+            f"schema {schema.schema_id} is of the unknown type {schema.schema_type}",
+            hint="AVRO, JSON and PROTOBUF have tables",
+        ) from None

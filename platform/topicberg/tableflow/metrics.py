@@ -1,0 +1,76 @@
+"""Metrics of the engine in OpenMetrics' text format, for Prometheus and whoever reads it.
+
+Everything comes from the topics' statuses at the moment of the scrape; counters start with the
+engine's process, but ``rows_skipped``, which the table remembers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from topicberg.tableflow.status import TopicStatus
+
+_PREFIX = "topicberg_tableflow_"
+_COUNTERS = {
+    "rows_committed": "records committed to the table",
+    "rows_skipped": "records left out because they could not be decoded",
+    "bytes_committed": "bytes of the data files that commits added",
+    "commits": "snapshots that added records",
+    "failures": "turns that ended in an error",
+}
+
+
+class StatusCollector(Collector):
+    """The statuses of all topics as metrics."""
+
+    def __init__(self, statuses: Callable[[], Iterable[TopicStatus]]) -> None:
+        self._statuses = statuses
+
+    def collect(self) -> Iterator[Metric]:
+        statuses = list(self._statuses())
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=["topic"])
+            for status in statuses:
+                counter.add_metric([status.topic], getattr(status, name))
+            yield counter
+        lag = GaugeMetricFamily(
+            f"{_PREFIX}consumer_lag_records",
+            "records in Kafka that are not committed",
+            labels=["topic", "partition"],
+        )
+        age = GaugeMetricFamily(
+            f"{_PREFIX}commit_lag_seconds",
+            "time since the last commit while records are waiting, else 0",
+            labels=["topic"],
+        )
+        files = GaugeMetricFamily(
+            f"{_PREFIX}data_files", "data files of the table", labels=["topic"]
+        )
+        phase = GaugeMetricFamily(
+            f"{_PREFIX}phase", "1 for the phase that the topic is in", labels=["topic", "phase"]
+        )
+        now = time.time()
+        for status in statuses:
+            for partition, records in status.lag.items():
+                lag.add_metric([status.topic, str(partition)], records)
+            waiting = any(status.lag.values()) and status.committed_at_ms is not None
+            since = now - (status.committed_at_ms or 0) / 1000
+            age.add_metric([status.topic], max(0.0, since) if waiting else 0.0)
+            files.add_metric([status.topic], status.data_files)
+            for name in ("PENDING", "RUNNING", "FAILED"):
+                phase.add_metric([status.topic, name], float(status.phase == name))
+        yield from (lag, age, files, phase)
+
+
+def serve_metrics(port: int, statuses: Callable[[], Iterable[TopicStatus]]) -> None:
+    """Answer scrapes on 127.0.0.1 until the process ends."""
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(statuses))
+    start_http_server(port, addr="127.0.0.1", registry=registry)

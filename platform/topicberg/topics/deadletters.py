@@ -1,0 +1,28 @@
+"""The spec of a dead-letter topic: every topic with error handling LOG brings one with it."""
+
+from __future__ import annotations
+
+from topicberg.topics.spec import ErrorHandling, TableflowSpec, TopicSpec
+
+ERROR_LOG_SCHEMA = "error_log.avsc"
+DEFAULT_TARGET = "error_log"
+
+
+def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
+    """The dead-letter topic that a topic names, for when it has no spec file of its own."""
+    handling: ErrorHandling = spec.tableflow.error_handling
+    name = handling.target or DEFAULT_TARGET
+    return TopicSpec.model_validate(
+        {
+            "name": name,
+            "pipeline": spec.pipeline,
+            "description": "Records that could not be materialized, with the reason of each.",
+            "schema": {"format": "avro", "file": ERROR_LOG_SCHEMA},
+            "key": {"format": "string"},
+            "partitions": 1,
+            "tableflow": TableflowSpec(
+                commit_interval_seconds=spec.tableflow.commit_interval_seconds
+            ).model_dump(),
+            "owners": spec.owners,
+        }
+    )

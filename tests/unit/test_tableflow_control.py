@@ -1,0 +1,102 @@
+"""What was asked of Tableflow, beside what the specs say; and its metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.settings import Settings
+from topicberg.tableflow import control
+from topicberg.tableflow.metrics import StatusCollector
+from topicberg.tableflow.status import TopicStatus, read_status, status_file, write_status
+
+SPEC = "name: orders\npipeline: shop\nschema: {format: none}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Settings:
+    config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
+    config.topics_dir.mkdir(parents=True)
+    (config.topics_dir / "orders.yaml").write_text(SPEC)
+    return config
+
+
+def test_without_a_request_the_spec_decides(config: Settings) -> None:
+    assert list(control.enabled_topics(config)) == ["orders"]
+    (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
+    assert control.enabled_topics(config) == {}
+
+
+def test_a_request_wins_over_the_spec(config: Settings) -> None:
+    control.disable(config, "orders")
+    assert control.enabled_topics(config) == {}
+    control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
+    spec = control.enabled_topics(config)["orders"]
+    assert spec.tableflow.error_handling.mode == "SKIP"
+    assert spec.pipeline == "shop"
+
+
+def test_a_topic_without_a_spec(config: Settings) -> None:
+    control.enable(config, "clicks", {"retention_ms": 86_400_000}, "upsert")
+    spec = control.enabled_topics(config)["clicks"]
+    assert (spec.write_mode, spec.tableflow.retention_ms) == ("upsert", 86_400_000)
+    assert control.find_topic(config, "clicks") == spec
+    control.disable(config, "clicks")
+    assert "clicks" not in control.enabled_topics(config)
+
+
+def test_wrong_settings_are_refused_and_nothing_is_written(config: Settings) -> None:
+    with pytest.raises(SpecError, match=r"topic orders: tableflow.retention_ms"):
+        control.enable(config, "orders", {"retention_ms": 1})
+    assert control.read_request(config, "orders") is None
+    with pytest.raises(SpecError, match="not enabled"):
+        control.resume(config, "nothing")
+
+
+def test_resume_keeps_what_was_asked_before(config: Settings) -> None:
+    control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
+    control.resume(config, "orders")
+    request = control.read_request(config, "orders")
+    assert request is not None
+    assert request.resumed_at > 0
+    assert request.tableflow == {"error_handling": {"mode": "SKIP"}}
+
+
+def test_a_damaged_request_says_so(config: Settings) -> None:
+    control.disable(config, "orders")
+    (path,) = (config.state_dir / "tableflow" / "requests").glob("*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("{")
+    with pytest.raises(TopicbergError, match="damaged"):
+        control.enabled_topics(config)
+
+
+def test_status_is_read_back_and_half_of_one_is_none(config: Settings) -> None:
+    status = TopicStatus(topic="orders", phase="RUNNING", lag={0: 3}, end_offsets={0: 7})
+    write_status(config, status)
+    assert read_status(config, "orders") == status
+    status_file(config, "orders").write_text("{")
+    assert read_status(config, "orders").phase == "PENDING"
+
+
+def test_metrics_are_the_statuses() -> None:
+    status = TopicStatus(
+        topic="orders", phase="RUNNING", rows_committed=10, rows_skipped=2, lag={0: 3, 1: 0},
+        committed_at_ms=1, data_files=4,
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: [status]))
+    text = generate_latest(registry).decode()
+    for line in (
+        'topicberg_tableflow_rows_committed_total{topic="orders"} 10.0',
+        'topicberg_tableflow_rows_skipped_total{topic="orders"} 2.0',
+        'topicberg_tableflow_consumer_lag_records{partition="0",topic="orders"} 3.0',
+        'topicberg_tableflow_data_files{topic="orders"} 4.0',
+        'topicberg_tableflow_phase{phase="RUNNING",topic="orders"} 1.0',
+        'topicberg_tableflow_phase{phase="FAILED",topic="orders"} 0.0',
+    ):
+        assert line in text
+    assert 'topicberg_tableflow_commit_lag_seconds{topic="orders"} 0.0' not in text
