@@ -16,6 +16,8 @@ from topicberg import kafka
 from topicberg.datagen.status import ALIVE, read_status
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
+from topicberg.tableflow import control
+from topicberg.topics import load_topic
 
 pytestmark = pytest.mark.integration
 
@@ -94,13 +96,6 @@ class Cloud:
     def bind(self, role: str, crn: str) -> None:
         body = {"principal": f"User:{self.owner}", "role_name": role, "crn_pattern": crn}
         self.made("/iam/v2/role-bindings", body)
-
-    def create_topic(self, name: str) -> None:
-        assert self.call("POST", self.topics, {"topic_name": name}, self.kafka).status_code in (
-            201,
-            400,  # another test, or the engine, has made it
-        )
-        until(lambda: name in self.stack.kafka_admin().list_topics(timeout=10).topics)
 
     def connector_state(self, name: str) -> str:
         return str(self.get(f"{self.connectors}/{name}/status")["connector"]["state"])
@@ -247,7 +242,7 @@ def test_subjects_are_those_of_the_registry(cloud: Cloud) -> None:
 
 
 def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillService) -> None:
-    cloud.create_topic(TOPIC)
+    kafka.ensure_topic(load_topic(TOPIC), cloud.stack)
     validate = cloud.connectors.removesuffix("connectors") + (
         "connector-plugins/DatagenSource/config/validate"
     )
@@ -319,9 +314,11 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
 
     assert post(display_name="no_such_topic").status_code == 404
     schemaless = f"t-{uuid.uuid4().hex[:8]}"
-    cloud.create_topic(schemaless)
+    cloud.made(cloud.topics, {"topic_name": schemaless}, cloud.kafka)
+    until(lambda: cloud.call("GET", f"{cloud.topics}/{schemaless}", auth=cloud.kafka).ok)
     assert "Schemaless topic detected" in post(display_name=schemaless).text
-    cloud.create_topic(TOPIC)
+    # Not through the API: with the cluster, it would delete the topic of all other tests.
+    kafka.ensure_topic(load_topic(TOPIC), cloud.stack)
     cloud.made(cloud.connectors, datagen(cloud, "trades"))
     until(lambda: cloud.connector_state("trades") == "RUNNING")
     assert post().status_code == 403  # its role has no say over the integration
@@ -381,8 +378,17 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
         changed = cloud.call("PATCH", f"{path}/{TOPIC}", change, cloud.tableflow).json()
         assert changed["spec"]["config"]["retention_ms"] == "172800000"
         assert changed["spec"]["config"]["error_handling"] == {"mode": "SUSPEND"}
+        asked = control.read_request(settings(), TOPIC)
+        assert asked
+        assert asked.enabled
+        assert asked.tableflow["retention_ms"] == 172800000
+        one = f"{path}/{TOPIC}{cloud.query}"
+        assert cloud.call("DELETE", one, auth=cloud.tableflow).status_code == 204
+        assert TOPIC not in control.enabled_topics(settings())
+        assert cloud.call("GET", one, auth=cloud.tableflow).status_code == 404
     finally:
         iam.delete_role(RoleName=role)
+        control.enable(settings(), TOPIC)  # as the other tests find it
 
 
 def test_a_kill_loses_nothing_and_changes_no_key(cloud: Cloud, kill_service: KillService) -> None:
