@@ -25,12 +25,15 @@ the stack's admin token (``topicberg env``).
 
 | module | does |
 |---|---|
-| ``server``, ``operation``, ``wire``, ``errors``, ``faults`` | requests, answers, pages, errors |
+| ``server``, ``operation``, ``wire``, ``errors`` | requests, answers, pages, errors |
+| ``faults``, ``limits`` | what a client must survive |
 | ``account`` | the objects, on disk |
 | ``keys``, ``roles`` | who may: keys and role bindings, and their APIs |
 | ``environments``, ``clusters``, ``registries`` | one API each |
 | ``service_accounts``, ``integrations`` | likewise |
-| ``topics``, ``acls``, ``subjects`` | Kafka REST and the registry |
-| ``connectors``, ``generators`` | connectors, and the generators they run |
-| ``tableflow``, ``catalogs``, ``materialization`` | Tableflow, and what became of it |
+| ``kafka_rest``, ``topics``, ``topic_configs``, ``acls``, ``broker`` | Kafka REST over the broker |
+| ``subjects`` | the registry |
+| ``connectors``, ``connector_configs``, ``generators`` | connectors, and the generators they run |
+| ``tableflow``, ``tableflow_bodies``, ``catalogs`` | Tableflow |
+| ``materialization`` | what became of its tables: storage, Glue |
 """

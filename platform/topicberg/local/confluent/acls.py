@@ -5,11 +5,10 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any, Literal
 
-from topicberg.local.confluent import topics
 from topicberg.local.confluent.account import ACL
 from topicberg.local.confluent.errors import Refusal
+from topicberg.local.confluent.kafka_rest import demand, kafka_operation, resource, resources
 from topicberg.local.confluent.operation import Call
-from topicberg.local.confluent.topics import kafka_operation
 from topicberg.local.confluent.wire import Answer, Body, Query
 from topicberg.local.store import Stored
 
@@ -69,7 +68,7 @@ class Deletion(Search):
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
     acl = dict(zip(Acl.model_fields, stored.name[1:], strict=True))
-    return topics.resource(call, "KafkaAcl", "/acls", f"/acl={acl['principal']}", acl)
+    return resource(call, "KafkaAcl", "/acls", f"/acl={acl['principal']}", acl)
 
 
 def _found(call: Call) -> list[Stored]:
@@ -99,7 +98,7 @@ def _found(call: Call) -> list[Stored]:
 
 
 def _keep(call: Call, acls: list[Acl]) -> Answer:
-    cluster = topics.demand(call)
+    cluster = demand(call)
     for acl in acls:
         for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
             if value in _FILTERS:
@@ -126,13 +125,11 @@ def _create_all(call: Call) -> Answer:
 
 
 def _list(call: Call) -> Answer:
-    return topics.resources(
-        call, "KafkaAclList", [_document(call, stored) for stored in _found(call)]
-    )
+    return resources(call, "KafkaAclList", [_document(call, stored) for stored in _found(call)])
 
 
 def _delete(call: Call) -> Answer:
-    topics.demand(call)
+    demand(call)
     found = _found(call)
     call.account.store.delete(ACL, [stored.name for stored in found])
     return Answer({"data": [_document(call, stored) for stored in found]})

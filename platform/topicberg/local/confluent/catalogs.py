@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from topicberg.local.confluent import clusters, environments, integrations
-from topicberg.local.confluent.account import CATALOG, CLUSTER, TABLE, changed, timestamp
+from topicberg.local.confluent.account import CATALOG, TABLE, changed, timestamp
 from topicberg.local.confluent.errors import bad_request, conflict, invalid, not_found
 from topicberg.local.confluent.materialization import trust_problem
 from topicberg.local.confluent.operation import Call, Operation
@@ -129,8 +129,6 @@ def _status(call: Call, stored: Stored) -> dict[str, Any]:
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
     account, properties = call.account, stored.properties
     name, environment, cluster = stored.name[0], properties["environment"], properties["cluster"]
-    about = account.store.get(CLUSTER, (cluster,))
-    assert about is not None  # noqa: S101  # a cluster with an integration cannot be deleted
     return {
         "api_version": VERSION,
         "kind": "CatalogIntegration",
@@ -147,7 +145,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
             "suspended": False,
             "config": properties["config"],
             "environment": environments.reference(account, environment),
-            "kafka_cluster": clusters.reference(account, about),
+            "kafka_cluster": clusters.reference(account, environment, cluster),
         },
         "status": _status(call, stored),
     }

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from topicberg.local.confluent import environments
+from topicberg.local.confluent import broker, environments
 from topicberg.local.confluent.account import (
     ACL,
     CATALOG,
@@ -122,16 +122,14 @@ def provisioned(account: Account, cluster: Stored) -> bool:
     return time.time() >= cluster.created + account.delays.cluster
 
 
-def rbac_crn(account: Account, cluster: Stored) -> str:
+def crn(account: Account, environment: str, cluster: str) -> str:
     """The resource name by which roles are bound to a cluster and what is in it."""
-    environment, name = cluster.properties["environment"], cluster.name[0]
-    return account.crn(f"environment={environment}", f"cloud-cluster={name}")
+    return account.crn(f"environment={environment}", f"cloud-cluster={cluster}")
 
 
-def reference(account: Account, cluster: Stored) -> dict[str, str]:
-    environment, name = cluster.properties["environment"], cluster.name[0]
+def reference(account: Account, environment: str, cluster: str) -> dict[str, str]:
     return account.reference(
-        name, f"{PATH}/{name}", f"environment={environment}", f"cloud-cluster={name}"
+        cluster, f"{PATH}/{cluster}", f"environment={environment}", f"cloud-cluster={cluster}"
     )
 
 
@@ -252,16 +250,14 @@ def _delete(call: Call) -> Answer:
             raise conflict(
                 f"Kafka cluster {name} cannot be deleted: it has the {kind} {inside[0].name[-1]}."
             )
-    from topicberg.local.confluent.topics import delete_all
-
-    delete_all(account, name)
+    broker.delete_all(account, name)
     lists = account.store.all(ACL, lambda acl: acl.name[0] == name)
     account.store.delete(ACL, [acl.name for acl in lists])
     keys = account.find(KEY, lambda properties: properties["resource"] == name)
     account.store.delete(KEY, [key.name for key in keys])
-    crn = rbac_crn(account, stored)
+    above = crn(account, query.environment, name) + "/"
     bindings = account.find(
-        ROLE_BINDING, lambda properties: (properties["crn_pattern"] + "/").startswith(f"{crn}/")
+        ROLE_BINDING, lambda properties: (properties["crn_pattern"] + "/").startswith(above)
     )
     account.store.delete(ROLE_BINDING, [binding.name for binding in bindings])
     account.store.put(changed(stored, {GONE_AFTER: time.time() + account.delays.deletion}))

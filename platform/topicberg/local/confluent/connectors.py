@@ -7,15 +7,22 @@ refused. Its rate is that of ``max.interval``, or else the spec's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from topicberg.datagen.status import ALIVE, read_status
-from topicberg.local.confluent import clusters, keys, topics
-from topicberg.local.confluent.account import CONNECTOR, SERVICE_ACCOUNT, Account
+from topicberg.local.confluent import clusters
+from topicberg.local.confluent.account import CONNECTOR, Account
+from topicberg.local.confluent.connector_configs import (
+    PLUGIN,
+    Configuration,
+    complaints,
+    kept,
+    shown,
+    validated,
+)
 from topicberg.local.confluent.errors import (
     Refusal,
     Shape,
@@ -26,24 +33,8 @@ from topicberg.local.confluent.errors import (
 from topicberg.local.confluent.operation import Call, KeyKind, Operation
 from topicberg.local.confluent.wire import Answer, Body, Query
 from topicberg.local.store import Stored
-from topicberg.topics import load_topics
 
 PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"
-PLUGIN = "DatagenSource"
-MASK = "****************"
-FORMATS = {"AVRO": "avro", "JSON_SR": "json", "PROTOBUF": "protobuf"}
-"""``output.data.format`` → the spec's schema format."""
-_OF_THE_SERVICE = ("cloud.environment", "cloud.provider", "kafka.endpoint", "kafka.region")
-"""In every answer; whoever sends them back changes nothing."""
-_SECRETS = ("kafka.api.key", "kafka.api.secret")
-_KNOWN = (
-    *("connector.class", "name", "kafka.auth.mode", "kafka.service.account.id", *_SECRETS),
-    *("kafka.topic", "output.data.format", "quickstart", "max.interval", "tasks.max"),
-    *("confluent.connector.type", *_OF_THE_SERVICE),
-)
-Configuration = dict[str, str]
-Complain = Callable[[str, str], None]
-"""Takes a field, and what is wrong with it."""
 
 
 class Offset(Body):
@@ -61,79 +52,11 @@ class ListQuery(Query):
     expand: Annotated[str, Field(pattern=r"^(id|info|status)(,(id|info|status))*$")] = ""
 
 
-# --- configurations ---
-
-
-def _complaints(account: Account, cluster: Stored, config: Configuration) -> dict[str, list[str]]:
-    """Field → what is wrong with it; a field that is not there can be wrong too."""
-    wrong: dict[str, list[str]] = {}
-
-    def complain(field: str, text: str) -> None:
-        wrong.setdefault(field, []).append(text)
-
-    for field in ("connector.class", "name", "kafka.topic", "output.data.format", "quickstart"):
-        if not config.get(field):
-            complain(field, f"{field} is required")
-    for field in config:
-        if field not in _KNOWN:
-            complain(field, "not supported by the local Confluent stand-in")
-    if config.get("confluent.connector.type", "MANAGED") != "MANAGED":
-        complain("confluent.connector.type", "the local Confluent stand-in has managed ones only")
-    if config.get("tasks.max") != "1":
-        complain("tasks.max", "it must be 1: the local generator is one task")
-    interval = config.get("max.interval", "1")
-    if not interval.isdecimal() or int(interval) < 1:
-        complain("max.interval", f"{interval} is no number of milliseconds")
-    _check_identity(account, cluster, config, complain)
-    _check_topic(account, cluster, config, complain)
-    return wrong
-
-
-def _check_identity(
-    account: Account, cluster: Stored, config: Configuration, complain: Any
-) -> None:
-    mode = config.get("kafka.auth.mode", "KAFKA_API_KEY")
-    if mode == "SERVICE_ACCOUNT":
-        name = config.get("kafka.service.account.id", "")
-        if account.store.get(SERVICE_ACCOUNT, (name,)) is None:
-            complain("kafka.service.account.id", f"there is no service account '{name}'")
-    elif mode == "KAFKA_API_KEY":
-        key, secret = (config.get(field, "") for field in _SECRETS)
-        if secret != MASK and not keys.opens(account, key, secret, cluster.name[0]):
-            complain("kafka.api.key", "no API key of this Kafka cluster, or its secret is wrong")
-    else:
-        complain("kafka.auth.mode", f"{mode} is neither KAFKA_API_KEY nor SERVICE_ACCOUNT")
-
-
-def _check_topic(
-    account: Account, cluster: Stored, config: Configuration, complain: Complain
-) -> None:
-    topic, kind = config.get("kafka.topic"), config.get("quickstart", "")
-    if not topic or not kind:
-        return
-    spec = {one.name: one for one in load_topics(account.config)}.get(topic)
-    if spec is None or spec.generator is None:
-        complain("kafka.topic", f"the local generator needs a spec of {topic} with a generator")
-        return
-    if topic not in topics.names(account, cluster.name[0]):
-        complain("kafka.topic", f"the topic {topic} does not exist")
-    if kind.lower() != spec.generator.kind:
-        complain(
-            "quickstart", f"the spec of {topic} generates {spec.generator.kind.upper()}, not {kind}"
-        )
-    wanted = config.get("output.data.format", "")
-    if FORMATS.get(wanted) != spec.value_schema.format:
-        complain(
-            "output.data.format",
-            f"the spec of {topic} has the format {spec.value_schema.format}, not {wanted}",
-        )
-
-
 def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configuration) -> None:
     """:raises Refusal: the configuration cannot be; another connector has its topic"""
     if config.get("connector.class", PLUGIN) != PLUGIN:
         raise unsupported(f"the connector class {config['connector.class']}; there is {PLUGIN}")
-    wrong = _complaints(account, cluster, config)
+    wrong = complaints(account, cluster, config)
     if config.get("name") != name:
         wrong.setdefault("name", []).append(f"it is '{config.get('name')}', not '{name}'")
     if wrong:
@@ -141,24 +64,6 @@ def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configur
     for other in account.find(CONNECTOR, lambda one: one["topic"] == config["kafka.topic"]):
         if other.name != (cluster.name[0], name):
             raise unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
-
-
-def _shown(account: Account, cluster: Stored, config: Configuration) -> dict[str, str]:
-    """As the service answers it: secrets masked, its own fields added."""
-    return {
-        **config,
-        "cloud.environment": "prod",
-        "cloud.provider": cluster.properties["spec"]["cloud"].lower(),
-        "kafka.endpoint": f"PLAINTEXT://{account.endpoints().kafka_bootstrap}",
-        "kafka.region": cluster.properties["spec"]["region"],
-        "kafka.api.key": MASK,
-        "kafka.api.secret": MASK,
-    }
-
-
-def _kept(config: Configuration) -> Configuration:
-    """What is stored: neither key nor secret; the generator needs none."""
-    return {key: value for key, value in config.items() if key not in (*_OF_THE_SERVICE, *_SECRETS)}
 
 
 # --- states ---
@@ -216,7 +121,7 @@ def _info(account: Account, cluster: Stored, connector: Stored) -> dict[str, Any
     name = connector.name[1]
     return {
         "name": name,
-        "config": _shown(account, cluster, connector.properties["config"]),
+        "config": shown(account, cluster, connector.properties["config"]),
         "tasks": [{"connector": name, "task": 0}],
         "type": "source",
     }
@@ -235,7 +140,7 @@ def _create(call: Call) -> Answer:
         "id": account.new_id(CONNECTOR, "lcc"),
         "environment": cluster.properties["environment"],
         "cluster": cluster.name[0],
-        "config": _kept(body.config),
+        "config": kept(body.config),
         "topic": body.config["kafka.topic"],
         "paused": False,
         "started": time.time(),
@@ -272,7 +177,7 @@ def _get(call: Call) -> Answer:
 
 def _get_config(call: Call) -> Answer:
     cluster, connector = _require(call)
-    return Answer(_shown(call.account, cluster, connector.properties["config"]))
+    return Answer(shown(call.account, cluster, connector.properties["config"]))
 
 
 def _get_status(call: Call) -> Answer:
@@ -283,7 +188,7 @@ def _get_tasks(call: Call) -> Answer:
     cluster, connector = _require(call)
     task = {
         "id": {"connector": connector.name[1], "task": 0},
-        "config": _shown(call.account, cluster, connector.properties["config"]),
+        "config": shown(call.account, cluster, connector.properties["config"]),
     }
     return Answer([task])
 
@@ -296,7 +201,7 @@ def _put_config(call: Call) -> Answer:
     _refuse_wrong(account, cluster, name, config)
     call.generators.end(connector)
     connector.properties |= {
-        "config": _kept(config),
+        "config": kept(config),
         "topic": config["kafka.topic"],
         "started": time.time(),
         "trace": "",
@@ -342,49 +247,7 @@ def _validate(call: Call) -> Answer:
     cluster = _cluster(call)
     if call.path["plugin_name"] != PLUGIN:
         raise unsupported(f"the connector plugin {call.path['plugin_name']}; there is {PLUGIN}")
-    wrong = _complaints(call.account, cluster, config)
-    if config.get("connector.class", PLUGIN) != PLUGIN:
-        wrong.setdefault("connector.class", []).append(f"it must be {PLUGIN}")
-    fields = [*dict.fromkeys([*_KNOWN, *config])]
-    return Answer(
-        {
-            "name": PLUGIN,
-            "groups": ["Connector"],
-            "error_count": sum(len(texts) for texts in wrong.values()),
-            "configs": [
-                _validated(field, number, config.get(field), wrong.get(field, []))
-                for number, field in enumerate(fields)
-            ],
-        }
-    )
-
-
-def _validated(field: str, order: int, value: str | None, errors: list[str]) -> dict[str, Any]:
-    secret = field in _SECRETS
-    return {
-        "definition": {
-            "name": field,
-            "type": "PASSWORD" if secret else "STRING",
-            "required": field in ("name", "connector.class", "kafka.topic", "quickstart"),
-            "default_value": "",
-            "importance": "HIGH",
-            "documentation": "",
-            "group": "Connector",
-            "width": "NONE",
-            "display_name": field,
-            "dependents": [],
-            "order": order,
-            "alias": "",
-        },
-        "value": {
-            "name": field,
-            "value": MASK if secret and value else value or "",
-            "recommended_values": [],
-            "errors": errors,
-            "visible": True,
-        },
-        "metadata": {},
-    }
+    return Answer(validated(call.account, cluster, config))
 
 
 def _operation(method: str, path: str, handler: Any, success: int = 200, **more: Any) -> Operation:

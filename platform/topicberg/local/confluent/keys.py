@@ -162,8 +162,10 @@ def _resource(account: Account, given: TypedReference) -> Resource:
         cluster = account.store.get(CLUSTER, (name,))
         if cluster is None:
             raise not_found(f"Kafka cluster {name}")
-        clusters.require(account, cluster.properties["environment"], name)
-        about = {**clusters.reference(account, cluster), "api_version": "cmk/v2", "kind": "Cluster"}
+        environment = cluster.properties["environment"]
+        clusters.require(account, environment, name)
+        about = clusters.reference(account, environment, name)
+        about |= {"api_version": "cmk/v2", "kind": "Cluster"}
         return Resource(KeyKind.KAFKA, name, about)
     if name.startswith("lsrc-"):
         _refuse_mislabelled(given, "Cluster", "srcm/v3", "srcm/v2")

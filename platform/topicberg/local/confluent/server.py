@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import json
 import logging
-import time
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -38,6 +37,7 @@ from topicberg.local.confluent import (
     service_accounts,
     subjects,
     tableflow,
+    topic_configs,
     topics,
 )
 from topicberg.local.confluent.account import Account, Delays
@@ -53,6 +53,7 @@ from topicberg.local.confluent.errors import (
 )
 from topicberg.local.confluent.faults import Fault, Faults
 from topicberg.local.confluent.generators import Generators
+from topicberg.local.confluent.limits import RATE_LIMIT, Rate
 from topicberg.local.confluent.materialization import Tables
 from topicberg.local.confluent.operation import Call, Operation
 from topicberg.local.confluent.wire import Answer
@@ -68,6 +69,7 @@ OPERATIONS = [
     *roles.OPERATIONS,
     *integrations.OPERATIONS,
     *topics.OPERATIONS,
+    *topic_configs.OPERATIONS,
     *acls.OPERATIONS,
     *subjects.OPERATIONS,
     *connectors.OPERATIONS,
@@ -75,9 +77,6 @@ OPERATIONS = [
     *catalogs.OPERATIONS,
 ]
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-RATE_LIMIT = 2000
-"""Requests of one key in :data:`RATE_SECONDS`; one more is answered with 429."""
-RATE_SECONDS = 60
 
 
 class Server:
@@ -90,7 +89,7 @@ class Server:
         self.faults = Faults()
         self._bootstrap = bootstrap
         self._admin_token = admin_token
-        self._rate = _Rate()
+        self._rate = Rate()
 
     def application(self) -> Starlette:
         return Starlette(
@@ -209,37 +208,6 @@ class Server:
             Shape.CLOUD,
             request.method,
         )
-
-
-class _Rate:
-    """Counts the requests of each key in the running window."""
-
-    def __init__(self) -> None:
-        self._windows: dict[str, tuple[int, int]] = {}
-
-    def count(self, key: str) -> dict[str, str]:
-        """The headers that tell how much is left; ``Reset`` is in seconds from now.
-
-        :raises Refusal: nothing is left
-        """
-        now = int(time.time())
-        window = now // RATE_SECONDS
-        began, used = self._windows.get(key, (window, 0))
-        used = used + 1 if began == window else 1
-        self._windows[key] = (window, used)
-        reset = str((window + 1) * RATE_SECONDS - now)
-        headers = {
-            "X-RateLimit-Limit": str(RATE_LIMIT),
-            "X-RateLimit-Remaining": str(max(0, RATE_LIMIT - used)),
-            "X-RateLimit-Reset": reset,
-        }
-        if used > RATE_LIMIT:
-            raise Refusal(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "Rate Limit Exceeded",
-                headers={**headers, "Retry-After": reset},
-            )
-        return headers
 
 
 def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:

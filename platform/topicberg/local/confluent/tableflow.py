@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
-
-from pydantic import AfterValidator, Field, model_validator
+from typing import Any
 
 from topicberg.errors import SpecError
-from topicberg.local.confluent import clusters, environments, integrations, roles, topics
-from topicberg.local.confluent.account import CATALOG, CLUSTER, TABLE, changed, timestamp
+from topicberg.local.confluent import broker, clusters, environments, integrations, roles
+from topicberg.local.confluent.account import CATALOG, TABLE, changed, timestamp
 from topicberg.local.confluent.errors import (
     bad_request,
     conflict,
@@ -19,16 +17,17 @@ from topicberg.local.confluent.errors import (
 )
 from topicberg.local.confluent.materialization import trust_problem
 from topicberg.local.confluent.operation import Call, KeyKind, Operation
-from topicberg.local.confluent.wire import (
-    Answer,
-    Body,
-    InCluster,
-    Page,
-    PageInCluster,
-    Reference,
-    ScopedReference,
-    distinct,
+from topicberg.local.confluent.tableflow_bodies import (
+    ByobAws,
+    ListRegions,
+    ListTables,
+    NewSpec,
+    NewTable,
+    Options,
+    SpecChange,
+    TableChange,
 )
+from topicberg.local.confluent.wire import Answer, InCluster
 from topicberg.local.store import Stored
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
@@ -37,106 +36,6 @@ from topicberg.topics import load_topics
 VERSION = "tableflow/v1"
 PATH = "/tableflow/v1/tableflow-topics"
 REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-west-1", "eu-central-1", "ap-southeast-2")
-DAY_MS = 86_400_000
-
-
-def _at_least(minimum: int) -> Any:
-    """A number that is sent as text: int64."""
-
-    def check(text: str) -> str:
-        if not text.isdecimal() or not minimum <= int(text) < 2**63:
-            raise ValueError(f"{text!r} is no whole number from {minimum}")
-        return text
-
-    return AfterValidator(check)
-
-
-class Suspend(Body):
-    mode: Literal["SUSPEND"]
-
-
-class Skip(Body):
-    mode: Literal["SKIP"]
-
-
-class Log(Body):
-    mode: Literal["LOG"]
-    target: str = "error_log"
-
-
-class Options(Body):
-    """``config`` of a topic."""
-
-    retention_ms: Annotated[str, _at_least(DAY_MS)] = str(7 * DAY_MS)
-    data_retention_ms: Annotated[str, _at_least(30 * DAY_MS)] = ""
-    record_failure_strategy: Literal["SUSPEND", "SKIP"] = "SUSPEND"
-    error_handling: Annotated[Suspend | Skip | Log, Field(discriminator="mode")] = Suspend(
-        mode="SUSPEND"
-    )
-    metadata_column_naming_scheme: Literal["DEFAULT", "PORTABLE"] = "DEFAULT"
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Options:
-        if {"record_failure_strategy", "error_handling"} <= self.model_fields_set:
-            raise ValueError("error_handling and record_failure_strategy exclude each other")
-        return self
-
-
-class ByobAws(Body):
-    kind: Literal["ByobAws"]
-    bucket_name: str
-    provider_integration_id: str
-
-
-class Managed(Body):
-    kind: Literal["Managed"]
-
-
-class Azure(Body):
-    kind: Literal["AzureDataLakeStorageGen2"]
-    storage_account_name: str
-    container_name: str
-    provider_integration_id: str
-
-
-Format = Literal["DELTA", "ICEBERG"]
-
-
-Formats = Annotated[list[Format], Field(min_length=1), AfterValidator(distinct)]
-
-
-class NewSpec(Body):
-    display_name: str
-    environment: Reference
-    kafka_cluster: ScopedReference
-    storage: Annotated[ByobAws | Managed | Azure, Field(discriminator="kind")]
-    table_formats: Formats = Field(default=["ICEBERG"])
-    config: Options = Options()
-    suspended: bool = False
-
-
-class NewTable(Body):
-    spec: NewSpec
-
-
-class SpecChange(Body):
-    environment: Reference
-    kafka_cluster: ScopedReference = ScopedReference(id="-")
-    table_formats: Formats = Field(default=["ICEBERG"])
-    config: Options = Options()
-    suspended: bool = False
-
-
-class TableChange(Body):
-    spec: SpecChange
-
-
-class ListTables(PageInCluster):
-    table_formats: list[str] = Field(default=[], alias="spec.table_formats")
-
-
-class ListRegions(Page):
-    cloud: str = ""
 
 
 # --- documents ---
@@ -186,8 +85,6 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
     storage = {**spec["storage"], "bucket_region": stored.properties["region"]}
     if location := call.tables.location(stored):
         storage["table_path"] = location
-    about = account.store.get(CLUSTER, (cluster,))
-    assert about is not None  # noqa: S101  # a cluster with tables cannot be deleted
     return {
         "api_version": VERSION,
         "kind": "TableflowTopic",
@@ -204,7 +101,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
             "config": {**spec["config"], "enable_compaction": True, "enable_partitioning": True},
             "storage": storage,
             "environment": environments.reference(account, environment),
-            "kafka_cluster": clusters.reference(account, about),
+            "kafka_cluster": clusters.reference(account, environment, cluster),
         },
         "status": status,
     }
@@ -241,12 +138,15 @@ def _require(call: Call, environment: str, cluster: str) -> Stored:
     return found
 
 
-def _refuse_impossible(call: Call, cluster: Stored, spec: NewSpec) -> None:
-    """:raises Refusal: the topic or its storage are not as they must be"""
+def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
+    """Where the table will be.
+
+    :raises Refusal: the topic or its storage are not as they must be
+    """
     account, topic = call.account, spec.display_name
     if not isinstance(spec.storage, ByobAws):
         raise unsupported(f"storage of kind {spec.storage.kind}; there is ByobAws")
-    if topic not in topics.names(account, cluster.name[0]):
+    if topic not in broker.names(account, cluster.name[0]):
         raise not_found(f"Topic {topic}")
     registry = account.endpoints().schema_registry_client()
     specs = {one.name: one.value_subject for one in load_topics(account.config)}
@@ -262,7 +162,8 @@ def _refuse_impossible(call: Call, cluster: Stored, spec: NewSpec) -> None:
         raise not_found(f"Provider integration {spec.storage.provider_integration_id}")
     crn = integrations.crn(account, integration)
     owners = ("ResourceOwner", *roles.ADMINS)
-    roles.demand(account, call.caller.principal, roles.ADMINS, clusters.rbac_crn(account, cluster))
+    above = clusters.crn(account, spec.environment.id, cluster.name[0])
+    roles.demand(account, call.caller.principal, roles.ADMINS, above)
     roles.demand(account, call.caller.principal, owners, crn)
     if spec.storage.bucket_name != account.config.bucket:
         raise unsupported(f"a bucket other than {account.config.bucket}: the engine writes there")
@@ -271,6 +172,7 @@ def _refuse_impossible(call: Call, cluster: Stored, spec: NewSpec) -> None:
             f"The bucket {spec.storage.bucket_name} is in {account.config.aws_region}, the cluster"
             f" in {cluster.properties['spec']['region']}; they must be in one region."
         )
+    return spec.storage
 
 
 def _create(call: Call) -> Answer:
@@ -285,17 +187,16 @@ def _create(call: Call) -> Answer:
             f"Tableflow is enabled on {spec.display_name} already.",
             f"{account.url}{PATH}/{spec.display_name}",
         )
-    _refuse_impossible(call, cluster, spec)
-    assert isinstance(spec.storage, ByobAws)  # noqa: S101
+    storage = _checked_storage(call, cluster, spec)
     properties: dict[str, Any] = {
         "environment": spec.environment.id,
         "cluster": cluster.name[0],
-        "integration": spec.storage.provider_integration_id,
+        "integration": storage.provider_integration_id,
         "region": account.config.aws_region,
         "since": time.time(),
         "spec": {
             "display_name": spec.display_name,
-            "storage": spec.storage.model_dump(),
+            "storage": storage.model_dump(),
             "table_formats": spec.table_formats,
             "config": _options(spec.config),
         },
@@ -319,7 +220,7 @@ def _enable(call: Call, topic: str, spec: dict[str, Any]) -> None:
         "metadata_column_naming_scheme": every["metadata_column_naming_scheme"],
         **{key: int(every[key]) for key in ("retention_ms", "data_retention_ms") if key in every},
     }
-    policy = topics.cleanup_policy(call.account, topic)
+    policy = broker.cleanup_policy(call.account, topic)
     try:
         control.enable(config, topic, options, "upsert" if "compact" in policy else "append")
     except SpecError as error:
