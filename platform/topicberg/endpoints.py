@@ -55,6 +55,14 @@ class Endpoints(BaseModel):
     aws_access_key: SecretStr | None = None
     aws_secret_key: SecretStr | None = None
     snowflake: SnowflakeEndpoint
+    confluent: str = Field(
+        default="https://api.confluent.cloud", description="base URL of Confluent Cloud's APIs"
+    )
+    confluent_api_key: str | None = Field(default=None, description="a Cloud API key")
+    confluent_api_secret: SecretStr | None = None
+    confluent_admin_token: SecretStr | None = Field(
+        default=None, description="of the local stand-in's faults and delays"
+    )
 
     def kafka_config(self) -> dict[str, Any]:
         """Configuration for any ``confluent_kafka`` client."""

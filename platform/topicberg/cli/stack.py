@@ -213,6 +213,10 @@ def env() -> None:
         "SNOWFLAKE_PROTOCOL": snowflake.protocol,
         "SNOWFLAKE_DATABASE": config.snowflake_name("database"),
         "SNOWFLAKE_SCHEMA": config.snowflake_name("schema"),
+        "TOPICBERG_CONFLUENT_URL": endpoints.confluent,
+        "TOPICBERG_CONFLUENT_API_KEY": endpoints.confluent_api_key,
+        "TOPICBERG_CONFLUENT_API_SECRET": _reveal(endpoints.confluent_api_secret),
+        "TOPICBERG_CONFLUENT_ADMIN_TOKEN": _reveal(endpoints.confluent_admin_token),
         "TOPICBERG_CLUSTER_ID": config.cluster_id,
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
         "NO_PROXY": os.environ["NO_PROXY"],  # load_endpoints has put this machine in
@@ -232,6 +236,7 @@ def _addresses(endpoints: Endpoints) -> dict[str, str | None]:
         "spark_connect": endpoints.spark_connect,
         "aws": endpoints.aws,
         "snowflake": f"{snowflake.protocol}://{snowflake.host}:{snowflake.port}",
+        "confluent": endpoints.confluent,
     }
 
 

@@ -20,6 +20,7 @@ NAMES = (
     "spark",
     "aws",
     "snowflake",
+    "confluent",
     "tableflow",
     "supervisor",
 )

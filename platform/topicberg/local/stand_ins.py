@@ -1,4 +1,4 @@
-"""The Python services: stand-ins for AWS and Snowflake, and the Tableflow engine."""
+"""The Python services: stand-ins for AWS, Snowflake, Confluent, and the Tableflow engine."""
 
 from __future__ import annotations
 
@@ -44,23 +44,50 @@ def snowflake(context: Context) -> Service:
     )
 
 
+def confluent(context: Context) -> Service:
+    """Confluent Cloud's control plane, and Kafka REST and the registry behind its keys."""
+    secrets = context.credentials
+    return Service(
+        name="confluent",
+        command=_module(context, "topicberg.local.confluent", "confluent"),
+        environment={
+            **_settings(context),
+            "TOPICBERG_STAND_IN_API_KEY": secrets.confluent_api_key,
+            "TOPICBERG_STAND_IN_API_SECRET": secrets.confluent_api_secret.get_secret_value(),
+            "TOPICBERG_STAND_IN_ADMIN_TOKEN": secrets.confluent_admin_token.get_secret_value(),
+        },
+        url=context.url("confluent"),
+        port=context.ports["confluent"],
+        start_order=30,
+        healthy=lambda endpoints: requests.get(
+            f"{endpoints.confluent}/health", timeout=2
+        ).raise_for_status(),
+        stop_seconds=10,
+    )
+
+
 def tableflow(context: Context) -> Service:
     """The engine; it waits by itself for whatever it needs."""
-    values = context.config.model_dump(exclude={"ports"})
     port = context.ports["tableflow"]
     return Service(
         name="tableflow",
         command=[sys.executable, "-m", "topicberg.tableflow.service", "--metrics-port", str(port)],
-        environment={  # the settings of whoever started the stack, and nothing else
-            "TOPICBERG_ENV_FILE": os.devnull,
-            **{f"TOPICBERG_{name.upper()}": str(value) for name, value in values.items()},
-        },
+        environment=_settings(context),
         url=f"{context.url('tableflow')}/metrics",
         port=port,
         start_order=40,
         healthy=lambda _: None,
         stop_seconds=10,
     )
+
+
+def _settings(context: Context) -> dict[str, str]:
+    """The settings of whoever started the stack, and nothing else."""
+    values = context.config.model_dump(exclude={"ports"})
+    return {
+        "TOPICBERG_ENV_FILE": os.devnull,
+        **{f"TOPICBERG_{name.upper()}": str(value) for name, value in values.items()},
+    }
 
 
 def _module(context: Context, module: str, name: str) -> list[str]:

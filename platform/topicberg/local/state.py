@@ -135,13 +135,13 @@ def credentials(config: Settings) -> Credentials:
     """The stack's secrets, made when they are asked for first."""
     path = config.state_dir / "credentials.json"
     try:
-        return Credentials.model_validate_json(path.read_bytes())
+        found = Credentials.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        new = Credentials.generate()
-        write_file(path, new.model_dump_json())
-        return new
+        found = Credentials.generate()
     except (ValidationError, OSError) as error:
         raise damaged(path, error) from None
+    write_file(path, found.model_dump_json())  # with those of services that are new
+    return found
 
 
 def save_endpoints(config: Settings, services: dict[str, str | None], endpoints: Endpoints) -> None:

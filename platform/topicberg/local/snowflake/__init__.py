@@ -21,5 +21,5 @@ public source shows are at the end of :mod:`errors`.
 | ``volumes``, ``integrations``, ``tables``, ``table_views``, ``relations`` | Iceberg objects |
 | ``databases``, ``users``, ``roles``, ``keys`` | the rest of the account |
 | ``iceberg``, ``sources``, ``refresher`` | metadata files, S3 and Glue, automated refresh |
-| ``account``, ``store``, ``engine``, ``passing`` | state on disk, DuckDB, what may pass to it |
+| ``account``, ``engine``, ``passing`` | state on disk, DuckDB, what may pass to it |
 """

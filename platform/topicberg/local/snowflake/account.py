@@ -15,8 +15,8 @@ from topicberg.local.snowflake.errors import already_exists, does_not_exist, no_
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.sources import Sources
-from topicberg.local.snowflake.store import Store, Stored
 from topicberg.local.snowflake.tokens import Name, display
+from topicberg.local.store import Store, Stored
 
 VOLUME = "EXTERNAL VOLUME"
 INTEGRATION = "CATALOG INTEGRATION"
@@ -72,7 +72,9 @@ class Account:
 
     def tables_using(self, option: str, name: str) -> list[str]:
         """Iceberg tables whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
-        return [t.title for t in self.store.all(TABLE, lambda t: t.properties[option] == name)]
+        return [
+            display(t.name) for t in self.store.all(TABLE, lambda t: t.properties[option] == name)
+        ]
 
     def require(self, kind: str, name: Name) -> Stored:
         found = self.store.get(kind, name)

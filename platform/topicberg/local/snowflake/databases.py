@@ -21,8 +21,8 @@ from topicberg.local.snowflake.errors import already_exists, does_not_exist, no_
 from topicberg.local.snowflake.grammar import Kind, Statement
 from topicberg.local.snowflake.options import Spec, integer, reference, text
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.store import Stored
 from topicberg.local.snowflake.tokens import Name, Stream, display
+from topicberg.local.store import Stored
 
 _PLAIN = re.compile(r"[A-Z_][A-Z0-9_]*")
 _RESERVED = {"SYSTEM", "TEMP", "MEMORY", "_FS_GLOBAL", "MAIN"}

@@ -22,7 +22,8 @@ from topicberg.local.snowflake.account import (
 from topicberg.local.snowflake.errors import in_use, invalid_option, unsupported
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.store import Stored
+from topicberg.local.snowflake.tokens import display
+from topicberg.local.store import Stored
 
 REFRESH_SECONDS = 30
 
@@ -50,7 +51,7 @@ def create_integration(account: Account, _context: Context, statement: Statement
 def _check_unused(account: Account, integration: Stored) -> None:
     used_by = account.tables_using("CATALOG", integration.name[0])
     if used_by:
-        raise in_use("Integration", integration.title, used_by)
+        raise in_use("Integration", display(integration.name), used_by)
 
 
 def alter_integration(account: Account, _context: Context, statement: Statement) -> Rows:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from topicberg.local.snowflake import keys
 from topicberg.local.snowflake.account import USER, WAREHOUSE, Account, Context
 from topicberg.local.snowflake.roles import holds
-from topicberg.local.snowflake.store import Stored
 from topicberg.local.snowflake.users import matches
+from topicberg.local.store import Stored
 
 ADMIN = "ACCOUNTADMIN"
 _INCORRECT = "Incorrect username or password was specified."

@@ -12,8 +12,9 @@ import threading
 import time
 
 from topicberg.local.snowflake.account import INTEGRATION, TABLE, Account
-from topicberg.local.snowflake.store import Stored
 from topicberg.local.snowflake.tables import refresh
+from topicberg.local.snowflake.tokens import display
+from topicberg.local.store import Stored
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Refresher:
         try:
             refresh(self._account, table.name)
         except Exception as error:
-            logger.warning("automated refresh of %s: %s", table.title, error)
+            logger.warning("automated refresh of %s: %s", display(table.name), error)
             self._mark(table, str(error))
 
     def _mark(self, table: Stored, reason: str) -> None:

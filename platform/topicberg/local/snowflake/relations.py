@@ -10,8 +10,8 @@ from typing import Any
 from topicberg.local.snowflake.account import TABLE, Account, Context, chosen
 from topicberg.local.snowflake.grammar import Kind, Statement
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.store import Stored
 from topicberg.local.snowflake.table_views import scope
+from topicberg.local.store import Stored
 
 TABLES = Kind("TABLE", plural="TABLES", drop=False, in_account=False)
 VIEWS = Kind("VIEW", plural="VIEWS", drop=False, in_account=False)

@@ -32,8 +32,8 @@ from topicberg.local.snowflake.errors import (
 )
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.store import Stored
 from topicberg.local.snowflake.tokens import Name, display
+from topicberg.local.store import Stored
 
 SYSTEM_ROLES = ("ACCOUNTADMIN", "ORGADMIN", "PUBLIC", "SECURITYADMIN", "SYSADMIN", "USERADMIN")
 

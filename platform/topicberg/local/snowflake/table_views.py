@@ -16,9 +16,9 @@ from topicberg.local.snowflake.errors import does_not_exist, no_current
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.iceberg import snowflake_type, source_type
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.store import Stored
 from topicberg.local.snowflake.tables import load_metadata
 from topicberg.local.snowflake.tokens import Name, display
+from topicberg.local.store import Stored
 
 _SHOW = (
     "created_on",

@@ -36,9 +36,9 @@ from topicberg.local.snowflake.errors import (
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.iceberg import Metadata, select
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.store import Stored
 from topicberg.local.snowflake.tokens import Name, display
 from topicberg.local.snowflake.volumes import check_inside
+from topicberg.local.store import Stored
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _locate(account: Account, properties: dict[str, Any]) -> str:
     """Where the catalog has the table's metadata now."""
     integration = account.require(INTEGRATION, (properties["CATALOG"],))
     if not integration.properties["ENABLED"]:
-        raise invalid_request(f"Catalog integration '{integration.title}' is not enabled.")
+        raise invalid_request(f"Catalog integration '{display(integration.name)}' is not enabled.")
     return account.sources.metadata_location(
         properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]
     )
@@ -254,7 +254,7 @@ def restore(account: Account) -> None:
             metadata = load_metadata(account, table)
             _publish(account, table.name, table.properties, metadata)
         except Exception:
-            logger.exception("Iceberg table %s cannot be shown", table.title)
+            logger.exception("Iceberg table %s cannot be shown", display(table.name))
 
 
 def alter_table(account: Account, context: Context, statement: Statement) -> Rows:

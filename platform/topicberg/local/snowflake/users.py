@@ -13,7 +13,7 @@ from topicberg.local.snowflake.account import USER, Account, Context, chosen, cr
 from topicberg.local.snowflake.errors import invalid_property
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.store import Stored
+from topicberg.local.store import Stored
 
 _KEYS = ("RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_2")
 _DESCRIBED = (

@@ -23,8 +23,8 @@ from topicberg.local.snowflake.errors import in_use, invalid_request
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.sources import lies_within
-from topicberg.local.snowflake.store import Stored
-from topicberg.local.snowflake.tokens import Name
+from topicberg.local.snowflake.tokens import Name, display
+from topicberg.local.store import Stored
 
 
 def create_volume(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -87,7 +87,7 @@ def _remove(account: Account, volume: Stored, name: str) -> None:
 def _check_unused(account: Account, volume: Stored) -> None:
     used_by = account.tables_using("EXTERNAL_VOLUME", volume.name[0])
     if used_by:
-        raise in_use("External volume", volume.title, used_by)
+        raise in_use("External volume", display(volume.name), used_by)
 
 
 def drop_volume(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -175,5 +175,5 @@ def check_inside(volume: Stored, url: str) -> None:
     if not lies_within(url, base):
         raise invalid_request(
             f"The location '{url}' is not within the storage base URL '{base}' "
-            f"of the external volume '{volume.title}'."
+            f"of the external volume '{display(volume.name)}'."
         )

@@ -1,4 +1,4 @@
-"""The account's objects, in one SQLite file: what a restart or a kill -9 must not lose.
+"""A stand-in's objects, in one SQLite file: what a restart or a kill -9 must not lose.
 
 An object is its kind, its name and a JSON document of its properties. Every change is one
 transaction, on disk when the method returns.
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from topicberg.errors import StackError
-from topicberg.local.snowflake.tokens import Name, display
+
+Name = tuple[str, ...]
+"""What tells an object from others of its kind."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -37,10 +39,6 @@ class Stored:
     name: Name
     properties: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
-
-    @property
-    def title(self) -> str:
-        return display(self.name)
 
 
 class Store:

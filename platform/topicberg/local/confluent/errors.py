@@ -1,0 +1,181 @@
+"""Refusals, in the four shapes in which Confluent Cloud's APIs answer an error.
+
+https://docs.confluent.io/cloud/current/api.html#section/Errors for the control plane; Kafka REST,
+Schema Registry and Connect have shapes of their own, and a few operations borrow another's.
+"""
+
+from __future__ import annotations
+
+import html
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import ValidationError
+
+
+class Shape(Enum):
+    """Which API's errors an operation answers with."""
+
+    CLOUD = auto()
+    ROLES = auto()
+    """As CLOUD, but a binding that is not there is Kafka's shape."""
+    PROVIDER = auto()
+    """As CLOUD, but an integration that is not there is Kafka's shape."""
+    KAFKA = auto()
+    REGISTRY = auto()
+    CONNECT = auto()
+
+
+@dataclass
+class Refusal(Exception):
+    """An answer that is an error.
+
+    ``number``: ``error_code`` of the APIs that number their errors; by default the status.
+    ``pointer``: the field of the body, as ``/spec/display_name``; ``parameter``: of the query.
+    """
+
+    status: HTTPStatus
+    detail: str
+    code: str = ""
+    number: int | None = None
+    pointer: str | None = None
+    parameter: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Body and content type of an error."""
+
+    content: Any
+    media_type: str | None
+
+
+def bad_request(detail: str, *, parameter: str | None = None) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, detail, "bad_request", parameter=parameter)
+
+
+def invalid(detail: str, pointer: str) -> Refusal:
+    """A body that is well formed and cannot be."""
+    return Refusal(
+        HTTPStatus.UNPROCESSABLE_ENTITY, detail, "invalid_configuration", pointer=pointer
+    )
+
+
+def not_found(what: str) -> Refusal:
+    return Refusal(HTTPStatus.NOT_FOUND, f"{what} was not found.", "resource_not_found")
+
+
+def gone(what: str) -> Refusal:
+    """403 is what the APIs of clusters and keys say of a thing that is not, or no longer, there."""
+    return Refusal(HTTPStatus.FORBIDDEN, f"Forbidden Access to {what}", "forbidden")
+
+
+def conflict(detail: str, location: str = "") -> Refusal:
+    """:param location: URL of the object that is in the way"""
+    headers = {"Location": location} if location else {}
+    return Refusal(HTTPStatus.CONFLICT, detail, "resource_conflict", headers=headers)
+
+
+def unsupported(what: str) -> Refusal:
+    """What Confluent Cloud has and the stand-in has not."""
+    return Refusal(
+        HTTPStatus.NOT_IMPLEMENTED,
+        f"not supported by the local Confluent stand-in: {what}",
+        "not_implemented",
+    )
+
+
+def unauthorized(detail: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.UNAUTHORIZED,
+        detail,
+        "unauthorized",
+        number=40101,
+        headers={"WWW-Authenticate": 'Basic realm="Confluent Cloud"'},
+    )
+
+
+def wrong_field(error: ValidationError) -> Refusal:
+    """The first complaint about a body; which one is missing, unknown or read-only."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return bad_request("The body is not valid JSON.")
+    pointer = "".join(f"/{part}" for part in first["loc"] if not _is_tag(part))
+    reason = {
+        "extra_forbidden": "is no field that can be set: unknown, or read-only",
+        "missing": "is required",
+    }.get(first["type"], first["msg"].removeprefix("Value error, "))
+    return invalid(f"The property '{pointer or '/'}': {reason}", pointer)
+
+
+def _is_tag(part: int | str) -> bool:
+    """pydantic names the member of a union by its class, which is no field of the body."""
+    return isinstance(part, str) and part[:1].isupper()
+
+
+def wrong_parameter(error: ValidationError) -> Refusal:
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0])
+    reason = {
+        "extra_forbidden": "is no parameter of this operation",
+        "missing": "is required",
+    }.get(first["type"], first["msg"])
+    return bad_request(f"The parameter '{name}': {reason}", parameter=name)
+
+
+def render(refusal: Refusal, shape: Shape, method: str) -> Rendered:
+    """The body of an error; none for 429, which the control plane sends without one."""
+    status = refusal.status
+    if shape is Shape.KAFKA and status in (
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    ):
+        return Rendered(
+            f"<html><head><title>Error {status.value} {status.phrase}</title></head><body>"
+            f"<h2>HTTP ERROR {status.value} {status.phrase}</h2>{html.escape(refusal.detail)}"
+            "</body></html>",
+            "text/html;charset=iso-8859-1",
+        )
+    if status is HTTPStatus.TOO_MANY_REQUESTS:
+        return Rendered("", None)
+    numbered = {"error_code": refusal.number or status.value, "message": refusal.detail}
+    if shape in (Shape.KAFKA, Shape.REGISTRY) or (
+        shape in (Shape.PROVIDER, Shape.CONNECT) and status is HTTPStatus.NOT_FOUND
+    ):
+        return Rendered(numbered, "application/json")
+    if shape is Shape.ROLES and status is HTTPStatus.FORBIDDEN:
+        return Rendered(numbered, "application/json")
+    if shape is Shape.CONNECT:
+        return Rendered(_connect(refusal, numbered, method), "application/json")
+    return Rendered({"errors": [_cloud(refusal)]}, "application/json")
+
+
+def _connect(refusal: Refusal, numbered: dict[str, Any], method: str) -> dict[str, Any]:
+    plain = {"code": refusal.status.value, "message": refusal.detail}
+    if refusal.status is HTTPStatus.INTERNAL_SERVER_ERROR:
+        return numbered
+    if refusal.status is HTTPStatus.BAD_REQUEST and method == "POST":
+        return plain
+    return {"error": plain}
+
+
+def _cloud(refusal: Refusal) -> dict[str, Any]:
+    source: Mapping[str, str | None] = {
+        "pointer": refusal.pointer,
+        "parameter": refusal.parameter,
+    }
+    error: dict[str, Any] = {
+        "id": uuid.uuid4().hex,
+        "status": str(refusal.status.value),
+        "code": refusal.code,
+        "title": refusal.status.phrase,
+        "detail": refusal.detail,
+    }
+    if named := {key: value for key, value in source.items() if value is not None}:
+        error["source"] = named
+    return error

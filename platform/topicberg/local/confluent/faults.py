@@ -1,0 +1,91 @@
+"""Faults on demand: what a client must survive, for the requests that a test names."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from random import Random
+from re import Pattern
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Fault(BaseModel):
+    """What happens to requests, and to which.
+
+    ``429`` comes with ``Retry-After``; ``unsynced``: the key is unknown as yet; ``slow`` answers
+    after ``seconds``; ``timeout`` answers nothing for ``seconds``, then 504; ``lost``: the
+    request is carried out, and its answer is a 500.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["429", "500", "503", "unsynced", "slow", "timeout", "lost"]
+    method: Literal["*", "GET", "POST", "PUT", "PATCH", "DELETE"] = "*"
+    path: Pattern[str] = Field(default="", validate_default=True, description="searched in paths")
+    times: int | None = Field(default=None, ge=1, description="the next so many requests")
+    percent: float | None = Field(default=None, gt=0, le=100, description="of all requests")
+    seed: int = Field(default=0, description="for percent: the same requests each time")
+    seconds: float = Field(default=1.0, ge=0, description="of Retry-After, slow and timeout")
+
+    @model_validator(mode="after")
+    def _times_or_percent(self) -> Fault:
+        if (self.times is None) == (self.percent is None):
+            raise ValueError("either times or percent")
+        return self
+
+
+@dataclass
+class _Active:
+    fault: Fault
+    random: Random = field(init=False)
+    left: int | None = field(init=False)
+    hits: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.fault.seed)  # noqa: S311
+        self.left = self.fault.times
+
+    def strikes(self, method: str, path: str) -> bool:
+        if self.fault.method not in ("*", method) or not self.fault.path.search(path):
+            return False
+        if self.left is not None:
+            if self.left == 0:
+                return False
+            self.left -= 1
+        elif self.random.random() * 100 >= (self.fault.percent or 0):
+            return False
+        self.hits += 1
+        return True
+
+
+class Faults:
+    """Those that are in force; a restart of the stand-in forgets them."""
+
+    def __init__(self) -> None:
+        self._active: list[_Active] = []
+        self._lock = threading.Lock()
+
+    def add(self, fault: Fault) -> None:
+        with self._lock:
+            self._active.append(_Active(fault))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._active.clear()
+
+    def shown(self) -> list[dict[str, object]]:
+        with self._lock:
+            return [
+                {**one.fault.model_dump(mode="json"), "left": one.left, "hits": one.hits}
+                for one in self._active
+            ]
+
+    def strike(self, method: str, path: str) -> Fault | None:
+        """The first fault that this request meets."""
+        with self._lock:
+            for one in self._active:
+                if one.strikes(method, path):
+                    return one.fault
+        return None

@@ -1,0 +1,413 @@
+"""The Confluent stand-in over the real stack: topics, connectors, Tableflow, Glue, kill -9."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import requests
+from conftest import KillService
+
+from topicberg import kafka
+from topicberg.datagen.status import ALIVE, read_status
+from topicberg.endpoints import Endpoints
+from topicberg.settings import settings
+from topicberg.tableflow import control
+from topicberg.topics import load_topic
+
+pytestmark = pytest.mark.integration
+
+TOPIC = "stock_trades"
+SCHEMA = {"schema": json.dumps({"type": "record", "name": "r", "fields": []})}
+
+
+class Cloud:
+    """The stand-in's APIs, and one environment with a cluster, a registry and keys for them."""
+
+    def __init__(self, stack: Endpoints) -> None:
+        assert stack.confluent_api_key
+        assert stack.confluent_api_secret
+        assert stack.confluent_admin_token
+        self.stack = stack
+        self.cloud = (stack.confluent_api_key, stack.confluent_api_secret.get_secret_value())
+        self.admin = {"Authorization": f"Bearer {stack.confluent_admin_token.get_secret_value()}"}
+        name = uuid.uuid4().hex[:8]
+        made = self.made("/org/v2/environments", {"display_name": name})
+        self.environment = made["id"]
+        spec = {
+            "display_name": name,
+            "availability": "SINGLE_ZONE",
+            "cloud": "AWS",
+            "region": settings().aws_region,
+            "config": {"kind": "Standard"},
+            "environment": {"id": self.environment},
+        }
+        self.cluster = self.made("/cmk/v2/clusters", {"spec": spec})["id"]
+        self.owner = self.made("/iam/v2/service-accounts", {"display_name": name})["id"]
+        organization = self.get("/org/v2/organizations")["data"][0]["id"]
+        self.crn = (
+            f"crn://confluent.cloud/organization={organization}/environment={self.environment}"
+        )
+        self.bind("CloudClusterAdmin", f"{self.crn}/cloud-cluster={self.cluster}")
+        listed = f"/srcm/v3/clusters?environment={self.environment}"
+        registry = until(lambda: self.get(listed)["data"])[0]
+        self.kafka = self.key(self.cluster, "Cluster", "cmk/v2")
+        self.registry = self.key(registry["id"], "Cluster", "srcm/v3")
+        self.tableflow = self.key("tableflow", "Tableflow", "tableflow/v1")
+        self.topics = f"/kafka/v3/clusters/{self.cluster}/topics"
+        self.connectors = (
+            f"/connect/v1/environments/{self.environment}/clusters/{self.cluster}/connectors"
+        )
+        self.query = f"?environment={self.environment}&spec.kafka_cluster={self.cluster}"
+        for path, key in (
+            (self.topics, self.kafka),
+            ("/subjects", self.registry),
+            ("/tableflow/v1/regions", self.tableflow),
+        ):
+            until(lambda path=path, key=key: self.call("GET", path, auth=key).ok)  # type: ignore[misc]
+
+    def call(
+        self, method: str, path: str, body: Any = None, auth: tuple[str, str] | None = None
+    ) -> requests.Response:
+        return requests.request(
+            method, self.stack.confluent + path, json=body, auth=auth or self.cloud, timeout=60
+        )
+
+    def get(self, path: str, auth: tuple[str, str] | None = None) -> Any:
+        answer = self.call("GET", path, auth=auth)
+        assert answer.ok, answer.text
+        return answer.json()
+
+    def made(self, path: str, body: Any, auth: tuple[str, str] | None = None) -> Any:
+        answer = self.call("POST", path, body, auth)
+        assert answer.ok, answer.text
+        return answer.json()
+
+    def key(self, resource: str, kind: str, version: str) -> tuple[str, str]:
+        reference = {"id": resource, "kind": kind, "api_version": version}
+        spec = {"owner": {"id": self.owner}, "resource": reference}
+        made = self.made("/iam/v2/api-keys", {"spec": spec})
+        return made["id"], made["spec"]["secret"]
+
+    def bind(self, role: str, crn: str) -> None:
+        body = {"principal": f"User:{self.owner}", "role_name": role, "crn_pattern": crn}
+        self.made("/iam/v2/role-bindings", body)
+
+    def connector_state(self, name: str) -> str:
+        return str(self.get(f"{self.connectors}/{name}/status")["connector"]["state"])
+
+    def delete(self) -> None:
+        """Everything, in the order that the APIs demand."""
+        for name in self.get(self.connectors):
+            assert self.call("DELETE", f"{self.connectors}/{name}").ok
+        for kind in ("tableflow-topics", "catalog-integrations"):
+            path = f"/tableflow/v1/{kind}"
+            for one in self.get(path + self.query, self.tableflow)["data"]:
+                name = one.get("id") or one["spec"]["display_name"]
+                assert self.call("DELETE", f"{path}/{name}{self.query}", auth=self.tableflow).ok
+        inside = f"?environment={self.environment}"
+        for one in self.get(f"/pim/v1/integrations{inside}")["data"]:
+            assert self.call("DELETE", f"/pim/v1/integrations/{one['id']}{inside}").ok
+        for path in (
+            f"/cmk/v2/clusters/{self.cluster}{inside}",
+            f"/iam/v2/service-accounts/{self.owner}",
+            f"/org/v2/environments/{self.environment}",
+        ):
+            assert self.call("DELETE", path).status_code == 204, path
+
+
+def until(ask: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := ask()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture
+def cloud(stack: Endpoints) -> Iterator[Cloud]:
+    cloud = Cloud(stack)
+    yield cloud
+    cloud.delete()
+
+
+def datagen(cloud: Cloud, name: str, **changes: str) -> dict[str, Any]:
+    config = {
+        "connector.class": "DatagenSource",
+        "name": name,
+        "kafka.auth.mode": "SERVICE_ACCOUNT",
+        "kafka.service.account.id": cloud.owner,
+        "kafka.topic": TOPIC,
+        "output.data.format": "AVRO",
+        "quickstart": "STOCK_TRADES",
+        "tasks.max": "1",
+    }
+    return {"name": name, "config": config | changes}
+
+
+def test_a_topic_is_one_of_the_broker(cloud: Cloud) -> None:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    body = {"topic_name": name, "configs": [{"name": "retention.ms", "value": "3600000"}]}
+    made = cloud.made(cloud.topics, body, cloud.kafka)
+    assert made["partitions_count"] == 6
+    found = cloud.stack.kafka_admin().list_topics(timeout=10).topics[name]
+    assert len(found.partitions) == 6
+    again = cloud.call("POST", cloud.topics, body, cloud.kafka)
+    assert (again.status_code, again.json()["error_code"]) == (400, 40002)
+    assert name in [one["topic_name"] for one in cloud.get(cloud.topics, cloud.kafka)["data"]]
+
+    one = f"{cloud.topics}/{name}"
+    config = cloud.get(f"{one}/configs/retention.ms", cloud.kafka)
+    assert (config["value"], config["source"]) == ("3600000", "DYNAMIC_TOPIC_CONFIG")
+    alter = {"data": [{"name": "retention.ms", "operation": "DELETE"}]}
+    assert cloud.call("POST", f"{one}/configs:alter", alter, cloud.kafka).status_code == 204
+    until(lambda: cloud.get(f"{one}/configs/retention.ms", cloud.kafka)["is_default"])
+    more = {"partitions_count": 8}
+    assert cloud.call("PATCH", one, more, cloud.kafka).json()["partitions_count"] == 8
+
+    assert cloud.call("DELETE", one, auth=cloud.kafka).status_code == 204
+    until(lambda: cloud.call("GET", one, auth=cloud.kafka).status_code == 404)
+    assert name not in cloud.stack.kafka_admin().list_topics(timeout=10).topics
+
+
+def test_a_cluster_takes_the_topics_made_through_it(cloud: Cloud) -> None:
+    names = [f"t-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    cloud.made(cloud.topics, {"topic_name": names[0]}, cloud.kafka)
+    other = Cloud(cloud.stack)
+    try:
+        other.made(other.topics, {"topic_name": names[1]}, other.kafka)
+        assert [one["topic_name"] for one in other.get(other.topics, other.kafka)["data"]] == [
+            names[1]
+        ]
+        shown = [one["topic_name"] for one in cloud.get(cloud.topics, cloud.kafka)["data"]]
+        assert names[0] in shown
+        assert names[1] not in shown
+        taken = other.call("POST", other.topics, {"topic_name": names[0]}, other.kafka)
+        assert taken.status_code == 501
+    finally:
+        inside = f"?environment={other.environment}"
+        for path in (
+            f"/cmk/v2/clusters/{other.cluster}{inside}",
+            f"/iam/v2/service-accounts/{other.owner}",
+            f"/org/v2/environments/{other.environment}",
+        ):
+            assert other.call("DELETE", path).ok
+    until(lambda: names[1] not in cloud.stack.kafka_admin().list_topics(timeout=10).topics)
+
+
+def test_changes_of_topics_want_a_role(cloud: Cloud) -> None:
+    found = cloud.get(f"/iam/v2/role-bindings?crn_pattern={cloud.crn}")["data"]
+    for one in found:
+        cloud.call("DELETE", f"/iam/v2/role-bindings/{one['id']}")
+    refused = cloud.call("POST", cloud.topics, {"topic_name": "forbidden"}, cloud.kafka)
+    assert (refused.status_code, refused.json()["error_code"]) == (403, 40301)
+
+
+def test_access_lists_are_kept(cloud: Cloud) -> None:
+    path = f"/kafka/v3/clusters/{cloud.cluster}/acls"
+    acl = {
+        "resource_type": "TOPIC",
+        "resource_name": TOPIC,
+        "pattern_type": "LITERAL",
+        "principal": f"User:{cloud.owner}",
+        "host": "*",
+        "operation": "WRITE",
+        "permission": "ALLOW",
+    }
+    for _ in range(2):
+        assert cloud.call("POST", path, acl, cloud.kafka).status_code == 201
+    (found,) = cloud.get(f"{path}?resource_type=TOPIC&operation=WRITE", cloud.kafka)["data"]
+    assert {key: found[key] for key in acl} == acl
+    assert cloud.get(f"{path}?operation=READ", cloud.kafka)["data"] == []
+    wrong = cloud.call("POST", path, acl | {"operation": "ANY"}, cloud.kafka)
+    assert wrong.status_code == 400
+    every = "?resource_type=TOPIC&pattern_type=LITERAL&operation=WRITE&permission=ALLOW"
+    deleted = cloud.call("DELETE", path + every, auth=cloud.kafka)
+    assert len(deleted.json()["data"]) == 1
+    assert cloud.get(path, cloud.kafka)["data"] == []
+
+
+def test_subjects_are_those_of_the_registry(cloud: Cloud) -> None:
+    subject = f"s-{uuid.uuid4().hex[:8]}-value"
+    made = cloud.made(f"/subjects/{subject}/versions?normalize=true", SCHEMA, cloud.registry)
+    client = cloud.stack.schema_registry_client()
+    assert client.get_latest_version(subject).schema_id == made["id"]
+    assert cloud.call("DELETE", f"/subjects/{subject}", auth=cloud.registry).ok
+    gone = cloud.call("GET", f"/subjects/{subject}/versions/latest", auth=cloud.registry)
+    assert (gone.status_code, gone.json()["error_code"]) == (404, 40401)
+
+
+def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillService) -> None:
+    kafka.ensure_topic(load_topic(TOPIC), cloud.stack)
+    validate = cloud.connectors.removesuffix("connectors") + (
+        "connector-plugins/DatagenSource/config/validate"
+    )
+    right = datagen(cloud, "trades", **{"max.interval": "20"})
+    assert cloud.call("PUT", validate, right["config"]).json()["error_count"] == 0
+    wrong = cloud.call("PUT", validate, right["config"] | {"quickstart": "USERS"}).json()
+    assert wrong["error_count"] == 1
+    refused = cloud.call("POST", cloud.connectors, datagen(cloud, "trades", quickstart="USERS"))
+    assert (refused.status_code, refused.json()["code"]) == (400, 400)
+
+    before = sum(kafka.end_offsets(cloud.stack, TOPIC).values())
+    cloud.made(cloud.connectors, right)
+    until(lambda: cloud.connector_state("trades") == "RUNNING")
+    until(lambda: sum(kafka.end_offsets(cloud.stack, TOPIC).values()) > before)
+    (shown,) = cloud.get(f"{cloud.connectors}?expand=info,status,id").values()
+    assert shown["id"]["id"].startswith("lcc-")
+    assert shown["info"]["config"]["max.interval"] == "20"
+    assert cloud.call("POST", cloud.connectors, right).status_code == 409
+
+    generator = read_status(settings(), TOPIC)
+    assert generator
+    assert generator.rate == 100
+    kill_service("confluent")  # the generator goes on, and is found again
+    assert cloud.connector_state("trades") == "RUNNING"
+    found = read_status(settings(), TOPIC)
+    assert found
+    assert found.pid == generator.pid
+
+    assert cloud.call("PUT", f"{cloud.connectors}/trades/pause").status_code == 202
+    assert cloud.connector_state("trades") == "PAUSED"
+    paused = read_status(settings(), TOPIC)
+    assert paused
+    assert paused.state not in ALIVE
+    assert cloud.call("PUT", f"{cloud.connectors}/trades/resume").status_code == 202
+    until(lambda: cloud.connector_state("trades") == "RUNNING")
+    gone = cloud.call("DELETE", f"{cloud.connectors}/trades")
+    assert (gone.status_code, gone.json()) == (200, {"error": None})
+    ended = read_status(settings(), TOPIC)
+    assert ended
+    assert ended.state not in ALIVE
+
+
+def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
+    role = f"role-{uuid.uuid4().hex[:8]}"
+    body = {
+        "display_name": role,
+        "provider": "AWS",
+        "config": {
+            "kind": "AwsIntegrationConfig",
+            "customer_iam_role_arn": f"arn:aws:iam::{settings().aws_account_id}:role/{role}",
+        },
+        "environment": {"id": cloud.environment},
+    }
+    integration = cloud.made("/pim/v1/integrations", body)
+    path = "/tableflow/v1/tableflow-topics"
+    spec = {
+        "display_name": TOPIC,
+        "environment": {"id": cloud.environment},
+        "kafka_cluster": {"id": cloud.cluster},
+        "storage": {
+            "kind": "ByobAws",
+            "bucket_name": settings().bucket,
+            "provider_integration_id": integration["id"],
+        },
+    }
+
+    def post(**changes: Any) -> requests.Response:
+        return cloud.call("POST", path, {"spec": spec | changes}, cloud.tableflow)
+
+    assert post(display_name="no_such_topic").status_code == 404
+    schemaless = f"t-{uuid.uuid4().hex[:8]}"
+    cloud.made(cloud.topics, {"topic_name": schemaless}, cloud.kafka)
+    until(lambda: cloud.call("GET", f"{cloud.topics}/{schemaless}", auth=cloud.kafka).ok)
+    assert "Schemaless topic detected" in post(display_name=schemaless).text
+    # Not through the API: with the cluster, it would delete the topic of all other tests.
+    kafka.ensure_topic(load_topic(TOPIC), cloud.stack)
+    cloud.made(cloud.connectors, datagen(cloud, "trades"))
+    until(lambda: cloud.connector_state("trades") == "RUNNING")
+    assert post().status_code == 403  # its role has no say over the integration
+    cloud.bind("ResourceOwner", f"{cloud.crn}/provider-integration={integration['id']}")
+    until(lambda: post().status_code == 202)
+    assert post().status_code == 409
+    catalog = cloud.made(
+        "/tableflow/v1/catalog-integrations",
+        {
+            "spec": {
+                "display_name": "glue",
+                "environment": {"id": cloud.environment},
+                "kafka_cluster": {"id": cloud.cluster},
+                "config": {
+                    "kind": "AwsGlue",
+                    "provider_integration_id": integration["id"],
+                    "custom_database": role,
+                },
+            }
+        },
+        cloud.tableflow,
+    )
+    in_use = cloud.call(
+        "DELETE", f"/pim/v1/integrations/{integration['id']}?environment={cloud.environment}"
+    )
+    assert in_use.status_code == 409
+
+    def status() -> Any:
+        return cloud.get(f"{path}/{TOPIC}{cloud.query}", cloud.tableflow)["status"]
+
+    until(lambda: status()["phase"] == "FAILED")
+    assert role in status()["error_message"]
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"AWS": integration["config"]["iam_role_arn"]},
+        "Action": "sts:AssumeRole",
+        "Condition": {"StringEquals": {"sts:ExternalId": integration["config"]["external_id"]}},
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam = cloud.stack.boto3("iam")
+    iam.create_role(RoleName=role, AssumeRolePolicyDocument=policy)
+    try:
+        until(lambda: status()["phase"] == "RUNNING", 180)
+        until(lambda: status()["catalog_sync_statuses"][0]["sync_status"] == "SYNCED", 180)
+        shown = cloud.get(f"{path}/{TOPIC}{cloud.query}", cloud.tableflow)
+        glue = cloud.stack.boto3("glue").get_table(DatabaseName=role, Name=TOPIC)["Table"]
+        assert glue["StorageDescriptor"]["Location"] == shown["spec"]["storage"]["table_path"]
+        one = f"/tableflow/v1/catalog-integrations/{catalog['id']}{cloud.query}"
+        assert cloud.get(one, cloud.tableflow)["status"]["phase"] == "CONNECTED"
+        change = {
+            "spec": {
+                "environment": {"id": cloud.environment},
+                "kafka_cluster": {"id": cloud.cluster},
+                "config": {"retention_ms": "172800000"},
+            }
+        }
+        changed = cloud.call("PATCH", f"{path}/{TOPIC}", change, cloud.tableflow).json()
+        assert changed["spec"]["config"]["retention_ms"] == "172800000"
+        assert changed["spec"]["config"]["error_handling"] == {"mode": "SUSPEND"}
+        asked = control.read_request(settings(), TOPIC)
+        assert asked
+        assert asked.enabled
+        assert asked.tableflow["retention_ms"] == 172800000
+        one = f"{path}/{TOPIC}{cloud.query}"
+        assert cloud.call("DELETE", one, auth=cloud.tableflow).status_code == 204
+        assert TOPIC not in control.enabled_topics(settings())
+        assert cloud.call("GET", one, auth=cloud.tableflow).status_code == 404
+    finally:
+        iam.delete_role(RoleName=role)
+        control.enable(settings(), TOPIC)  # as the other tests find it
+
+
+def test_a_kill_loses_nothing_and_changes_no_key(cloud: Cloud, kill_service: KillService) -> None:
+    before = cloud.get(f"/iam/v2/api-keys?spec.owner={cloud.owner}")
+    kill_service("confluent")
+    assert cloud.get(f"/iam/v2/api-keys?spec.owner={cloud.owner}") == before
+    assert cloud.call("GET", cloud.topics, auth=cloud.kafka).ok
+
+
+def test_faults_come_as_asked_over_the_network(cloud: Cloud) -> None:
+    url = f"{cloud.stack.confluent}/stand-in/v1/faults"
+    fault = {"kind": "slow", "times": 1, "seconds": 1.5, "path": "organizations"}
+    assert requests.post(url, json=fault, timeout=5).status_code == 401
+    assert requests.post(url, json=fault, headers=cloud.admin, timeout=5).ok
+    try:
+        with pytest.raises(requests.Timeout):
+            requests.get(
+                f"{cloud.stack.confluent}/org/v2/organizations", auth=cloud.cloud, timeout=0.5
+            )
+        assert cloud.call("GET", "/org/v2/organizations").ok
+    finally:
+        requests.delete(url, headers=cloud.admin, timeout=5)
