@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from jobs.pipelines import EVERYTHING, pipeline_jobs
-from jobs.sensors import snapshot_sensor
+from jobs.sensors import snapshot_sensors
 
-__all__ = ["EVERYTHING", "pipeline_jobs", "snapshot_sensor"]
+__all__ = ["EVERYTHING", "pipeline_jobs", "snapshot_sensors"]

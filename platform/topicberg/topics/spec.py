@@ -269,6 +269,10 @@ class TopicSpec(SpecModel):
     table: TableSpec = TableSpec()
     derived_partitions: DerivedPartitions | None = None
     generator: GeneratorSpec | None = None
+    publishes: str | None = None
+    """A derived table whose rows are the topic's records."""
+    parameters: dict[str, dict[str, Any]] = {}
+    """Derived table → the parameters of its function."""
     owners: tuple[Annotated[str, AfterValidator(_owner)], ...] = ()
     """``team:name`` or e-mail addresses, as Dagster takes them."""
     freshness: Freshness | None = None
