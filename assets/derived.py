@@ -19,16 +19,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 from pydantic import BaseModel, ValidationError
 
+from assets.charts import markdown
 from assets.metadata import column_lineage, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
 from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset
 from resources import Lakehouse, Spark
-from topicberg.derived import Derivation, Source, Transform, Written, write_window
+from topicberg.derived import Derivation, Source, Transform, Written, read_window, write_window
 from topicberg.errors import SpecError
 from topicberg.snapshots import Hours
 from topicberg.topics import TopicSpec
@@ -36,9 +37,14 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from assets.lake import Lake
 
+T = TypeVar("T")
 DAY = 24
 Lineage = Mapping[str, tuple[str, ...]]
 Lookback = timedelta | Callable[[Any], timedelta]
+DataCheck = Callable[..., dg.AssetCheckResult]
+"""Rows of the table in, a finding out; its name and its docstring are the check's."""
+Chart = Callable[..., Any]
+"""Rows of the table in, a matplotlib figure out."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class DerivedTable:
     lookups: tuple[str, ...] = ()
     lookback: Lookback | None = None
     parameters: type[BaseModel] | None = None
+    checks: tuple[DataCheck, ...] = ()
+    chart: Chart | None = None
     owners: tuple[str, ...] = ()
     lineage: Lineage = field(default_factory=dict)
 
@@ -98,6 +106,8 @@ def derived_table(
     lookups: tuple[str, ...] = (),
     lookback: Lookback | None = None,
     parameters: type[BaseModel] | None = None,
+    checks: tuple[DataCheck, ...] = (),
+    chart: Chart | None = None,
     owners: tuple[str, ...] = (),
     lineage: Lineage | None = None,
 ) -> Callable[[Transform], DerivedTable]:
@@ -112,6 +122,9 @@ def derived_table(
         returns of it is left out. With ``parameters``, a function of them.
     :param parameters: a model whose values stand in the source's spec under
         ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
+    :param checks: asset checks on the rows of the partitions that a run computed
+    :param chart: draws the rows of the partitions that a run computed; see :mod:`assets.charts`.
+        Checks and chart get the keyword ``parameters`` as the function does.
     :param lineage: column of the result → columns of the sources, for the UI; ``table.column``
         names a column of one of several
     """
@@ -126,6 +139,8 @@ def derived_table(
             lookups=lookups,
             lookback=lookback,
             parameters=parameters,
+            checks=checks,
+            chart=chart,
             owners=owners,
             lineage=lineage or {},
         )
@@ -153,18 +168,22 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
             *(Source(lake.origin(name).table.identifier, None) for name in derived.lookups),
         ),
         target=lake.table(derived).identifier,
-        transform=partial(derived.transform, parameters=parameters)
-        if parameters
-        else derived.transform,
+        transform=with_parameters(derived.transform, parameters),
         target_time=derived.time_column,
         lookback=derived.lookback_of(root),
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
     )
 
 
+def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:
+    """The function as it is called: with its parameters, if its table has any."""
+    return partial(function, parameters=parameters) if parameters else function
+
+
 def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
     partitions = time_partitions(lake.root(derived))
     plan = derivation(derived, lake)
+    parameters = derived.parameters_of(lake.root(derived))
     parents = {name: lake.origin(name) for name in (*derived.sources, *derived.lookups)}
     names = ", ".join(f"`{name}`" for name in parents)
 
@@ -188,22 +207,27 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
                 derived.sources,
             ),
         },
-        code_version=_code_version(derived, derived.parameters_of(lake.root(derived))),
+        code_version=_code_version(derived, parameters),
     )
     def compute(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
     ) -> dg.MaterializeResult:
-        asked = context.partition_time_window
+        time_window = context.partition_time_window
+        asked = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
         written = write_window(
             spark.spark_session,
             catalog,
             plan,
-            window(partitions, asked.start, asked.end),
+            asked,
         )
         context.log.info(f"wrote {written.rows:,} rows")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
+        if derived.chart and written.rows:  # one for all: each partition would store it
+            frame = read_window(spark.spark_session, plan.target, plan.target_time, asked)
+            figure = with_parameters(derived.chart, parameters)(frame)
+            context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
         for key in keys:
             context.add_asset_metadata(
                 {"dagster/partition_row_count": rows[key]}, partition_key=key

@@ -22,7 +22,13 @@ from pyiceberg.exceptions import NoSuchTableError
 from assets.derived import DerivedTable
 from assets.lake import Lake, Origin
 from assets.metadata import column_schema, snapshot_metadata
-from assets.partitions import TimePartitions, partition_keys, time_partitions
+from assets.partitions import (
+    RANGE_END,
+    RANGE_START,
+    TimePartitions,
+    partition_keys,
+    time_partitions,
+)
 from assets.tables import LakeTable
 from assets.topics import kafka_data_version, kafka_metadata
 from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
@@ -41,10 +47,6 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 5
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
-_RANGE_START, _RANGE_END = (
-    "dagster/asset_partition_range_start",
-    "dagster/asset_partition_range_end",
-)
 _FINISHED: dict[DagsterRunStatus, RunState] = {
     DagsterRunStatus.SUCCESS: "succeeded",
     DagsterRunStatus.FAILURE: "failed",
@@ -212,7 +214,7 @@ def _run_requests(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
     for key, partitions in wanted.ranges.items():
         tags = {"topicberg/snapshot": str(wanted.snapshot)}
         if partitions:
-            tags |= {_RANGE_START: partitions[0], _RANGE_END: partitions[-1]}
+            tags |= {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
         selection = [*watch.registrations, *(watch.derived if partitions else ())]
         if selection:
             yield dg.RunRequest(run_key=key, asset_selection=selection, tags=tags)

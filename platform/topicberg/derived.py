@@ -180,6 +180,16 @@ def write_window(
     )
 
 
+def read_window(
+    spark: SparkSession, table: TableName, time: str, window: Window | None
+) -> DataFrame:
+    """The rows of a table in a window of its event time, as of now; without a window all rows."""
+    frame = spark.read.table(_spark_name(table))
+    if window is None:
+        return frame
+    return frame.filter(window.condition(time, frame.schema[time].dataType))
+
+
 def _heads(catalog: Catalog, derivation: Derivation) -> dict[str, int | None]:
     """Source table → id of its newest snapshot."""
     heads: dict[str, int | None] = {}
