@@ -1,7 +1,5 @@
 """Checks: cheap ones for every table, from metadata and counts; those of derived tables."""
 
-from __future__ import annotations
-
 import inspect
 
 import dagster as dg
