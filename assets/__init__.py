@@ -9,6 +9,7 @@ import dagster as dg
 from assets.checks import data_check, lag_check, parity_check
 from assets.derived import derived_assets
 from assets.lake import Lake, find_derived
+from assets.publishing import publishing_asset
 from assets.topics import topic_assets
 
 __all__ = ["Lake", "find_derived", "lake_assets", "lake_checks"]
@@ -19,6 +20,8 @@ def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
         yield from topic_assets(spec, lake.config)
     for derived in lake.derived:
         yield from derived_assets(derived, lake)
+        for spec in lake.published(derived):
+            yield publishing_asset(spec, derived, lake)
 
 
 def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:

@@ -29,7 +29,7 @@ from assets.partitions import (
     partition_keys,
     time_partitions,
 )
-from assets.tables import LakeTable
+from assets.tables import LakeTable, topic_table
 from assets.topics import kafka_data_version, kafka_metadata
 from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
 from resources import Lakehouse
@@ -102,11 +102,12 @@ def watches(lake: Lake) -> Iterator[Watch]:
 
 
 def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:
-    return tuple(
-        lake.table(derived).key(system)
-        for derived in tables
-        for system in ("iceberg", "glue", "snowflake")
-    )
+    """What is computed from a change: the tables in every catalog, and their topics."""
+    keys: list[dg.AssetKey] = []
+    for derived in tables:
+        keys += [lake.table(derived).key(system) for system in ("iceberg", "glue", "snowflake")]
+        keys += [topic_table(spec, lake.config).key("kafka") for spec in lake.published(derived)]
+    return tuple(keys)
 
 
 def snapshot_sensors(lake: Lake) -> Iterator[dg.SensorDefinition]:

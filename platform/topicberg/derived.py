@@ -184,7 +184,7 @@ def read_window(
     spark: SparkSession, table: TableName, time: str, window: Window | None
 ) -> DataFrame:
     """The rows of a table in a window of its event time, as of now; without a window all rows."""
-    frame = spark.read.table(_spark_name(table))
+    frame = spark.read.table(spark_name(table))
     if window is None:
         return frame
     return frame.filter(window.condition(time, frame.schema[time].dataType))
@@ -210,7 +210,7 @@ def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
     """The columns that the function returns, all of them optional."""
     import pyarrow as pa
 
-    frames = [spark.read.table(_spark_name(source.table)) for source in derivation.sources]
+    frames = [spark.read.table(spark_name(source.table)) for source in derivation.sources]
     schema = derivation.transform(*frames).limit(0).toArrow().schema
     if derivation.target_time not in schema.names:
         raise TopicbergError(
@@ -278,7 +278,7 @@ def _overwrite(
             for source in derivation.sources
         )
     )
-    columns = spark.table(_spark_name(derivation.target)).schema
+    columns = spark.table(spark_name(derivation.target)).schema
     time = derivation.target_time
     inside = window.condition(time, columns[time].dataType)
     if derivation.lookback:
@@ -302,7 +302,7 @@ def _overwrite(
         "validate-from-snapshot-id": str(head.snapshot_id),
         **{f"snapshot-property.{key}": value for key, value in properties.items()},
     }
-    writer = frame.writeTo(_spark_name(derivation.target))
+    writer = frame.writeTo(spark_name(derivation.target))
     for key, value in options.items():
         writer = writer.option(key, value)
     writer.overwrite(inside)
@@ -311,8 +311,8 @@ def _overwrite(
 def _rows(spark: SparkSession, source: Source, head: int | None, window: Window) -> DataFrame:
     """What a window shows of a source, as of one snapshot."""
     if head is None:
-        return spark.read.table(_spark_name(source.table)).limit(0)
-    frame = spark.read.option("versionAsOf", str(head)).table(_spark_name(source.table))
+        return spark.read.table(spark_name(source.table)).limit(0)
+    frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
     if source.time is None:
         return frame
     return frame.filter(window.condition(source.time, frame.schema[source.time].dataType))
@@ -325,5 +325,6 @@ def _time_changed(derivation: Derivation) -> TopicbergError:
     )
 
 
-def _spark_name(table: TableName) -> str:
+def spark_name(table: TableName) -> str:
+    """The table in Spark SQL."""
     return f"{CATALOG}.{quote(*table)}"

@@ -349,7 +349,7 @@ class TopicSpec(SpecModel):
         columns = {"key": "binary"}
         if path := self.key_schema_path(config):
             assert self.key.format in ("avro", "json", "protobuf")  # noqa: S101
-            columns = read_schema(path, self.key.format, self.key.message).columns
+            columns = dict(read_schema(path, self.key.format, self.key.message).columns)
         if path := self.value_schema_path(config):
             columns |= read_schema(
                 path, self.value_schema.format, self.value_schema.message
