@@ -124,7 +124,7 @@ def derived_table(
         ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
     :param checks: asset checks on the rows of the partitions that a run computed
     :param chart: draws the rows of the partitions that a run computed; see :mod:`assets.charts`.
-        Checks and chart get the keyword ``parameters`` as the function does.
+        Checks and chart may take the keyword ``parameters`` as well.
     :param lineage: column of the result → columns of the sources, for the UI; ``table.column``
         names a column of one of several
     """
@@ -176,8 +176,10 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
 
 
 def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:
-    """The function as it is called: with its parameters, if its table has any."""
-    return partial(function, parameters=parameters) if parameters else function
+    """The function as it is called: with the table's parameters, if it takes them."""
+    if parameters is None or "parameters" not in inspect.signature(function).parameters:
+        return function
+    return partial(function, parameters=parameters)
 
 
 def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:

@@ -192,7 +192,8 @@ def test_a_key_of_two_rows_is_refused(topic: Published_, spark: SparkSession) ->
 CHILD = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.integration.test_publish import Published_
+sys.path.insert(0, {root!r} + "/tests/integration")
+from test_publish import Published_
 from topicberg.endpoints import load_endpoints
 from topicberg.testing import spark_session
 with spark_session() as spark:
