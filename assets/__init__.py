@@ -2,74 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import dagster as dg
 
-from assets import pipelines
-from assets.checks import lag_check, parity_check
-from assets.derived import DerivedTable, derived_assets
-from assets.tables import LakeTable, topic_table
+from assets.checks import data_check, lag_check, parity_check
+from assets.derived import derived_assets
+from assets.lake import Lake, find_derived
+from assets.publishing import publishing_asset
 from assets.topics import topic_assets
-from topicberg.errors import SpecError
-from topicberg.settings import Settings
-from topicberg.topics import TopicSpec
+
+__all__ = ["Lake", "find_derived", "lake_assets", "lake_checks"]
 
 
-@dataclass(frozen=True)
-class TopicGraph:
-    """One topic with what is derived from it."""
-
-    spec: TopicSpec
-    derived: tuple[DerivedTable, ...]
-
-    def tables(self, config: Settings) -> list[LakeTable]:
-        """The topic's table first, then the derived ones."""
-        return [topic_table(self.spec, config), *(d.table(self.spec) for d in self.derived)]
+def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
+    for spec in lake.topics:
+        yield from topic_assets(spec, lake.config)
+    for derived in lake.derived:
+        yield from derived_assets(derived, lake)
+        for spec in lake.published(derived):
+            yield publishing_asset(spec, derived, lake)
 
 
-def find_derived() -> list[DerivedTable]:
-    """Every derived table that a module of ``assets/pipelines`` defines."""
-    found: dict[str, DerivedTable] = {}
-    for module in pkgutil.iter_modules(pipelines.__path__):
-        members = vars(importlib.import_module(f"{pipelines.__name__}.{module.name}"))
-        found |= {m.name: m for m in members.values() if isinstance(m, DerivedTable)}
-    return list(found.values())
-
-
-def topic_graphs(specs: list[TopicSpec], derived: list[DerivedTable]) -> list[TopicGraph]:
-    """Each topic with its derived tables.
-
-    :raises SpecError: a derived table names a topic that is not there, or not materialized
-    """
-    sources = {spec.name for spec in specs if spec.tableflow.enabled}
-    for table in derived:
-        if table.source not in sources:
-            raise SpecError(
-                f"derived table {table.name}: there is no materialized topic {table.source!r}",
-                hint=f"topics with Tableflow enabled: {', '.join(sorted(sources)) or 'none'}",
-            )
-    return [
-        TopicGraph(spec, tuple(table for table in derived if table.source == spec.name))
-        for spec in specs
-    ]
-
-
-def graph_assets(
-    graph: TopicGraph, config: Settings
-) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
-    yield from topic_assets(graph.spec, config)
-    for derived in graph.derived:
-        yield from derived_assets(derived, graph.spec, config)
-
-
-def graph_checks(graph: TopicGraph, config: Settings) -> Iterator[dg.AssetChecksDefinition]:
-    if not graph.spec.tableflow.enabled:
-        return
-    for table in graph.tables(config):
+def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
+    for table in lake.tables():
         yield parity_check(table)
-    if graph.spec.checks.max_lag_records is not None:
-        yield lag_check(graph.spec, config)
+    for derived in lake.derived:
+        for check in derived.checks:
+            yield data_check(check, derived, lake)
+    for spec in lake.materialized.values():
+        if spec.checks.max_lag_records is not None:
+            yield lag_check(spec, lake.config)

@@ -1,12 +1,16 @@
-"""Checks that every table gets: cheap, from metadata and counts."""
+"""Checks: cheap ones for every table, from metadata and counts; those of derived tables."""
 
-from __future__ import annotations
+import inspect
 
 import dagster as dg
 
+from assets.derived import DataCheck, DerivedTable, with_parameters
+from assets.lake import Lake
+from assets.partitions import asked_window, time_partitions
 from assets.tables import LakeTable, topic_table
-from resources import Lakehouse, Snowflake
+from resources import Lakehouse, Snowflake, Spark
 from topicberg import glue
+from topicberg.derived import read_window
 from topicberg.settings import Settings
 from topicberg.snowflake import read_back
 from topicberg.tableflow.commit import committed, summary
@@ -100,3 +104,21 @@ def lag_check(spec: TopicSpec, config: Settings) -> dg.AssetChecksDefinition:
         )
 
     return kafka_lag
+
+
+def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetChecksDefinition:
+    """A check on the rows of the partitions of its run; without partitions, on all rows."""
+    table, root = lake.table(derived), lake.root(derived)
+    partitions = time_partitions(root)
+    function = with_parameters(check, derived.parameters_of(root))
+
+    @dg.asset_check(
+        asset=table.key("iceberg"), name=check.__name__, description=inspect.getdoc(check)
+    )
+    def checked(context: dg.AssetCheckExecutionContext, spark: Spark) -> dg.AssetCheckResult:
+        asked = asked_window(partitions, context.run.tags)
+        return function(
+            read_window(spark.spark_session, table.identifier, derived.time_column, asked)
+        )
+
+    return checked

@@ -12,24 +12,39 @@ in the same window; ``iceberg/large_trades``, ``glue/large_trades`` and ``snowfl
 are in the graph, with partitions, backfills and checks.
 """
 
+import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
+from pydantic import BaseModel, ValidationError
 
+from assets.charts import markdown
 from assets.metadata import column_lineage, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
-from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset, topic_table
+from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset
 from resources import Lakehouse, Spark
-from topicberg.derived import Derivation, Transform, Written, write_window
-from topicberg.settings import Settings
+from topicberg.derived import Derivation, Source, Transform, Written, read_window, write_window
+from topicberg.errors import SpecError
 from topicberg.snapshots import Hours
 from topicberg.topics import TopicSpec
 
+if TYPE_CHECKING:
+    from assets.lake import Lake
+
+T = TypeVar("T")
 DAY = 24
+Lineage = Mapping[str, tuple[str, ...]]
+Lookback = timedelta | Callable[[Any], timedelta]
+DataCheck = Callable[..., dg.AssetCheckResult]
+"""Rows of the table in, a finding out; its name and its docstring are the check's."""
+Chart = Callable[..., Any]
+"""Rows of the table in, a matplotlib figure out."""
 
 
 @dataclass(frozen=True)
@@ -37,47 +52,95 @@ class DerivedTable:
     """A derived table as its author describes it; :func:`derived_table` makes one."""
 
     name: str
-    source: str
+    sources: tuple[str, ...]
     time_column: str
     transform: Transform
     description: str
+    lookups: tuple[str, ...] = ()
+    lookback: Lookback | None = None
+    parameters: type[BaseModel] | None = None
+    checks: tuple[DataCheck, ...] = ()
+    chart: Chart | None = None
     owners: tuple[str, ...] = ()
-    lineage: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=dict)
 
-    def table(self, spec: TopicSpec) -> LakeTable:
+    def table(self, root: TopicSpec) -> LakeTable:
         """Its names: the namespace is the pipeline of its source."""
         return LakeTable(
             name=self.name,
-            group=spec.pipeline,
-            identifier=(spec.pipeline, self.name),
+            group=root.pipeline,
+            identifier=(root.pipeline, self.name),
             glue_name=self.name,
             snowflake_name=self.name.upper(),
-            owners=self.owners or spec.owners,
+            owners=self.owners or root.owners,
         )
+
+    def parameters_of(self, root: TopicSpec) -> BaseModel | None:
+        """What the spec sets for this table, and the defaults of the rest.
+
+        :raises SpecError: a parameter is unknown or wrong
+        """
+        given = root.parameters.get(self.name, {})
+        if self.parameters is None:
+            if given:
+                raise SpecError(f"topic {root.name}: derived table {self.name} takes no parameters")
+            return None
+        try:
+            return self.parameters.model_validate(given)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            place = ".".join(["parameters", self.name, *map(str, wrong["loc"])])
+            raise SpecError(f"topic {root.name}: {place}: {wrong['msg']}") from None
+
+    def lookback_of(self, root: TopicSpec) -> timedelta | None:
+        """How far before a window its sources are read."""
+        if callable(self.lookback):
+            return self.lookback(self.parameters_of(root))
+        return self.lookback
 
 
 def derived_table(
     *,
-    source: str,
+    source: str | tuple[str, ...],
     time_column: str,
+    lookups: tuple[str, ...] = (),
+    lookback: Lookback | None = None,
+    parameters: type[BaseModel] | None = None,
+    checks: tuple[DataCheck, ...] = (),
+    chart: Chart | None = None,
     owners: tuple[str, ...] = (),
-    lineage: Mapping[str, tuple[str, ...]] | None = None,
+    lineage: Lineage | None = None,
 ) -> Callable[[Transform], DerivedTable]:
-    """Make a function from the source's rows to the table's rows a derived table of its name.
+    """Make a function from the sources' rows to the table's rows a derived table of its name.
 
-    :param source: the topic whose table it reads
-    :param time_column: column of the result that carries the source's event time, unchanged: by it
+    :param source: the topics or derived tables of which it reads a window of event time; the
+        function gets a DataFrame for each
+    :param time_column: column of the result that carries the sources' event time, unchanged: by it
         the table is partitioned and its windows are replaced
-    :param lineage: column of the result → columns of the source, for the UI
+    :param lookups: further tables, of which it gets all rows
+    :param lookback: the function also sees this much of event time before the window; what it
+        returns of it is left out. With ``parameters``, a function of them.
+    :param parameters: a model whose values stand in the source's spec under
+        ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
+    :param checks: asset checks on the rows of the partitions that a run computed
+    :param chart: draws the rows of the partitions that a run computed; see :mod:`assets.charts`.
+        Checks and chart may take the keyword ``parameters`` as well.
+    :param lineage: column of the result → columns of the sources, for the UI; ``table.column``
+        names a column of one of several
     """
 
     def decorate(function: Transform) -> DerivedTable:
         return DerivedTable(
             name=function.__name__,
-            source=source,
+            sources=(source,) if isinstance(source, str) else source,
             time_column=time_column,
             transform=function,
             description=inspect.getdoc(function) or "",
+            lookups=lookups,
+            lookback=lookback,
+            parameters=parameters,
+            checks=checks,
+            chart=chart,
             owners=owners,
             lineage=lineage or {},
         )
@@ -85,34 +148,50 @@ def derived_table(
     return decorate
 
 
-def derived_assets(
-    derived: DerivedTable, spec: TopicSpec, config: Settings
-) -> Iterator[dg.AssetsDefinition]:
+def derived_assets(derived: DerivedTable, lake: "Lake") -> Iterator[dg.AssetsDefinition]:
     """The assets of a derived table."""
-    table = derived.table(spec)
-    yield _iceberg_asset(derived, table, spec, config)
+    table = lake.table(derived)
+    yield _iceberg_asset(derived, table, lake)
     yield glue_asset(table)
     yield snowflake_asset(table)
 
 
-def _iceberg_asset(
-    derived: DerivedTable, table: LakeTable, spec: TopicSpec, config: Settings
-) -> dg.AssetsDefinition:
-    partitions = time_partitions(spec)
-    source = topic_table(spec, config)
-    source_key = source.key("iceberg")
-    derivation = Derivation(
-        source=source.identifier,
-        target=table.identifier,
-        transform=derived.transform,
-        source_time=spec.event_time,
+def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
+    """What the derived table is to the library, which knows no assets."""
+    root = lake.root(derived)
+    partitions = time_partitions(root)
+    parameters = derived.parameters_of(root)
+    origins = [lake.origin(name) for name in derived.sources]
+    return Derivation(
+        sources=(
+            *(Source(origin.table.identifier, origin.time) for origin in origins),
+            *(Source(lake.origin(name).table.identifier, None) for name in derived.lookups),
+        ),
+        target=lake.table(derived).identifier,
+        transform=with_parameters(derived.transform, parameters),
         target_time=derived.time_column,
+        lookback=derived.lookback_of(root),
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
     )
 
+
+def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:
+    """The function as it is called: with the table's parameters, if it takes them."""
+    if parameters is None or "parameters" not in inspect.signature(function).parameters:
+        return function
+    return partial(function, parameters=parameters)
+
+
+def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
+    partitions = time_partitions(lake.root(derived))
+    plan = derivation(derived, lake)
+    parameters = derived.parameters_of(lake.root(derived))
+    parents = {name: lake.origin(name) for name in (*derived.sources, *derived.lookups)}
+    names = ", ".join(f"`{name}`" for name in parents)
+
     @dg.asset(
         key=table.key("iceberg"),
-        deps=[source_key],
+        deps=[origin.table.key("iceberg") for origin in parents.values()],
         group_name=table.group,
         kinds={"iceberg", "pyspark"},
         owners=list(table.owners),
@@ -121,27 +200,36 @@ def _iceberg_asset(
         retry_policy=RETRY,
         pool="spark",
         description=f"{derived.description}\n\nIceberg table `{'.'.join(table.identifier)}`, "
-        f"computed by PySpark from `{spec.name}`; a run replaces exactly its partitions.",
+        f"computed by PySpark from {names}; a run replaces exactly its partitions.",
         metadata={
             "dagster/table_name": ".".join(table.identifier),
-            "dagster/column_lineage": column_lineage(list(source_key.path), derived.lineage),
+            "dagster/column_lineage": column_lineage(
+                {name: origin.table.key("iceberg") for name, origin in parents.items()},
+                derived.lineage,
+                derived.sources,
+            ),
         },
-        code_version=_code_version(derived.transform),
+        code_version=_code_version(derived, parameters),
     )
     def compute(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
     ) -> dg.MaterializeResult:
-        asked = context.partition_time_window
+        time_window = context.partition_time_window
+        asked = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
         written = write_window(
             spark.spark_session,
             catalog,
-            derivation,
-            window(partitions, asked.start, asked.end),
+            plan,
+            asked,
         )
         context.log.info(f"wrote {written.rows:,} rows")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
+        if derived.chart and written.rows:  # one for all: each partition would store it
+            frame = read_window(spark.spark_session, plan.target, plan.target_time, asked)
+            figure = with_parameters(derived.chart, parameters)(frame)
+            context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
         for key in keys:
             context.add_asset_metadata(
                 {"dagster/partition_row_count": rows[key]}, partition_key=key
@@ -149,7 +237,12 @@ def _iceberg_asset(
         # Every partition gets a copy of the metadata: no sample for a long backfill.
         metadata = table_metadata(catalog.load_table(table.identifier), sample=len(keys) <= DAY)
         return dg.MaterializeResult(
-            metadata={**metadata, "source_snapshot_id": str(written.source_snapshot_id)}
+            metadata={
+                **metadata,
+                "source_snapshots": {
+                    name: str(snapshot) for name, snapshot in (written.sources or {}).items()
+                },
+            }
         )
 
     return compute
@@ -163,8 +256,9 @@ def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[
     return rows
 
 
-def _code_version(function: Transform) -> str:
-    """Changes with the function's text, so that the UI marks what an older one computed."""
-    import hashlib
-
-    return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
+def _code_version(derived: DerivedTable, parameters: BaseModel | None) -> str:
+    """Changes with the function's text and its parameters, so that the UI marks what is old."""
+    text = inspect.getsource(derived.transform)
+    if parameters:
+        text += parameters.model_dump_json()
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
+    AssetKey,
     MetadataValue,
     TableColumn,
     TableColumnConstraints,
@@ -40,14 +41,24 @@ def column_schema(schema: Schema) -> TableSchema:
     )
 
 
-def column_lineage(asset: list[str], columns: Mapping[str, tuple[str, ...]]) -> TableColumnLineage:
-    """Which columns of ``asset`` each column was computed from."""
-    from dagster import AssetKey
+def column_lineage(
+    assets: Mapping[str, AssetKey], columns: Mapping[str, tuple[str, ...]], default: Iterable[str]
+) -> TableColumnLineage:
+    """Which columns of its sources each column was computed from.
+
+    :param assets: source → its asset
+    :param columns: column → ``column`` of every source in ``default``, or ``source.column``
+    """
+
+    def dependencies(origin: str) -> Iterator[TableColumnDep]:
+        source, _, column = origin.rpartition(".")
+        for name in [source] if source in assets else default:
+            yield TableColumnDep(assets[name], column if source in assets else origin)
 
     return TableColumnLineage(
         deps_by_column={
-            column: [TableColumnDep(AssetKey(asset), source) for source in sources]
-            for column, sources in columns.items()
+            column: [dep for origin in origins for dep in dependencies(origin)]
+            for column, origins in columns.items()
         }
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, time, timedelta
 
 from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition
@@ -14,6 +14,12 @@ from topicberg.topics import TopicSpec
 
 TimePartitions = HourlyPartitionsDefinition | DailyPartitionsDefinition
 HORIZON = timedelta(days=366)
+RANGE_START, RANGE_END = (
+    "dagster/asset_partition_range_start",
+    "dagster/asset_partition_range_end",
+)
+"""Tags of a run for several partitions."""
+_PARTITION = "dagster/partition"
 
 
 def time_partitions(spec: TopicSpec) -> TimePartitions:
@@ -39,6 +45,16 @@ def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window
     """The window of a partition range. The first partition also has everything before it."""
     start, end = start.astimezone(UTC), end.astimezone(UTC)
     return Window(None if start <= partitions.start.astimezone(UTC) else start, end)
+
+
+def asked_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:
+    """The window of the partitions that a run was asked for, by its tags; None: it was not."""
+    first = tags.get(RANGE_START) or tags.get(_PARTITION)
+    last = tags.get(RANGE_END) or first
+    if not first or not last:
+        return None
+    start = partitions.time_window_for_partition_key(first).start
+    return window(partitions, start, partitions.time_window_for_partition_key(last).end)
 
 
 def partition_key(partitions: TimePartitions, moment: datetime) -> str:

@@ -18,7 +18,8 @@ def topic_assets(
 ) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
     """Every asset of a topic; those behind Kafka only if its spec enables Tableflow."""
     table = topic_table(spec, config)
-    yield _kafka_asset(spec, table)
+    if not spec.publishes:
+        yield _kafka_asset(spec, table)
     if spec.tableflow.enabled:
         yield _iceberg_asset(spec, table)
         yield glue_asset(table)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import EVERYTHING, pipeline_jobs
-from jobs.sensors import snapshot_sensor
+from jobs.sensors import snapshot_sensors
 
 __all__ = [
     "EVERYTHING",
     "maintenance_job",
     "maintenance_schedule",
     "pipeline_jobs",
-    "snapshot_sensor",
+    "snapshot_sensors",
 ]

@@ -1,11 +1,12 @@
 """The job that maintains every table, and its schedule."""
 
+from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets import TopicGraph
+from assets import Lake
 from assets.tables import RETRY, LakeTable, topic_table
 from resources import Lakehouse
 from topicberg.errors import TopicbergError
@@ -21,14 +22,11 @@ from topicberg.topics import TopicSpec
 MAINTAIN = "maintain_tables"
 
 
-def maintenance_job(graphs: list[TopicGraph], config: Settings) -> dg.JobDefinition:
+def maintenance_job(lake: Lake) -> dg.JobDefinition:
     """An op for each table, so that one that fails keeps no other from its turn."""
-    ops = [
-        _maintain_op(table, graph.spec, config)
-        for graph in graphs
-        if graph.spec.tableflow.enabled
-        for table in graph.tables(config)
-    ]
+    topics = [_topic_op(spec, lake.config) for spec in lake.materialized.values()]
+    derived = [_derived_op(lake.table(table), lake.root(table)) for table in lake.derived]
+    ops = [*topics, *derived]
 
     @dg.job(
         name=MAINTAIN,
@@ -76,9 +74,20 @@ def maintenance_schedule(job: dg.JobDefinition) -> dg.ScheduleDefinition:
     return schedule
 
 
-def _maintain_op(table: LakeTable, spec: TopicSpec, config: Settings) -> dg.OpDefinition:
-    of_topic = table.identifier == topic_table(spec, config).identifier
+def _topic_op(spec: TopicSpec, config: Settings) -> dg.OpDefinition:
+    return _op(topic_table(spec, config), lambda lakehouse: lakehouse.maintain(spec))
 
+
+def _derived_op(table: LakeTable, root: TopicSpec) -> dg.OpDefinition:
+    def maintain(lakehouse: Lakehouse) -> MaintenanceReport:
+        iceberg = lakehouse.catalog().load_table(table.identifier)
+        policy = Policy(retention=topic_policy(root).retention)
+        return maintain_table(iceberg, lakehouse.endpoints(), policy)
+
+    return _op(table, maintain)
+
+
+def _op(table: LakeTable, work: Callable[[Lakehouse], MaintenanceReport | None]) -> dg.OpDefinition:
     @dg.op(
         name=f"maintain_{table.name}",
         description=f"Maintain `{'.'.join(table.identifier)}`.",
@@ -87,17 +96,12 @@ def _maintain_op(table: LakeTable, spec: TopicSpec, config: Settings) -> dg.OpDe
     )
     def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
         try:
-            if of_topic:
-                report = lakehouse.maintain(spec)
-                if report is None:
-                    context.log.info("Confluent's Tableflow maintains this table")
-                    return
-            else:
-                iceberg = lakehouse.catalog().load_table(table.identifier)
-                policy = Policy(retention=topic_policy(spec).retention)
-                report = maintain_table(iceberg, lakehouse.endpoints(), policy)
+            report = work(lakehouse)
         except NoSuchTableError:
             context.log.info("there is no such table yet")
+            return
+        if report is None:
+            context.log.info("Confluent's Tableflow maintains this table")
             return
         context.log.info(str(report))
         if report.changed:

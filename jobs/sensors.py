@@ -1,28 +1,44 @@
-"""One sensor a topic: reports every new snapshot, and runs what is downstream of it."""
+"""Sensors on snapshots: what a new snapshot of a table touched is computed again downstream.
+
+One sensor a topic reports every snapshot of its table, and requests one run for the touched
+partitions of everything that follows from them alone. A derived table with a lookback follows from
+more: it has a sensor of its own on its source, which also requests the partitions after those that
+were touched, as far as the lookback reaches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import ceil
 from typing import TYPE_CHECKING
 
 import dagster as dg
 from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets import TopicGraph
+from assets.derived import DerivedTable
+from assets.lake import Lake, Origin
 from assets.metadata import column_schema, snapshot_metadata
-from assets.partitions import TimePartitions, partition_keys, time_partitions
+from assets.partitions import (
+    RANGE_END,
+    RANGE_START,
+    TimePartitions,
+    partition_keys,
+    time_partitions,
+)
 from assets.tables import LakeTable, topic_table
 from assets.topics import kafka_data_version, kafka_metadata
 from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
 from resources import Lakehouse
 from topicberg import kafka
+from topicberg.derived import FOREVER
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.snapshots import changes_since, report, touched_hours
-from topicberg.topics import TopicSpec
+from topicberg.snapshots import Hours, changes_since, report, touched_hours
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -31,10 +47,6 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 5
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
-_RANGE_START, _RANGE_END = (
-    "dagster/asset_partition_range_start",
-    "dagster/asset_partition_range_end",
-)
 _FINISHED: dict[DagsterRunStatus, RunState] = {
     DagsterRunStatus.SUCCESS: "succeeded",
     DagsterRunStatus.FAILURE: "failed",
@@ -43,24 +55,83 @@ _FINISHED: dict[DagsterRunStatus, RunState] = {
 }
 
 
-def snapshot_sensor(graph: TopicGraph, config: Settings) -> dg.SensorDefinition:
-    """The sensor ``<topic>_snapshots``."""
-    spec, table = graph.spec, topic_table(graph.spec, config)
-    partitions = time_partitions(spec) if graph.derived else None
-    registrations = [table.key("glue"), table.key("snowflake")]
-    derived = [
-        lake_table.key(system)
-        for lake_table in graph.tables(config)[1:]
-        for system in ("iceberg", "glue", "snowflake")
-    ]
+@dataclass(frozen=True)
+class Watch:
+    """A table whose snapshots are watched, and what is requested when they touch partitions."""
+
+    name: str
+    origin: Origin
+    registrations: tuple[dg.AssetKey, ...]
+    """Unpartitioned assets, requested after every snapshot."""
+    derived: tuple[dg.AssetKey, ...]
+    reach: timedelta = timedelta()
+    """How far beyond a touched hour partitions are requested."""
+    reported: bool = True
+    """Its snapshots become materializations: nothing else reports those of a topic's table."""
+
+    def reached(self, hours: Hours, now: datetime) -> Hours:
+        """A touched hour range with what looks back at it."""
+        this_hour = int(now.timestamp()) // 3600
+        if self.reach == FOREVER:
+            return Hours(hours.start, max(hours.stop, this_hour + 1))
+        return Hours(hours.start, hours.stop + ceil(self.reach / timedelta(hours=1)))
+
+
+def watches(lake: Lake) -> Iterator[Watch]:
+    """What there is to watch: every topic's table, and the sources of tables with a lookback."""
+    for spec in lake.materialized.values():
+        origin = lake.origin(spec.name)
+        yield Watch(
+            name=f"{spec.asset_name}_snapshots",
+            origin=origin,
+            registrations=(origin.table.key("glue"), origin.table.key("snowflake")),
+            derived=_assets(lake, lake.downstream(spec.name)),
+        )
+    for derived in lake.derived:
+        reach = derived.lookback_of(lake.root(derived))
+        for source in derived.sources if reach else ():
+            several = f"_of_{source}" if len(derived.sources) > 1 else ""
+            yield Watch(
+                name=re.sub(r"[.-]", "_", f"{derived.name}_lookback{several}"),
+                origin=lake.origin(source),
+                registrations=(),
+                derived=_assets(lake, [derived, *lake.downstream(derived.name)]),
+                reach=reach or timedelta(),
+                reported=False,
+            )
+
+
+def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:
+    """What is computed from a change: the tables in every catalog, and their topics."""
+    keys: list[dg.AssetKey] = []
+    for derived in tables:
+        keys += [lake.table(derived).key(system) for system in ("iceberg", "glue", "snowflake")]
+        keys += [topic_table(spec, lake.config).key("kafka") for spec in lake.published(derived)]
+    return tuple(keys)
+
+
+def snapshot_sensors(lake: Lake) -> Iterator[dg.SensorDefinition]:
+    for watch in watches(lake):
+        yield _sensor(watch, lake.config)
+
+
+def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
+    table = watch.origin.table
+    partitions = time_partitions(watch.origin.root) if watch.derived else None
+    name = ".".join(table.identifier)
+    what = (
+        "Reports every snapshot of it as a materialization, and requests"
+        if watch.reported
+        else "Requests"
+    )
 
     @dg.sensor(
-        name=f"{spec.asset_name}_snapshots",
-        target=dg.AssetSelection.assets(*registrations, *derived),
+        name=watch.name,
+        target=dg.AssetSelection.assets(*watch.registrations, *watch.derived),
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Reports every snapshot of `{'.'.join(table.identifier)}` as a "
-        "materialization, and requests one run for the partitions that new snapshots touched.",
+        description=f"Watches `{name}`. {what} one run for the partitions that new snapshots "
+        "touched.",
     )
     def snapshots(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
@@ -69,21 +140,25 @@ def snapshot_sensor(graph: TopicGraph, config: Settings) -> dg.SensorDefinition:
             endpoints = lakehouse.peek()
             iceberg = endpoints.catalog(config).load_table(table.identifier)
         except NoSuchTableError:
-            return dg.SkipReason(f"{'.'.join(table.identifier)} does not exist yet")
+            return dg.SkipReason(f"{name} does not exist yet")
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(error))
         before = Cursor.parse(context.cursor)
         cursor = settle(before, _run_states(context.instance, before.request))
-        cursor, events = _look(cursor, iceberg, table, spec, partitions)
-        if events and (observation := _kafka_observation(context, spec, table, endpoints)):
+        cursor, events = _look(cursor, iceberg, watch, partitions)
+        if not watch.reported:
+            events = []
+        elif events and (observation := _kafka_observation(context, watch, endpoints)):
             events.append(observation)
+        if not watch.registrations:  # a snapshot that touched nothing asks for nothing
+            cursor = cursor.model_copy(update={"dirty": False})
         waiting = cursor.pending or cursor.future
         existing = partitions.get_partition_keys() if partitions and waiting else []
-        cursor, wanted = request(cursor, existing, table.name)
+        cursor, wanted = request(cursor, existing, watch.name)
         if cursor == before:
             return dg.SkipReason(_idle(cursor))
         return dg.SensorResult(
-            run_requests=list(_run_requests(wanted, registrations, derived)) if wanted else [],
+            run_requests=list(_run_requests(wanted, watch)) if wanted else [],
             asset_events=events,
             cursor=cursor.model_dump_json(),
         )
@@ -92,19 +167,16 @@ def snapshot_sensor(graph: TopicGraph, config: Settings) -> dg.SensorDefinition:
 
 
 def _look(
-    cursor: Cursor,
-    iceberg: Table,
-    table: LakeTable,
-    spec: TopicSpec,
-    partitions: TimePartitions | None,
+    cursor: Cursor, iceberg: Table, watch: Watch, partitions: TimePartitions | None
 ) -> tuple[Cursor, list[AssetMaterialization | AssetObservation]]:
     """Take note of everything that happened to ``main`` since the cursor."""
+    now = datetime.now(UTC)
 
     def touched(snapshot: Snapshot) -> set[str]:
         if partitions is None:
             return set()
-        hours = touched_hours(iceberg, snapshot, spec.event_time)
-        return partition_keys(partitions, hours, datetime.now(UTC))
+        hours = touched_hours(iceberg, snapshot, watch.origin.time)
+        return partition_keys(partitions, (watch.reached(each, now) for each in hours), now)
 
     changes = changes_since(iceberg, cursor.snapshot)
     head = iceberg.current_snapshot()
@@ -114,7 +186,7 @@ def _look(
     events: list[AssetMaterialization | AssetObservation] = []
     for snapshot in changes.new[:BATCH]:
         gap = changes.gap and not events
-        events.append(_materialization(table, iceberg, snapshot, gap=gap))
+        events.append(_materialization(watch.origin.table, iceberg, snapshot, gap=gap))
         cursor = observe(cursor, snapshot.snapshot_id, touched(snapshot))
     return cursor, events
 
@@ -138,16 +210,15 @@ def _run_states(instance: dg.DagsterInstance, wanted: Request | None) -> dict[st
     return states
 
 
-def _run_requests(
-    wanted: Request, registrations: list[dg.AssetKey], derived: list[dg.AssetKey]
-) -> Iterator[dg.RunRequest]:
+def _run_requests(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
     """A run for each range; without partitions (compaction, say) only the registrations."""
     for key, partitions in wanted.ranges.items():
         tags = {"topicberg/snapshot": str(wanted.snapshot)}
         if partitions:
-            tags |= {_RANGE_START: partitions[0], _RANGE_END: partitions[-1]}
-        selection = [*registrations, *derived] if partitions else registrations
-        yield dg.RunRequest(run_key=key, asset_selection=selection, tags=tags)
+            tags |= {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
+        selection = [*watch.registrations, *(watch.derived if partitions else ())]
+        if selection:
+            yield dg.RunRequest(run_key=key, asset_selection=selection, tags=tags)
 
 
 def _materialization(
@@ -170,17 +241,18 @@ def _materialization(
 
 
 def _kafka_observation(
-    context: dg.SensorEvaluationContext, spec: TopicSpec, table: LakeTable, endpoints: Endpoints
+    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints
 ) -> AssetObservation | None:
     """Where the topic is now; None while Kafka does not answer."""
+    topic = watch.origin.root.name
     try:
-        begin = kafka.beginning_offsets(endpoints, spec.name)
-        end = kafka.end_offsets(endpoints, spec.name)
+        begin = kafka.beginning_offsets(endpoints, topic)
+        end = kafka.end_offsets(endpoints, topic)
     except TopicbergError as error:
         context.log.warning(str(error))
         return None
     return AssetObservation(
-        asset_key=table.key("kafka"),
+        asset_key=watch.origin.table.key("kafka"),
         metadata=kafka_metadata(begin, end),
         tags={"dagster/data_version": kafka_data_version(end).value},
     )

@@ -26,6 +26,8 @@ class Spark(LazyPySparkResource):
             check_spark(remote)
             # The properties are flat strings: nested keys would make dagster-pyspark join them.
             self.spark_config["spark.remote"] = remote
+            # Texts are times in UTC wherever Spark runs; the functions of the tables rely on it.
+            self.spark_config.setdefault("spark.sql.session.timeZone", "UTC")
             super()._init_session()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:

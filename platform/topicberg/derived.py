@@ -1,19 +1,20 @@
-"""A derived table: for a window of event time, exactly what its function makes of the source.
+"""A derived table: for a window of event time, exactly what its function makes of its sources.
 
 Writing a window replaces it, so writing it twice changes nothing, and of two writers at once the
-one that read the newer source wins: each remembers the head of the target *before* it looks at the
-source, and Iceberg refuses an overwrite of a window in which others wrote since that head. Who is
+one that read the newer sources wins: each remembers the head of the target *before* it looks at the
+sources, and Iceberg refuses an overwrite of a window in which others wrote since that head. Who is
 refused computes again.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SOURCE_SNAPSHOT = "topicberg.source-snapshot-id"
-SOURCE_TABLE = "topicberg.source-table"
+SOURCE_SNAPSHOTS = "topicberg.source-snapshots"
+"""JSON: source table → id of the snapshot that was read, null for a table that had none."""
 WINDOW = "topicberg.window"
 WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
@@ -52,8 +53,14 @@ _PROPERTIES = {
     "write.metadata.previous-versions-max": "100",
 }
 
-Transform = Callable[["DataFrame"], "DataFrame"]
-"""The user's function: rows of the source in, rows of the derived table out."""
+Transform = Callable[..., "DataFrame"]
+"""The user's function: a DataFrame for each source in, rows of the derived table out."""
+
+FOREVER = timedelta.max
+"""A lookback over everything that was before."""
+
+TableName = tuple[str, str]
+"""Namespace and name."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +83,35 @@ class Window:
             return before_end | time.isNull()
         return (time >= F.lit(self.start).cast(kind)) & before_end
 
+    def back(self, lookback: timedelta) -> Window:
+        """The window with what lies before it."""
+        if self.start is None or lookback == FOREVER:
+            return Window(None, self.end)
+        return Window(self.start - lookback, self.end)
+
     def __str__(self) -> str:
         return f"{self.start.isoformat() if self.start else ''}/{self.end.isoformat()}"
 
 
 @dataclass(frozen=True)
-class Derivation:
-    """How a table comes from its source; tables are (namespace, name)."""
+class Source:
+    """A table that is read; without ``time`` as a whole, else the window of this event time."""
 
-    source: tuple[str, str]
-    target: tuple[str, str]
+    table: TableName
+    time: str | None
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How a table comes from its sources."""
+
+    sources: tuple[Source, ...]
+    target: TableName
     transform: Transform
-    source_time: str
-    """Event-time column of the source, by which a window is read."""
     target_time: str
-    """The same column in the target, by which a window is replaced."""
+    """The event time in the target, by which a window is replaced."""
+    lookback: timedelta | None = None
+    """How far before the window the sources are read; None: the function sees the window alone."""
     partitioned_by: str = "hour"
     """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
 
@@ -103,38 +124,38 @@ class Derivation:
 class Written:
     """A window as it was written.
 
-    ``rows_by_hour``: first hour of a partition (since 1970) → rows. Snapshots are None if the
-    source has none yet; nothing was written then.
+    ``rows_by_hour``: first hour of a partition (since 1970) → rows. ``sources``: table → snapshot
+    that was read. There is no snapshot if no source has one yet; nothing was written then.
     """
 
     rows: int = 0
     rows_by_hour: Mapping[int, int] | None = None
     snapshot_id: int | None = None
-    source_snapshot_id: int | None = None
+    sources: Mapping[str, int | None] | None = None
 
 
 def write_window(
     spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
 ) -> Written:
-    """Compute a window from the head of the source and replace it in the target.
+    """Compute a window from the heads of the sources and replace it in the target.
 
-    :raises TopicbergError: the function lost or changed the time column
+    :raises TopicbergError: a source does not exist, or the function lost or changed the time column
     :raises CommitConflictError: other writers kept changing the same window
     """
+    _heads(catalog, derivation)
     columns = _columns(spark, derivation)
     for attempt in range(ATTEMPTS):
         table = _ensure(catalog, derivation, columns)
-        head = catalog.load_table(derivation.source).current_snapshot()
-        if head is None:
+        heads = _heads(catalog, derivation)
+        if not any(heads.values()):
             return Written()
         properties = {
-            SOURCE_TABLE: ".".join(derivation.source),
-            SOURCE_SNAPSHOT: str(head.snapshot_id),
+            SOURCE_SNAPSHOTS: json.dumps(heads),
             WINDOW: str(window),
             WRITE_ID: uuid.uuid4().hex,
         }
         try:
-            _overwrite(spark, table, derivation, window, head.snapshot_id, properties)
+            _overwrite(spark, table, derivation, window, heads, properties)
         except Exception as error:  # Spark's, which names the cause in its text alone
             if _OUTSIDE in str(error):
                 raise _time_changed(derivation) from error
@@ -151,7 +172,7 @@ def write_window(
             rows=int(summary(written).get("added-records", 0)),
             rows_by_hour=added_rows(table, written, derivation.target_time),
             snapshot_id=written.snapshot_id,
-            source_snapshot_id=head.snapshot_id,
+            sources=heads,
         )
     raise CommitConflictError(
         f"table {derivation.name}: {ATTEMPTS} attempts met another writer of {window}",
@@ -159,12 +180,38 @@ def write_window(
     )
 
 
+def read_window(
+    spark: SparkSession, table: TableName, time: str, window: Window | None
+) -> DataFrame:
+    """The rows of a table in a window of its event time, as of now; without a window all rows."""
+    frame = spark.read.table(spark_name(table))
+    if window is None:
+        return frame
+    return frame.filter(window.condition(time, frame.schema[time].dataType))
+
+
+def _heads(catalog: Catalog, derivation: Derivation) -> dict[str, int | None]:
+    """Source table → id of its newest snapshot."""
+    heads: dict[str, int | None] = {}
+    for source in derivation.sources:
+        name = ".".join(source.table)
+        try:
+            head = catalog.load_table(source.table).current_snapshot()
+        except NoSuchTableError:
+            raise TopicbergError(
+                f"table {derivation.name}: its source {name} does not exist yet",
+                hint="materialize the Iceberg asset of the source first",
+            ) from None
+        heads[name] = head.snapshot_id if head else None
+    return heads
+
+
 def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
     """The columns that the function returns, all of them optional."""
     import pyarrow as pa
 
-    source = spark.read.table(_spark_name(derivation.source))
-    schema = derivation.transform(source).limit(0).toArrow().schema
+    frames = [spark.read.table(spark_name(source.table)) for source in derivation.sources]
+    schema = derivation.transform(*frames).limit(0).toArrow().schema
     if derivation.target_time not in schema.names:
         raise TopicbergError(
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
@@ -219,24 +266,26 @@ def _overwrite(
     table: Table,
     derivation: Derivation,
     window: Window,
-    source_snapshot: int,
+    heads: Mapping[str, int | None],
     properties: dict[str, str],
 ) -> None:
     from pyspark.sql import functions as F
 
-    source = spark.read.option("versionAsOf", str(source_snapshot)).table(
-        _spark_name(derivation.source)
+    read = window.back(derivation.lookback) if derivation.lookback else window
+    frame = derivation.transform(
+        *(
+            _rows(spark, source, heads[".".join(source.table)], read)
+            for source in derivation.sources
+        )
     )
-    time = derivation.source_time
-    rows = source.filter(window.condition(time, source.schema[time].dataType))
-    frame = derivation.transform(rows)
-
-    columns = spark.table(_spark_name(derivation.target)).schema
+    columns = spark.table(spark_name(derivation.target)).schema
     time = derivation.target_time
     inside = window.condition(time, columns[time].dataType)
-    frame = frame.withColumn(
-        time, F.when(inside, F.col(quote(time))).otherwise(F.raise_error(F.lit(_OUTSIDE)))
-    )
+    if derivation.lookback:
+        frame = frame.filter(inside)
+    else:
+        moved = F.raise_error(F.lit(_OUTSIDE))
+        frame = frame.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
     present = set(frame.columns)
     frame = frame.select(
         *(
@@ -253,18 +302,29 @@ def _overwrite(
         "validate-from-snapshot-id": str(head.snapshot_id),
         **{f"snapshot-property.{key}": value for key, value in properties.items()},
     }
-    writer = frame.writeTo(_spark_name(derivation.target))
+    writer = frame.writeTo(spark_name(derivation.target))
     for key, value in options.items():
         writer = writer.option(key, value)
     writer.overwrite(inside)
 
 
+def _rows(spark: SparkSession, source: Source, head: int | None, window: Window) -> DataFrame:
+    """What a window shows of a source, as of one snapshot."""
+    if head is None:
+        return spark.read.table(spark_name(source.table)).limit(0)
+    frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
+    if source.time is None:
+        return frame
+    return frame.filter(window.condition(source.time, frame.schema[source.time].dataType))
+
+
 def _time_changed(derivation: Derivation) -> TopicbergError:
     return TopicbergError(
         f"table {derivation.name}: its function returns rows outside of the window it was given",
-        hint=f"{derivation.target_time} must carry {derivation.source_time} of the source as it is",
+        hint=f"{derivation.target_time} must carry the event time of the source as it is",
     )
 
 
-def _spark_name(table: tuple[str, str]) -> str:
+def spark_name(table: TableName) -> str:
+    """The table in Spark SQL."""
     return f"{CATALOG}.{quote(*table)}"

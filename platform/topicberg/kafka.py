@@ -84,6 +84,22 @@ def ensure_topic(
     )
 
 
+def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
+    """A compacted topic of one partition for topicberg's own records, created if it is missing."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(topic, 1, replication_factor=-1, config={"cleanup.policy": "compact"})
+    future = _admin(endpoints).create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
+    try:
+        _result(future, endpoints, f"create topic {topic}")
+    except TopicbergError as error:
+        cause = error.__cause__
+        exists = KafkaError.TOPIC_ALREADY_EXISTS
+        if not isinstance(cause, KafkaException) or cause.args[0].code() != exists:
+            raise
+
+
 def beginning_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
     """Partition → first offset that the log still has.
 

@@ -89,16 +89,17 @@ class Changes:
         return bool(self.new or self.undone)
 
 
-def changes_since(table: Table, last: int | None) -> Changes:
-    """Everything since snapshot ``last``; None: since the first one."""
-    newer = list(takewhile(lambda snapshot: snapshot.snapshot_id != last, ancestry(table)))[::-1]
+def changes_since(table: Table, last: int | None, head: Snapshot | None = None) -> Changes:
+    """Everything since snapshot ``last`` (None: the first one), up to ``head`` (None: ``main``)."""
+    line = takewhile(lambda snapshot: snapshot.snapshot_id != last, ancestry(table, head))
+    newer = list(line)[::-1]
     if last is None or not newer or newer[0].parent_snapshot_id == last:
         return Changes(newer, [])
     old = table.snapshot_by_id(last)
     if old is None:
         return Changes(newer, [], gap=True)
-    line = {snapshot.snapshot_id for snapshot in newer}
-    undone = list(takewhile(lambda s: s.snapshot_id not in line, ancestry(table, old)))[::-1]
+    kept = {snapshot.snapshot_id for snapshot in newer}
+    undone = list(takewhile(lambda s: s.snapshot_id not in kept, ancestry(table, old)))[::-1]
     known = {snapshot.snapshot_id for snapshot in ancestry(table, old)}
     return Changes([s for s in newer if s.snapshot_id not in known], undone)
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import struct
 import time
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import psutil
 import pytest
-from fastavro import schemaless_reader
+from fastavro import parse_schema, schemaless_reader
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.datagen import kind_names, kinds, record_generator
+from topicberg.datagen.airlines import AIRPORTS, MAX_PRICE, MIN_PRICE, TIME_FORMAT, flyers
 from topicberg.datagen.kinds.stock_trades import ACCOUNTS, PRICE, QUANTITY, SIDES, SYMBOLS, USERS
 from topicberg.datagen.pace import Pace
 from topicberg.datagen.producer import avro_encoder, random_of
@@ -39,7 +42,7 @@ def test_kinds_are_modules() -> None:
 
 @given(st.integers(0, 2**64))
 def test_stock_trades_have_datagens_values(seed: int) -> None:
-    for trade in islice(record_generator("stock_trades")(Random(seed)), 200):
+    for trade in islice(record_generator("stock_trades")(Random(seed), seed), 200):
         assert list(trade) == ["side", "quantity", "symbol", "price", "account", "userid"]
         assert trade["side"] in SIDES
         assert QUANTITY[0] <= trade["quantity"] < QUANTITY[1]
@@ -50,7 +53,7 @@ def test_stock_trades_have_datagens_values(seed: int) -> None:
 
 
 def test_values_are_spread_evenly() -> None:
-    trades = list(islice(record_generator("stock_trades")(Random(1)), 20_000))
+    trades = list(islice(record_generator("stock_trades")(Random(1), 1), 20_000))
     for field, values in (("symbol", SYMBOLS), ("side", SIDES), ("userid", USERS)):
         counts = [sum(trade[field] == value for trade in trades) for value in values]
         assert min(counts) > 0.85 * len(trades) / len(values)
@@ -60,7 +63,7 @@ def test_values_are_spread_evenly() -> None:
 
 def test_checks_of_the_spec_accept_what_the_generator_makes() -> None:
     checks = load_topic("stock_trades").checks
-    for trade in islice(record_generator("stock_trades")(Random(7)), 5_000):
+    for trade in islice(record_generator("stock_trades")(Random(7), 7), 5_000):
         for column, values in checks.accepted_values.items():
             assert trade[column] in values
         for column, bounds in checks.ranges.items():
@@ -69,7 +72,7 @@ def test_checks_of_the_spec_accept_what_the_generator_makes() -> None:
 
 def test_the_seed_and_the_run_decide_the_records() -> None:
     def first(seed: int, generation: int) -> list[dict[str, object]]:
-        return list(islice(record_generator("stock_trades")(random_of(seed, generation)), 50))
+        return list(islice(record_generator("stock_trades")(random_of(seed, generation), seed), 50))
 
     assert first(1, 0) == first(1, 0)
     assert first(1, 0) != first(2, 0)
@@ -79,7 +82,7 @@ def test_the_seed_and_the_run_decide_the_records() -> None:
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**32))
 def test_wire_format(schema_id: int, seed: int) -> None:
     encode = avro_encoder(SCHEMA, schema_id)
-    trade = next(record_generator("stock_trades")(Random(seed)))
+    trade = next(record_generator("stock_trades")(Random(seed), seed))
     data = encode(trade)
     assert struct.unpack(">bI", data[:5]) == (0, schema_id)
     assert schemaless_reader(io.BytesIO(data[5:]), json.loads(SCHEMA), None) == trade
@@ -183,3 +186,46 @@ def test_a_damaged_file_is_named(config: Settings) -> None:
     path.write_text("{")
     with pytest.raises(TopicbergError, match=r"stock_trades\.json is damaged"):
         read_status(config, "stock_trades")
+
+
+@pytest.mark.parametrize("airline", ["sunset", "skyone"])
+def test_bookings(airline: str) -> None:
+    prefix = {"sunset": "SUN", "skyone": "SKY1"}[airline]
+    found = list(islice(record_generator(airline)(Random(3), 1), 3000))
+    encode = avro_encoder((settings().schemas_dir / "airline.avsc").read_text(), 1)
+    for booking in found:
+        assert encode(booking)
+        departure, arrival = (
+            datetime.strptime(booking[name], TIME_FORMAT)
+            for name in ("departure_time", "arrival_time")
+        )
+        assert booking["flight_duration"] == (arrival - departure) / timedelta(minutes=1)
+        assert booking["departure_airport_code"] != booking["arrival_airport_code"]
+        assert re.fullmatch(rf"{prefix}\d{{1,3}}", booking["flight_number"])
+        assert re.fullmatch(rf"{prefix}[A-Z]{{6}}", booking["confirmation_code"])
+    assert {min(b["ticket_price"] for b in found), max(b["ticket_price"] for b in found)} <= set(
+        range(MIN_PRICE, MAX_PRICE + 1)
+    )
+    durations = [booking["flight_duration"] for booking in found]
+    assert min(durations) >= 60
+    assert max(durations) <= 1319
+    assert {booking["departure_airport_code"] for booking in found} == set(AIRPORTS)
+    assert {booking["email_address"] for booking in found} == set(flyers(1))
+
+
+def test_flyers_are_the_same_in_every_run_and_of_both_airlines() -> None:
+    runs = [
+        {b["email_address"] for b in islice(record_generator(kind)(random_of(5, run), 5), 3000)}
+        for kind in ("sunset", "skyone")
+        for run in range(2)
+    ]
+    assert all(run == set(flyers(5)) for run in runs)
+    assert set(flyers(5)) != set(flyers(6))
+
+
+def test_a_ticket_price_keeps_its_value_in_avro() -> None:
+    text = (settings().schemas_dir / "airline.avsc").read_text()
+    booking = next(record_generator("sunset")(Random(1), 1))
+    encoded = avro_encoder(text, 1)(booking)
+    decoded = schemaless_reader(io.BytesIO(encoded[5:]), parse_schema(json.loads(text)), None)
+    assert decoded["ticket_price"] == booking["ticket_price"] >= MIN_PRICE

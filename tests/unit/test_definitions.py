@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
-from assets import find_derived, topic_graphs
+from assets import Lake, find_derived
+from assets.derived import DerivedTable
 from definitions import defs
+from jobs.sensors import watches
 from resources import RESOURCES
 from topicberg.errors import SpecError
 from topicberg.settings import settings
@@ -19,13 +24,16 @@ REPOSITORY = defs.get_repository_def()
 GRAPH = REPOSITORY.asset_graph
 
 
+def table_names() -> set[str]:
+    topics = {spec.asset_name for spec in load_topics() if spec.tableflow.enabled}
+    return topics | {table.name for table in find_derived()}
+
+
 def test_asset_keys() -> None:
-    tables = {spec.asset_name for spec in load_topics()}
-    derived = {table.name for table in find_derived()}
     keys = {key.to_user_string() for key in GRAPH.get_all_asset_keys()}
     assert keys == (
-        {f"kafka/{name}" for name in tables}
-        | {f"{s}/{name}" for name in tables | derived for s in ("iceberg", "glue", "snowflake")}
+        {f"kafka/{spec.asset_name}" for spec in load_topics()}
+        | {f"{s}/{name}" for name in table_names() for s in ("iceberg", "glue", "snowflake")}
     )
 
 
@@ -46,6 +54,9 @@ def test_the_graph_reads_from_kafka_to_snowflake() -> None:
     assert parents("glue/stock_trades") == {"iceberg/stock_trades"}
     assert parents("snowflake/stock_trades") == {"glue/stock_trades"}
     assert parents("iceberg/stock_trades_with_totals") == {"iceberg/stock_trades"}
+    assert parents("kafka/stock_trades_with_totals") == {"iceberg/stock_trades_with_totals"}
+    assert parents("iceberg/flight") == {"iceberg/airline_sunset", "iceberg/airline_skyone"}
+    assert parents("iceberg/flyer_stats") == {"iceberg/flight"}
 
 
 def test_jobs_and_sensors() -> None:
@@ -56,7 +67,10 @@ def test_jobs_and_sensors() -> None:
         *(f"{spec.pipeline}_pipeline" for spec in specs),
     }
     sensors = {sensor.name: sensor for sensor in REPOSITORY.sensor_defs}
-    assert set(sensors) == {f"{spec.asset_name}_snapshots" for spec in specs}
+    assert set(sensors) == {
+        *(f"{spec.asset_name}_snapshots" for spec in specs if spec.tableflow.enabled),
+        *(f"{table.name}_lookback" for table in find_derived() if table.lookback),
+    }
     assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())
 
 
@@ -83,8 +97,7 @@ def test_the_schedule_skips_while_the_stack_is_down() -> None:
 
 def test_every_table_is_checked() -> None:
     checks = {(key.asset_key.path[-1], key.name) for key in GRAPH.asset_check_keys}
-    tables = [*(spec.asset_name for spec in load_topics()), *(t.name for t in find_derived())]
-    assert {(name, "parity") for name in tables} <= checks
+    assert {(name, "parity") for name in table_names()} <= checks
 
 
 @pytest.fixture
@@ -109,5 +122,64 @@ def test_a_sensor_skips_while_the_stack_is_down() -> None:
 
 def test_a_derived_table_of_no_topic_is_refused() -> None:
     (derived, *_) = find_derived()
-    with pytest.raises(SpecError, match=derived.source):
-        topic_graphs([], [derived])
+    with pytest.raises(SpecError, match=derived.sources[0]):
+        Lake(settings(), (), (derived,))
+
+
+LAKE = Lake(settings(), tuple(load_topics()), tuple(find_derived()))
+
+
+@pytest.mark.parametrize("derived", LAKE.derived, ids=lambda table: table.name)
+def test_lineage_names_columns_that_there_are(derived: DerivedTable) -> None:
+    lineage = GRAPH.get(LAKE.table(derived).key("iceberg")).metadata["dagster/column_lineage"]
+    assert lineage.deps_by_column
+    columns = {
+        origin.table.key("iceberg"): set(spec.columns())
+        for name, spec in LAKE.materialized.items()
+        if (origin := LAKE.origin(name))
+    } | {LAKE.table(table).key("iceberg"): set(table.lineage) for table in LAKE.derived}
+    for dependencies in lineage.deps_by_column.values():
+        for each in dependencies:
+            assert each.column_name in columns[each.asset_key]
+
+
+def test_a_run_reaches_everything_that_follows_without_a_lookback() -> None:
+    assert [t.name for t in LAKE.downstream("airline.sunset")] == ["flight", "flyer_stats"]
+
+
+def test_a_lookback_reaches_into_later_partitions() -> None:
+    (moving,) = [w for w in watches(LAKE) if w.name == "flagged_stock_trades_lookback"]
+    (running,) = [w for w in watches(LAKE) if w.name == "flyer_totals_lookback"]
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    hour = int(now.timestamp()) // 3600
+    assert moving.reached(range(hour - 9, hour - 8), now) == range(hour - 9, hour - 7)
+    assert running.reached(range(hour - 9, hour - 8), now) == range(hour - 9, hour + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sources": ("nothing",)}, "nothing"),
+        ({"sources": ("flyer_stats",), "name": "flight"}, "comes from itself"),
+        ({"name": "stock_trades"}, "name of a topic's table"),
+    ],
+)
+def test_a_wrong_derivation_is_refused(change: dict[str, Any], message: str) -> None:
+    tables = {table.name: table for table in LAKE.derived}
+    wrong = replace(tables["flight"], **change)
+    with pytest.raises(SpecError, match=message):
+        Lake(LAKE.config, LAKE.topics, tuple((tables | {wrong.name: wrong}).values()))
+
+
+def test_a_topic_of_no_table_is_refused() -> None:
+    (topic,) = (spec for spec in LAKE.topics if spec.name == "airline.flight")
+    with pytest.raises(SpecError, match="no derived table"):
+        Lake(LAKE.config, (topic.model_copy(update={"publishes": "nothing"}),), ())
+
+
+def test_wrong_parameters_are_refused() -> None:
+    (table,) = (table for table in LAKE.derived if table.name == "flagged_stock_trades")
+    root = LAKE.root(table)
+    wrong = root.model_copy(update={"parameters": {table.name: {"z_score": -1}}})
+    with pytest.raises(SpecError, match="z_score"):
+        table.parameters_of(wrong)

@@ -68,3 +68,27 @@ def schema() -> None:
     from topicberg.topics import TopicSpec
 
     typer.echo(json.dumps(TopicSpec.model_json_schema(by_alias=True), indent=2))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
+    subject: Annotated[
+        str, typer.Option("--from-subject", help="Subject whose newest schema its values have.")
+    ],
+    pipeline: Annotated[
+        str | None, typer.Option(help="Group of its assets; by default the topic's name.")
+    ] = None,
+) -> None:
+    """Write the spec of a topic whose schema is in the registry."""
+    import re
+
+    from topicberg.endpoints import load_endpoints
+    from topicberg.settings import settings
+    from topicberg.topics.new import new_topic
+
+    config = settings()
+    group = pipeline or re.sub(r"[^a-z0-9_]", "_", name.lower())
+    for path in new_topic(name, subject, group, load_endpoints(config), config):
+        typer.echo(f"wrote {path}")
+    typer.echo("`topicberg topics validate` checks it; reload the code location in the UI")

@@ -19,8 +19,8 @@ def kind_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(kinds.__path__))
 
 
-def record_generator(kind: str) -> Callable[[Random], Records]:
-    """The function ``records(random)`` of a kind: an endless, pure stream of records.
+def record_generator(kind: str) -> Callable[[Random, int], Records]:
+    """The function ``records(random, seed)`` of a kind: an endless, pure stream of records.
 
     :raises TopicbergError: there is no such kind
     """
@@ -28,5 +28,5 @@ def record_generator(kind: str) -> Callable[[Random], Records]:
         raise TopicbergError(
             f"there is no generator kind {kind!r}", hint=f"there are: {', '.join(kind_names())}"
         )
-    generator: Callable[[Random], Records] = import_module(f"{kinds.__name__}.{kind}").records
+    generator: Callable[[Random, int], Records] = import_module(f"{kinds.__name__}.{kind}").records
     return generator

@@ -106,7 +106,7 @@ class GeneratorRun:
         self._config = config
         self._rate = rate
         self._count = count
-        self._records = record_generator(spec.generator.kind)(random_of(seed, generation))
+        self._records = record_generator(spec.generator.kind)(random_of(seed, generation), seed)
         self._generation = str(generation).encode()
         self._iterations = count_from(first_iteration)
         self._stop = threading.Event()

@@ -206,6 +206,20 @@ def _generator_formats(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         yield "key.field", "the generator needs to know which field of the value is the key"
 
 
+@_rule("publishes", "generator", "schema.format", "key", "tableflow.enabled")
+def _publishes(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.publishes is None:
+        return
+    if spec.generator is not None:
+        yield "publishes", "a topic has a generator or a derived table, not both"
+    if spec.value_schema.format not in ("avro", "json"):
+        yield "publishes", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
+    if spec.key.format == "protobuf":
+        yield "publishes", "writes keys as text, Avro or JSON; key.format is protobuf"
+    if spec.key.format == "string" and spec.key.field is None:
+        yield "key.field", "a published table needs to know which column is the key"
+
+
 @_rule("checks.ranges")
 def _ranges(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     for column, bounds in spec.checks.ranges.items():

@@ -284,6 +284,10 @@ class TopicSpec(SpecModel):
     table: TableSpec = TableSpec()
     derived_partitions: DerivedPartitions | None = None
     generator: GeneratorSpec | None = None
+    publishes: str | None = None
+    """A derived table whose rows are the topic's records."""
+    parameters: dict[str, dict[str, Any]] = {}
+    """Derived table → the parameters of its function."""
     owners: tuple[Annotated[str, AfterValidator(_owner)], ...] = ()
     """``team:name`` or e-mail addresses, as Dagster takes them."""
     freshness: Freshness | None = None
@@ -360,7 +364,7 @@ class TopicSpec(SpecModel):
         columns = {"key": "binary"}
         if path := self.key_schema_path(config):
             assert self.key.format in ("avro", "json", "protobuf")  # noqa: S101
-            columns = read_schema(path, self.key.format, self.key.message).columns
+            columns = dict(read_schema(path, self.key.format, self.key.message).columns)
         if path := self.value_schema_path(config):
             columns |= read_schema(
                 path, self.value_schema.format, self.value_schema.message

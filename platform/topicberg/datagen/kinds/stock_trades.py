@@ -18,8 +18,8 @@ QUANTITY = (1, 5000)
 PRICE = (5, 1000)
 
 
-def records(random: Random) -> Iterator[dict[str, Any]]:
-    """Endless trades; every field is uniform and independent of the others."""
+def records(random: Random, seed: int) -> Iterator[dict[str, Any]]:
+    """Endless trades; every field is uniform and independent of the others, whatever the seed."""
     chance = random.random  # int(chance() * n): a third of the time that randrange(n) takes
     min_quantity, quantities = QUANTITY[0], QUANTITY[1] - QUANTITY[0]
     min_price, prices = PRICE[0], PRICE[1] - PRICE[0]

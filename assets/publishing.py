@@ -1,0 +1,51 @@
+"""Derived tables as Kafka topics: ``kafka/<topic>`` for every spec that says ``publishes``."""
+
+import dagster as dg
+
+from assets.derived import DerivedTable
+from assets.lake import Lake
+from assets.tables import RETRY, topic_table
+from resources import Lakehouse, Spark
+from topicberg.topics import TopicSpec
+
+
+def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.AssetsDefinition:
+    """The topic, brought to the newest snapshot of its table."""
+    table = lake.table(derived)
+    compacted = "compacted" if spec.write_mode == "upsert" else "append only"
+
+    @dg.asset(
+        key=topic_table(spec, lake.config).key("kafka"),
+        deps=[table.key("iceberg")],
+        group_name=table.group,
+        kinds={"kafka", spec.value_schema.format},
+        owners=list(spec.owners or table.owners),
+        retry_policy=RETRY,
+        pool="publish",
+        description=f"{spec.description}\n\nKafka topic `{spec.name}` ({compacted}, subject "
+        f"`{spec.value_subject}`): the rows of `{'.'.join(table.identifier)}`. What changed since "
+        "it was published last is sent in transactions, exactly once.",
+        metadata={"dagster/table_name": spec.name},
+    )
+    def publish_changes(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
+        from topicberg.publish import publish
+
+        published = publish(
+            spark.spark_session,
+            lakehouse.catalog(),
+            lakehouse.endpoints(),
+            lakehouse.config,
+            spec,
+            table.identifier,
+            derived.time_column,
+        )
+        return dg.MaterializeResult(
+            metadata={
+                "source_snapshots": {".".join(table.identifier): str(published.snapshot)},
+                "records_sent": published.records,
+                "tombstones_sent": published.tombstones,
+                "rows_not_taken_back": published.not_taken_back,
+            }
+        )
+
+    return publish_changes

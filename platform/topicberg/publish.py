@@ -1,0 +1,444 @@
+"""A table's rows as records of a topic, exactly once, whatever is killed and however often.
+
+What is published is the difference of two snapshots: the one that the topic holds already, and the
+newest. Spark works it out and encodes it; a transactional producer sends it, a few thousand records
+a transaction, and *in the same transaction* says in the topic :data:`STATE_TOPIC` how far it is.
+The next publisher first fences the one before it off, then reads from there; the difference of the
+same two snapshots in the same order goes on where it stopped. (Spark's own Kafka sink has no
+transactions: a run that is repeated would send everything twice.)
+
+* A topic in write mode upsert gets the new value of every key that changed, and a tombstone for
+  every key that is gone.
+* A topic in write mode append gets the rows that are new. A row that is gone stays in the topic:
+  an append log cannot take it back. Its number is reported.
+
+Records carry the row's event time as their timestamp. Tags on the two snapshots keep both from
+being expired.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pyiceberg.exceptions import NoSuchTableError
+
+from topicberg import kafka
+from topicberg.derived import TableName, spark_name
+from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.snapshots import changes_since, touched_hours
+from topicberg.spark import quote
+from topicberg.tableflow.subjects import wire_prefix
+from topicberg.topics.schema import read_schema
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+STATE_TOPIC = "topicberg.published"
+"""Compacted: topic → :class:`Progress`."""
+BATCH = 20_000
+"""Records of a transaction."""
+TRANSACTION_SECONDS = 900
+"""The most that a broker allows by default."""
+WAIT_SECONDS = 60.0
+_MAX_PREDICATES = 50
+_PRODUCER: dict[str, Any] = {
+    "log_level": 2,
+    "compression.type": "zstd",
+    "linger.ms": 20,
+    "partitioner": "murmur2_random",  # a key goes where the Java producer would put it
+    "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
+    "delivery.report.only.error": True,
+}
+
+
+class PublishError(TopicbergError):
+    """A table cannot be published to its topic."""
+
+
+class Progress(BaseModel):
+    """What a topic holds of its table."""
+
+    topic_id: str
+    table_uuid: str
+    snapshot: int | None = None
+    """All of this snapshot, …"""
+    target: int | None = None
+    """… and of what changed from there to this one …"""
+    sent: int = 0
+    """… so many records."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a call of :func:`publish` sent; ``snapshot``: what the topic holds now."""
+
+    snapshot: int | None
+    records: int = 0
+    tombstones: int = 0
+    not_taken_back: int = 0
+    """Rows that are gone from the table, but stay in an append topic."""
+
+
+def publish(
+    spark: SparkSession,
+    catalog: Catalog,
+    endpoints: Endpoints,
+    config: Settings,
+    spec: TopicSpec,
+    table_name: TableName,
+    time: str,
+    *,
+    batch: int = BATCH,
+) -> Published:
+    """Bring a topic to the newest snapshot of its table.
+
+    :param time: the table's event time, which becomes the records' timestamp
+    :raises PublishError: the topic holds records of another table, or a key has several rows
+    :raises CommitConflictError: another publisher of this topic took over
+    """
+    try:
+        table = catalog.load_table(table_name)
+    except NoSuchTableError:
+        return Published(None)
+    ensured = kafka.ensure_topic(spec, endpoints, config)
+    kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
+    topic = _Topic(spec, config, ensured.value_schema_id, ensured.key_schema_id)
+    with _transactions(spec.name, endpoints) as producer:  # from here on nobody else publishes
+        progress = _progress(table, spec.name, endpoints)
+        done = 0, 0, 0
+        while (target := _target(table, progress)) is not None:
+            progress = progress.model_copy(update={"target": target})
+            _tag(table, target, f"publishing-{spec.name}")
+            changes = _changes(spark, table, topic, progress, time)
+            counts = _send(producer, spec, topic.ordered(changes), progress, batch)
+            gone = 0 if spec.write_mode == "upsert" else _gone(changes)
+            done = done[0] + counts[0], done[1] + counts[1], done[2] + gone
+            progress = Progress(
+                topic_id=progress.topic_id, table_uuid=progress.table_uuid, snapshot=target
+            )
+            _tag(table, target, f"published-{spec.name}")
+    return Published(progress.snapshot, *done)
+
+
+def _target(table: Table, progress: Progress) -> int | None:
+    """The snapshot to publish now; an unfinished one is finished first."""
+    if progress.target is not None:
+        return progress.target
+    head = table.current_snapshot()
+    return head.snapshot_id if head and head.snapshot_id != progress.snapshot else None
+
+
+# --- what changed ---
+
+
+@dataclass(frozen=True)
+class _Topic:
+    """How a topic's records are made of a table's rows."""
+
+    spec: TopicSpec
+    config: Settings
+    value_schema_id: int | None
+    key_schema_id: int | None
+
+    def key(self, columns: set[str]) -> Column:
+        from pyspark.sql import functions as F
+
+        key = self.spec.key
+        if key.format == "none":
+            return F.lit(None).cast("binary")
+        if key.format == "string":
+            self._require([key.field or ""], columns)
+            return F.encode(F.col(quote(key.field or "")).cast("string"), "utf-8")
+        path = self.spec.key_schema_path(self.config)
+        return self._encoded(key.format, path, self.key_schema_id, columns)
+
+    def value(self, columns: set[str]) -> Column:
+        path = self.spec.value_schema_path(self.config)
+        return self._encoded(self.spec.value_schema.format, path, self.value_schema_id, columns)
+
+    def _encoded(self, kind: str, path: Any, schema_id: int | None, columns: set[str]) -> Column:
+        """In the Confluent wire format."""
+        from pyspark.sql import functions as F
+        from pyspark.sql.avro.functions import to_avro
+
+        schema = read_schema(path, kind, None)
+        self._require(schema.columns, columns)
+        record = F.struct(*(F.col(quote(name)) for name in schema.columns))
+        if kind == "avro":
+            payload = to_avro(record, schema.text)
+        elif kind == "json":
+            payload = F.encode(F.to_json(record), "utf-8")
+        else:
+            raise PublishError(f"topic {self.spec.name}: rows cannot be published as {kind}")
+        return F.concat(F.lit(bytearray(wire_prefix(schema_id or 0))), payload)
+
+    def _require(self, names: Iterable[str], columns: set[str]) -> None:
+        if missing := sorted(set(names) - columns):
+            raise PublishError(
+                f"topic {self.spec.name}: its table has no column {', '.join(missing)}",
+                hint="the fields of the topic's schemas are columns of the table",
+            )
+
+    def ordered(self, changes: DataFrame) -> DataFrame:
+        """Records in an order that is the same whenever they are computed again."""
+        from pyspark.sql import functions as F
+
+        if self.spec.write_mode == "append":
+            changes = changes.filter("copies > 0")
+        else:
+            several = F.sum(F.when(F.col("copies") > 0, F.col("copies")))
+            changes = (
+                changes.groupBy("key")
+                .agg(
+                    F.max_by("value", "copies").alias("value"),
+                    F.max_by("time", "copies").alias("time"),
+                    F.max("copies").alias("copies"),
+                    F.coalesce(several, F.lit(0)).alias("rows"),
+                )
+                .withColumn("value", F.when(F.col("copies") > 0, F.col("value")))
+            )
+        return changes.orderBy("time", "key", "value")
+
+
+def _changes(
+    spark: SparkSession, table: Table, topic: _Topic, progress: Progress, time: str
+) -> DataFrame:
+    """Rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``, negative if rows are gone.
+
+    Only files of the partitions that snapshots in between touched are read.
+    """
+    from pyspark.sql import functions as F
+
+    assert progress.target is not None  # noqa: S101  see publish()
+    base = progress.snapshot
+    if any(table.snapshot_by_id(s) is None for s in (base, progress.target) if s is not None):
+        raise PublishError(
+            f"topic {topic.spec.name}: the snapshot that it holds was expired",
+            hint=f"delete the topic {topic.spec.name}; it is then published anew",
+        )
+
+    namespace, name = table.name()
+
+    def rows(snapshot: int, copies: int) -> DataFrame:
+        frame = spark.read.option("versionAsOf", str(snapshot)).table(spark_name((namespace, name)))
+        columns = set(frame.columns)
+        touched = _touched(table, base, progress.target, time)
+        if touched is not None:
+            frame = frame.filter(touched)
+        return frame.select(
+            topic.key(columns).alias("key"),
+            topic.value(columns).alias("value"),
+            F.unix_millis(F.col(quote(time)).cast("timestamp")).alias("time"),
+            F.lit(copies).alias("copies"),
+        )
+
+    changes = rows(progress.target, 1)
+    if base is not None:
+        changes = changes.unionByName(rows(base, -1))
+    return (
+        changes.groupBy("key", "value", "time")
+        .agg(F.sum("copies").alias("copies"))
+        .filter("copies != 0")
+    )
+
+
+def _touched(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
+    """The hours in which the two snapshots may differ; None: any."""
+    from pyspark.sql import functions as F
+
+    if base is None or target is None:
+        return None
+    changes = changes_since(table, base, table.snapshot_by_id(target))
+    hours = sorted(
+        {
+            (touched.start, touched.stop)
+            for changed in (*changes.new, *changes.undone)
+            for touched in touched_hours(table, changed, time)
+        }
+    )
+    if changes.gap or any(start < 0 for start, _ in hours):
+        return None
+    merged: list[tuple[int, int]] = []
+    for start, stop in hours:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    if len(merged) > _MAX_PREDICATES:
+        merged = [(merged[0][0], merged[-1][1])]
+
+    def between(start: int, stop: int) -> Column:
+        column = F.col(quote(time))
+        first, end = (F.timestamp_seconds(F.lit(hour * 3600)) for hour in (start, stop))
+        return (column >= first) & (column < end)
+
+    return reduce(lambda a, b: a | b, (between(*each) for each in merged), F.lit(False))
+
+
+def _gone(changes: DataFrame) -> int:
+    from pyspark.sql import functions as F
+
+    found = changes.filter("copies < 0").agg(F.sum("copies")).collect()[0][0]
+    return -int(found or 0)
+
+
+# --- sending ---
+
+
+@contextmanager
+def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
+    """The one producer of this topic: another one, dead or alive, cannot commit any more.
+
+    :raises CommitConflictError: a later one did the same to this one
+    """
+    from confluent_kafka import KafkaError, KafkaException, Producer
+
+    producer = Producer(
+        {**_PRODUCER, **endpoints.kafka_config(), "transactional.id": f"topicberg-publish-{topic}"}
+    )
+    try:
+        producer.init_transactions(WAIT_SECONDS)
+        yield producer
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() in (
+            KafkaError._FENCED,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+        ):
+            raise CommitConflictError(f"topic {topic}: another publisher took over") from error
+        raise PublishError(
+            f"topic {topic}: Kafka did not take a transaction: {reason.str()}",
+            hint="publish again: nothing is lost, and nothing is sent twice",
+        ) from error
+    finally:
+        with suppress(KafkaException):  # there is none after a commit
+            producer.abort_transaction(WAIT_SECONDS)
+
+
+def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
+    """What the topic holds; nothing if it was created anew since.
+
+    :raises PublishError: it holds another table
+    """
+    topic_id, uuid = kafka.topic_id(endpoints, topic), str(table.metadata.table_uuid)
+    found = _states(endpoints).get(topic)
+    if found is None or found.topic_id != topic_id:
+        return Progress(topic_id=topic_id, table_uuid=uuid)
+    if found.table_uuid != uuid:
+        raise PublishError(
+            f"topic {topic} holds the rows of another table of this name, which was dropped",
+            hint=f"delete the topic {topic}; it is then published anew",
+        )
+    return found
+
+
+def _states(endpoints: Endpoints) -> dict[str, Progress]:
+    """The newest state of every topic."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    consumer = Consumer(
+        {
+            "log_level": 2,
+            **endpoints.kafka_config(),
+            "group.id": "topicberg-publish",  # demanded, but nothing is committed
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    states: dict[str, Progress] = {}
+    try:
+        consumer.assign([TopicPartition(STATE_TOPIC, 0, 0)])
+        while True:
+            message = consumer.poll(WAIT_SECONDS)
+            error = message.error() if message else None
+            if message is None or (error and error.code() != KafkaError._PARTITION_EOF):
+                why = error.str() if error else "no answer"
+                raise PublishError(f"topic {STATE_TOPIC} cannot be read: {why}")
+            if error:
+                return states
+            if (key := message.key()) and (value := message.value()):
+                states[key.decode()] = Progress.model_validate_json(value)
+    finally:
+        consumer.close()
+
+
+def _tag(table: Table, snapshot: int, name: str) -> None:
+    """Keep a snapshot from being expired."""
+    reference = table.refresh().refs().get(name)
+    if reference is None or reference.snapshot_id != snapshot:
+        table.manage_snapshots().create_tag(snapshot, name).commit()
+
+
+def _send(
+    producer: Producer, spec: TopicSpec, changes: DataFrame, progress: Progress, batch: int
+) -> tuple[int, int]:
+    """Send what is not sent yet; the number of records and of tombstones."""
+    sent, tombstones, already = 0, 0, progress.sent
+    records = islice(_records(spec, changes), already, None)
+    while True:
+        producer.begin_transaction()
+        some = 0
+        for key, value, time in islice(records, batch):
+            _produce(producer, spec.name, value, key, time)
+            some += 1
+            tombstones += value is None
+        sent += some
+        finished = some < batch
+        reached = progress.model_copy(update={"sent": already + sent})
+        if finished:
+            reached = reached.model_copy(
+                update={"snapshot": progress.target, "target": None, "sent": 0}
+            )
+        state = reached.model_dump_json().encode()
+        _produce(producer, STATE_TOPIC, state, spec.name.encode(), None)
+        producer.commit_transaction(WAIT_SECONDS)
+        if finished:
+            return sent, tombstones
+
+
+def _records(
+    spec: TopicSpec, changes: DataFrame
+) -> Iterator[tuple[bytes | None, bytes | None, int | None]]:
+    for row in changes.toLocalIterator():
+        copies = 1 if spec.write_mode == "upsert" else row["copies"]
+        if spec.write_mode == "upsert" and row["rows"] > 1:
+            raise PublishError(
+                f"topic {spec.name}: several rows of the table have the key {bytes(row['key'])!r}",
+                hint="the key of an upsert topic must be unique in its table",
+            )
+        for _ in range(copies):
+            yield _bytes(row["key"]), _bytes(row["value"]), row["time"]
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _produce(
+    producer: Producer, topic: str, value: bytes | None, key: bytes | None, time: int | None
+) -> None:
+    while True:
+        try:
+            producer.produce(topic, value, key, timestamp=time if time and time > 0 else 0)
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            return

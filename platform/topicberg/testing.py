@@ -1,0 +1,68 @@
+"""Help for the tests of derived tables: rows in, rows out.
+
+::
+
+    def test_large_trades(spark):
+        trades = topic_frame(spark, "stock_trades", [{"quantity": 4001}, {"quantity": 4000}])
+        assert [row["quantity"] for row in rows(large_trades.transform(trades))] == [4001]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from topicberg.endpoints import load_endpoints
+from topicberg.errors import TopicbergError
+from topicberg.spark import new_session, quote
+from topicberg.topics import TopicSpec, load_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SPARK_TYPES = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
+_HEADERS = "map<string,binary>"
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """A session of its own on the running stack.
+
+    :raises StackNotRunningError: the stack does not run
+    """
+    session = new_session(load_endpoints().spark_connect)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def topic_frame(
+    spark: SparkSession, topic: str | TopicSpec, records: Iterable[Mapping[str, Any]]
+) -> DataFrame:
+    """Rows as the table of a topic has them, in all of its columns; what a record lacks is null.
+
+    :raises TopicbergError: a record has a field that is no column of the table
+    """
+    spec = load_topic(topic) if isinstance(topic, str) else topic
+    columns = spec.columns()
+    kinds = columns | {spec.metadata_column("headers"): _HEADERS}
+    given = [dict(record) for record in records]
+    unknown = {field for record in given for field in record} - set(columns)
+    if unknown:
+        raise TopicbergError(
+            f"topic {spec.name}: no column {', '.join(sorted(unknown))}",
+            hint=f"its table has {', '.join(columns)}",
+        )
+    schema = ", ".join(
+        f"{quote(name)} {_SPARK_TYPES.get(kind, kind)}" for name, kind in kinds.items()
+    )
+    values = [tuple(record.get(column) for column in columns) for record in given]
+    return spark.createDataFrame(values, schema)
+
+
+def rows(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a DataFrame; times are in UTC."""
+    found: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return found

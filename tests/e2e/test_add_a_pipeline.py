@@ -1,0 +1,80 @@
+"""docs/add-a-pipeline.md works as it is written: its files and its commands, in a copy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
+from topicberg.settings import PROJECT_ROOT, settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.timeout(600)]
+
+DOCUMENT = PROJECT_ROOT / "docs" / "add-a-pipeline.md"
+COPIED = (
+    "assets",
+    "jobs",
+    "resources",
+    "platform",
+    "definitions.py",
+    "dagster.yaml",
+    "pyproject.toml",
+)
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Language and text of every block."""
+    yield from re.findall(r"^```(\w+)\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in COPIED:
+        source = PROJECT_ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    return tmp_path
+
+
+def test_the_document(stack: Endpoints, project: Path) -> None:
+    programs = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{project}:{project / 'platform'}",
+        "TOPICBERG_STATE_DIR": str(settings().state_dir),
+    }
+    commands = 0
+    output = ""
+    for language, text in blocks():
+        first, _, rest = text.partition("\n")
+        if language == "bash":
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", text],
+                cwd=project,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+            output += done.stdout
+            commands += 1
+        elif first.startswith("# "):
+            path = project / first.removeprefix("# ")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(rest)
+    assert commands == 4
+    (rows,) = re.findall(r"^│ +(\d+) +│ +[\d.]+ +│$", output, re.M)
+    published = sum(kafka.end_offsets(stack, "large_orders").values())
+    assert 0 < int(rows) < published  # a transaction's marker is a record for the offsets

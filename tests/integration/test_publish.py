@@ -1,0 +1,241 @@
+"""Publishing a table sends every change once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from fastavro import parse_schema, schemaless_reader
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
+from topicberg.publish import Published, PublishError, publish
+from topicberg.settings import settings
+from topicberg.testing import spark_session
+from topicberg.topics import TopicSpec, load_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+
+START = datetime(2026, 5, 1, tzinfo=UTC)
+Row = dict[str, Any]
+SCHEMAS = {
+    "airline.flyer_stats": pa.schema(
+        [
+            ("email_address", pa.string()),
+            ("window_start", pa.timestamp("us", "UTC")),
+            ("window_end", pa.timestamp("us", "UTC")),
+            ("total_flight_duration", pa.int64()),
+            ("number_of_flights", pa.int64()),
+        ]
+    ),
+    "airline.flight": pa.schema(
+        [
+            ("booked_at", pa.timestamp("us", "UTC")),
+            ("email_address", pa.string()),
+            *((f"{which}_time", pa.string()) for which in ("departure", "arrival")),
+            *((f"{which}_airport_code", pa.string()) for which in ("departure", "arrival")),
+            *((name, pa.string()) for name in ("flight_number", "confirmation_code", "airline")),
+        ]
+    ),
+}
+TIMES = {"airline.flyer_stats": "window_start", "airline.flight": "booked_at"}
+
+
+@pytest.fixture(scope="module")
+def spark(stack: Endpoints) -> Iterator[SparkSession]:
+    with spark_session() as session:
+        yield session
+
+
+@dataclass
+class Published_:
+    """A table of its own that is published to a topic of its own, like the one of a spec."""
+
+    like: str
+    stack: Endpoints
+    name: str
+
+    @property
+    def spec(self) -> TopicSpec:
+        return load_topic(self.like).model_copy(update={"name": f"test.{self.name}"})
+
+    @property
+    def time(self) -> str:
+        return TIMES[self.like]
+
+    def table(self) -> Table:
+        return self.stack.catalog(settings()).load_table(("published", self.name))
+
+    def create(self) -> None:
+        catalog = self.stack.catalog(settings())
+        catalog.create_namespace_if_not_exists("published")
+        catalog.create_table(("published", self.name), schema=SCHEMAS[self.like])
+
+    def write(self, rows: list[Row], replaced: str = "") -> None:
+        """Add rows, in place of those that a filter finds."""
+        data = pa.Table.from_pylist(rows, SCHEMAS[self.like])
+        if replaced:
+            self.table().overwrite(data, replaced)
+        else:
+            self.table().append(data)
+
+    def publish(self, spark: SparkSession, batch: int = 500) -> Published:
+        catalog = self.stack.catalog(settings())
+        name = ("published", self.name)
+        return publish(
+            spark, catalog, self.stack, settings(), self.spec, name, self.time, batch=batch
+        )
+
+    def records(self) -> list[tuple[Any, Row | None, datetime]]:
+        """What a read_committed consumer sees: key, value, timestamp."""
+        consumer = Consumer(
+            {
+                **self.stack.kafka_config(),
+                "group.id": uuid.uuid4().hex,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            }
+        )
+        partitions = kafka.end_offsets(self.stack, self.spec.name)
+        consumer.assign([TopicPartition(self.spec.name, p, 0) for p in partitions])
+        value_schema = parse_schema(json.loads(self.spec.value_schema_path().read_text()))  # type: ignore[union-attr]
+        key_path = self.spec.key_schema_path()
+        found, ended = [], 0
+        while ended < len(partitions):
+            message = consumer.poll(10)
+            assert message is not None
+            if message.error():
+                assert message.error().code() == KafkaError._PARTITION_EOF
+                ended += 1
+                continue
+            key, value = message.key(), message.value()
+            if key and key_path:
+                schema = parse_schema(json.loads(key_path.read_text()))
+                read = schemaless_reader(BytesIO(key[5:]), schema, None)
+                key = tuple(read.values())  # type: ignore[union-attr]
+            decoded = value and schemaless_reader(BytesIO(value[5:]), value_schema, None)
+            at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+            found.append((key, decoded or None, at))
+        consumer.close()
+        return found
+
+
+@pytest.fixture
+def topic(stack: Endpoints, request: pytest.FixtureRequest) -> Published_:
+    found = Published_(request.param, stack, f"t{uuid.uuid4().hex[:8]}")
+    found.create()
+    return found
+
+
+def stats(number: int, hour: int = 0, duration: int = 60) -> Row:
+    start = START + timedelta(hours=hour)
+    return {
+        "email_address": f"flyer{number}@email.com",
+        "window_start": start,
+        "window_end": start + timedelta(minutes=1),
+        "total_flight_duration": duration,
+        "number_of_flights": 1,
+    }
+
+
+def booked(number: int, hour: int = 0) -> Row:
+    names = [n for n in SCHEMAS["airline.flight"].names if n != "booked_at"]
+    row: Row = dict.fromkeys(names, f"flight {number}")
+    return row | {"booked_at": START + timedelta(hours=hour, milliseconds=number)}
+
+
+@pytest.mark.parametrize("topic", ["airline.flyer_stats"], indirect=True)
+def test_a_keyed_topic_follows_its_table(topic: Published_, spark: SparkSession) -> None:
+    assert topic.publish(spark) == Published(None)
+    topic.write([stats(1), stats(2), stats(3, hour=1)])
+    first = topic.publish(spark)
+    assert (first.records, first.tombstones) == (3, 0)
+    assert topic.publish(spark).records == 0
+    # the first hour is computed again: 1 is unchanged, 2 is gone, 4 is new; then 3 changes
+    topic.write([stats(1), stats(4)], "window_start < '2026-05-01T01:00:00+00:00'")
+    topic.write([stats(3, hour=1, duration=99)], "window_start >= '2026-05-01T01:00:00+00:00'")
+    second = topic.publish(spark)
+    assert (second.records, second.tombstones) == (3, 1)
+    records = topic.records()
+    state = {key: value for key, value, _ in records}
+    rows = topic.table().scan().to_arrow().to_pylist()
+    expected = {(row["email_address"], row["window_start"]): row for row in rows}
+    assert {key: value for key, value in state.items() if value} == expected
+    assert {key[0] for key, value in state.items() if not value} == {"flyer2@email.com"}
+    assert all(at == key[1] for key, _, at in records)
+
+
+@pytest.mark.parametrize("topic", ["airline.flyer_stats"], indirect=True)
+def test_a_key_of_two_rows_is_refused(topic: Published_, spark: SparkSession) -> None:
+    topic.write([stats(1), stats(1, duration=5)])
+    with pytest.raises(PublishError, match="several rows"):
+        topic.publish(spark)
+    assert topic.records() == []
+    topic.write([stats(1)], "window_start >= '2026-05-01T00:00:00+00:00'")
+    # The refused snapshot was never begun, so the mended one is published in its place.
+    assert topic.publish(spark).records == 1
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {root!r})
+sys.path.insert(0, {root!r} + "/tests/integration")
+from test_publish import Published_
+from topicberg.endpoints import load_endpoints
+from topicberg.testing import spark_session
+with spark_session() as spark:
+    Published_({like!r}, load_endpoints(), {name!r}).publish(spark, batch=10)
+"""
+
+
+@pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
+def test_an_append_topic_after_kills(topic: Published_, spark: SparkSession) -> None:
+    rows = [booked(number % 400, hour=number % 3) for number in range(1200)]
+    rows += rows[:50]  # duplicates are records of their own
+    topic.write(rows)
+    code = CHILD.format(root=str(settings().project_root), like=topic.like, name=topic.name)
+    kafka.ensure_topic(topic.spec, topic.stack)
+    kills = 0
+    for _ in range(3):
+        before = sum(kafka.end_offsets(topic.stack, topic.spec.name).values())
+        child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+        while child.poll() is None:
+            reached = sum(kafka.end_offsets(topic.stack, topic.spec.name).values())
+            if reached > before + 30:
+                child.kill()
+                child.wait()
+                kills += 1
+        assert child.returncode in (0, -9), child.stderr.read() if child.stderr else ""
+        if child.returncode == 0:
+            break
+        # meanwhile the table changes: the publication that was begun is finished first
+        late = booked(1000 + kills)
+        topic.write([late])
+        rows.append(late)
+    assert kills > 0
+    topic.publish(spark)
+    assert topic.publish(spark).records == 0
+    sent = Counter(value["flight_number"] for _, value, _ in topic.records() if value)
+    assert sent == Counter(row["flight_number"] for row in rows)
+
+
+@pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
+def test_rows_that_are_gone_stay_in_an_append_topic(topic: Published_, spark: SparkSession) -> None:
+    topic.write([booked(1), booked(2)])
+    topic.publish(spark)
+    topic.write([booked(1), booked(3)], "booked_at < '2026-05-01T01:00:00+00:00'")
+    published = topic.publish(spark)
+    assert (published.records, published.not_taken_back) == (1, 1)

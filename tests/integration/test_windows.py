@@ -1,0 +1,135 @@
+"""After late data, partial backfills and failed runs in any order, tables equal the reference."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from test_stock_tables import RULES, Row, ordered, reference_flagged
+
+from assets.pipelines.stock_trades import flagged_stock_trades
+from jobs.sensors import Watch
+from topicberg.derived import SOURCE_SNAPSHOTS, Derivation, Source, Window, spark_name, write_window
+from topicberg.endpoints import Endpoints
+from topicberg.settings import settings
+from topicberg.snapshots import touched_hours
+from topicberg.tableflow.commit import ancestry, summary
+from topicberg.testing import rows, spark_session, topic_frame
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+
+START = datetime(2026, 1, 1, 10, tzinfo=UTC)
+HOURS = 3
+NAMESPACE = "windows"
+
+
+@pytest.fixture(scope="module")
+def spark(stack: Endpoints) -> Iterator[SparkSession]:
+    with spark_session() as session:
+        yield session
+
+
+def trade(random: Random) -> Row:
+    """Near the hours' borders, over which the lookback reaches; often at the same time."""
+    minutes = random.randrange(HOURS) * 60 + random.choice([0, 0.5, 1, 30, 59, 59.5])
+    return {
+        "$$timestamp": START + timedelta(minutes=minutes),
+        "symbol": random.choice(["ZVV", "ZBZX"]),
+        "price": random.choice([None, *range(1, 12)]),
+        "quantity": random.choice([None, 39, 41]),
+        "side": "BUY",
+        "userid": "User_1",
+        "account": "ABC123",
+    }
+
+
+def window(first: int, last: int) -> Window:
+    return Window(START + timedelta(hours=first), START + timedelta(hours=last + 1))
+
+
+def broken(trades: DataFrame, transform: Any) -> DataFrame:
+    """Ends like a killed run: some tasks have written their files, nothing is committed."""
+    lost = F.when(F.rand() < 2, F.raise_error(F.lit("killed")))
+    return transform(trades).withColumn("side", F.coalesce(lost.cast("string"), "side"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_sequence_ends_at_the_reference(
+    stack: Endpoints, spark: SparkSession, seed: int
+) -> None:
+    random, name = Random(seed), f"t{uuid.uuid4().hex[:8]}"
+    catalog = stack.catalog(settings())
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    source = (NAMESPACE, f"{name}_trades")
+    derivation = Derivation(
+        sources=(Source(source, "$$timestamp"),),
+        target=(NAMESPACE, name),
+        transform=partial(flagged_stock_trades.transform, parameters=RULES),
+        target_time="trade_timestamp",
+        lookback=RULES.window,
+    )
+    killed = replace(derivation, transform=partial(broken, transform=derivation.transform))
+    trades: list[Row] = []
+
+    def arrive(number: int) -> None:
+        batch = [trade(random) for _ in range(number)]
+        frame = topic_frame(spark, "stock_trades", batch).drop("$$headers")
+        writer = frame.writeTo(spark_name(source))
+        if trades:
+            writer.append()
+        else:
+            writer.partitionedBy(F.hours("`$$timestamp`")).create()
+        trades.extend(batch)
+
+    arrive(40)
+    computed: int | None = None  # snapshot up to which every touched partition was computed
+    reach = Watch("", None, (), (), RULES.window)  # type: ignore[arg-type]  no table of the graph
+    for _ in range(4):
+        match random.choice(["late data", "backfill", "killed", "sensor"]):
+            case "late data":
+                arrive(random.randrange(1, 10))
+            case "backfill":
+                first = random.randrange(HOURS)
+                last = random.randrange(first, HOURS)
+                written = write_window(spark, catalog, derivation, window(first, last))
+                assert set(written.sources or {}) == {".".join(source)}
+            case "killed":
+                with suppress(Exception):
+                    write_window(spark, catalog, killed, window(0, HOURS - 1))
+            case _:
+                computed = follow(stack, spark, derivation, computed, reach)
+    follow(stack, spark, derivation, computed, reach)
+    table = spark.table(spark_name(derivation.target))
+    assert ordered(rows(table)) == ordered(reference_flagged(trades, RULES))
+    target = catalog.load_table(derivation.target)
+    assert SOURCE_SNAPSHOTS in summary(next(ancestry(target)))
+
+
+def follow(
+    stack: Endpoints, spark: SparkSession, derivation: Derivation, since: int | None, reach: Watch
+) -> int:
+    """What the sensor does: compute the partitions that new snapshots touched, and no others."""
+    catalog = stack.catalog(settings())
+    table = catalog.load_table(derivation.sources[0].table)
+    first_hour = int(START.timestamp()) // 3600
+    touched: set[int] = set()
+    for snapshot in ancestry(table):
+        if snapshot.snapshot_id == since:
+            break
+        for hours in touched_hours(table, snapshot, "$$timestamp"):
+            touched |= set(reach.reached(hours, datetime.now(UTC)))
+    for hour in sorted(touched):
+        place = hour - first_hour
+        write_window(spark, catalog, derivation, window(place, place))
+    head = table.current_snapshot()
+    assert head is not None
+    return head.snapshot_id
