@@ -1,8 +1,15 @@
-"""What runs the graph: jobs and sensors."""
+"""What runs the graph: jobs, schedules and sensors."""
 
 from __future__ import annotations
 
+from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import EVERYTHING, pipeline_jobs
 from jobs.sensors import snapshot_sensor
 
-__all__ = ["EVERYTHING", "pipeline_jobs", "snapshot_sensor"]
+__all__ = [
+    "EVERYTHING",
+    "maintenance_job",
+    "maintenance_schedule",
+    "pipeline_jobs",
+    "snapshot_sensor",
+]

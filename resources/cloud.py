@@ -16,6 +16,8 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from topicberg.tableflow.maintenance import MaintenanceReport
+
 PATIENCE_SECONDS = 20 * 60.0
 """Tableflow commits every 15 minutes or 250 MB."""
 
@@ -103,3 +105,8 @@ def ingest(
             hint="see the topic's Tableflow status in Confluent Cloud, then materialize again",
         )
     return table.refresh()
+
+
+def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> MaintenanceReport | None:
+    """Nothing: Confluent's Tableflow maintains the tables that it writes."""
+    return None

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+    from topicberg.tableflow.maintenance import MaintenanceReport
+
 
 class Deployment(Protocol):
     """What a deployment module offers."""
@@ -35,6 +37,11 @@ class Deployment(Protocol):
         on_progress: Callable[[int], None],
     ) -> Table:
         """The topic's table, once it holds what the topic holds now."""
+
+    def maintain(
+        self, spec: TopicSpec, endpoints: Endpoints, config: Settings
+    ) -> MaintenanceReport | None:
+        """Do what is due for the topic's table; None: it is not ours to maintain."""
 
 
 _DEPLOYMENTS: dict[str, Deployment] = {"local": local, "cloud": cloud}
@@ -72,6 +79,10 @@ class Lakehouse(ConfigurableResource):
         :param on_progress: called with the number of records that are still missing
         """
         return _deployment().ingest(spec, self.endpoints(), self.config, on_progress)
+
+    def maintain(self, spec: TopicSpec) -> MaintenanceReport | None:
+        """Do what is due for the topic's table; None: Confluent's Tableflow looks after it."""
+        return _deployment().maintain(spec, self.endpoints(), self.config)
 
     def catalog(self) -> Catalog:
         return self.endpoints().catalog(self.config)

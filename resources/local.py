@@ -12,6 +12,8 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from topicberg.tableflow.maintenance import MaintenanceReport
+
 PATIENCE_SECONDS = 30.0
 """How much longer than its commit interval the engine may be silent."""
 
@@ -54,3 +56,10 @@ def ingest(
     if not wait_for(table, target, patience, on_progress):
         run_once(spec, endpoints, config)
     return table.refresh()
+
+
+def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> MaintenanceReport | None:
+    """Do what is due for the topic's table; the stack's engine may do the same."""
+    from topicberg.tableflow import maintenance
+
+    return maintenance.maintain(spec, endpoints, config)

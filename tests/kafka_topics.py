@@ -47,14 +47,19 @@ class Topic:
         self.send_raw([prefix + encode(parsed, row) for row in rows], **more)
 
     def send_raw(
-        self, values: Sequence[bytes | None], key: Callable[[int], bytes] | None = None
+        self,
+        values: Sequence[bytes | None],
+        key: Callable[[int], bytes] | None = None,
+        partition: int = -1,
     ) -> None:
-        """:param key: the key of the n-th record"""
+        """:param key: the key of the n-th record
+        :param partition: -1: by the key, or any
+        """
         producer = Producer({**self.endpoints.kafka_config(), "linger.ms": 50})
         for number, value in enumerate(values):
             while True:
                 try:
-                    producer.produce(self.spec.name, value, key(number) if key else None)
+                    producer.produce(self.spec.name, value, key(number) if key else None, partition)
                     break
                 except BufferError:
                     producer.poll(0.1)

@@ -116,7 +116,7 @@ def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
     anything = Hours(_BEFORE_EVERYTHING, committed + 1)
     return [
         hours
-        for file, _ in _changed_files(table, snapshot)
+        for file, _ in changed_files(table, snapshot)
         for hours in _hours_of(table, file, column) or [anything]
     ]
 
@@ -127,7 +127,7 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
     :param column: the column by whose hour or day the table is partitioned
     """
     rows: dict[int, int] = {}
-    for file, added in _changed_files(table, snapshot):
+    for file, added in changed_files(table, snapshot):
         if added:
             hours = _hours_of(table, file, column)[0]
             rows[hours.start] = rows.get(hours.start, 0) + file.record_count
@@ -142,7 +142,7 @@ def newest_rows(table: Table, limit: int) -> pa.Table | None:
 
     removed: set[str] = set()
     for snapshot in islice(ancestry(table), _SAMPLED_SNAPSHOTS):
-        files = list(_changed_files(table, snapshot))
+        files = list(changed_files(table, snapshot))
         removed |= {file.file_path for file, added in files if not added}
         for file, added in files:
             if added and file.content == DataFileContent.DATA and file.file_path not in removed:
@@ -153,7 +153,7 @@ def newest_rows(table: Table, limit: int) -> pa.Table | None:
     return None
 
 
-def _changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:
+def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:
     """The data and delete files that the snapshot added (true) or removed (false)."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id != snapshot.snapshot_id:

@@ -52,11 +52,33 @@ def test_jobs_and_sensors() -> None:
     specs = load_topics()
     assert {job.name for job in REPOSITORY.get_all_jobs() if not job.name.startswith("__")} == {
         "everything",
+        "maintain_tables",
         *(f"{spec.pipeline}_pipeline" for spec in specs),
     }
     sensors = {sensor.name: sensor for sensor in REPOSITORY.sensor_defs}
     assert set(sensors) == {f"{spec.asset_name}_snapshots" for spec in specs}
     assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())
+
+
+def test_every_table_is_maintained() -> None:
+    job = REPOSITORY.get_job("maintain_tables")
+    tables = [*(spec.asset_name for spec in load_topics()), *(t.name for t in find_derived())]
+    assert {node.name for node in job.nodes} == {f"maintain_{name}" for name in tables}
+    (schedule,) = REPOSITORY.schedule_defs
+    assert schedule.job_name == job.name
+    assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_the_schedule_skips_while_the_stack_is_down() -> None:
+    (schedule,) = REPOSITORY.schedule_defs
+    with dg.instance_for_test() as instance:
+        tick = schedule.evaluate_tick(
+            dg.build_schedule_context(
+                instance=instance, resources={"lakehouse": RESOURCES["lakehouse"]}
+            )
+        )
+    assert "not running" in (tick.skip_message or "")
 
 
 def test_every_table_is_checked() -> None:

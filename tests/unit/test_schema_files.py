@@ -99,7 +99,7 @@ def test_avro(tmp_path: Path) -> None:
         (record(field("a", {"type": "array", "items": "a.b.Trade"})), "recursive"),
         (
             record(field("x", {"type": "record", "name": "X", "fields": [field("t", "Trade")]})),
-            "X.t refers to Trade, which contains it",
+            "X.t refers to a.b.Trade, which contains it",
         ),
     ],
 )
@@ -117,7 +117,13 @@ def test_json_schema(tmp_path: Path) -> None:
         "price": {"$ref": "#/definitions/money"},
         "at": timestamp,
         "line": {"type": "object", "properties": {"a": {"type": "string"}}},
-        "counts": {"type": "object"},
+        "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "anything": {"type": "object"},
+        "amount": {
+            "type": "number",
+            "title": "org.apache.kafka.connect.data.Decimal",
+            "connect.parameters": {"scale": "2", "connect.decimal.precision": "9"},
+        },
         "tags": {"type": "array", "items": {"type": "string"}},
         "either": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
         "maybe": {"oneOf": [{"type": "null"}, {"type": "boolean"}]},
@@ -131,6 +137,8 @@ def test_json_schema(tmp_path: Path) -> None:
         "at": "timestamptz",
         "line": "struct",
         "counts": "map",
+        "anything": "string",
+        "amount": "decimal(9,2)",
         "tags": "list",
         "either": "struct",
         "maybe": "boolean",
@@ -141,10 +149,12 @@ def test_json_schema(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("{", "not JSON"),
-        ("[]", "is an object with properties"),
-        ('{"type": "string"}', "is an object with properties"),
+        ("[]", "not a JSON Schema"),
+        ('{"type": "string"}', "is no object with properties"),
+        ('{"properties": {"a": {"$ref": "#"}}}', "field a contains itself"),
+        ('{"properties": {"a": {"$ref": "#/definitions/b"}}}', "field a refers to #/definitions/b"),
         ('{"type": "objct"}', "not a JSON Schema"),
-        ('{"type": "object", "properties": {}}', "has no fields"),
+        ('{"type": "object", "properties": {}}', "is no object with properties"),
         ('{"type": "object", "properties": {"a": {"type": "strin"}}}', "not a JSON Schema"),
     ],
 )

@@ -119,6 +119,7 @@ def test_import_stays_light() -> None:
     """The Dagster code location imports it: none of the clients may come with it."""
     heavy = (
         "confluent_kafka|pyspark|pyiceberg|duckdb|fastavro|avro|boto3|snowflake.connector|dagster"
+        "|deltalake"
     )
     code = (
         "import sys, topicberg.topics as t; t.check_topics;"
@@ -180,7 +181,18 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "tableflow.commit_interval_seconds",
         "finite",
     ),
-    ({"tableflow": {"table_formats": ["DELTA"]}}, "tableflow.table_formats.0", "ICEBERG"),
+    ({"tableflow": {"table_formats": []}}, "tableflow.table_formats", "at least 1"),
+    ({"tableflow": {"table_formats": ["HUDI"]}}, "tableflow.table_formats.0", "'DELTA'"),
+    ({"tableflow": {"table_formats": ["DELTA", "DELTA"]}}, "tableflow.table_formats", "once"),
+    (
+        {
+            "write_mode": "upsert",
+            "key": {"format": "string", "field": "side"},
+            "tableflow": {"table_formats": ["ICEBERG", "DELTA"]},
+        },
+        "tableflow.table_formats",
+        "write_mode append",
+    ),
     (
         {"tableflow": {"error_handling": {"mode": "LOG", "target": "trades"}}},
         "tableflow.error_handling.target",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from topicberg.cli.maintenance import maintain
 from topicberg.errors import SpecError
 
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
@@ -19,6 +20,7 @@ def register(app: typer.Typer) -> None:
     group.command("status")(status)
     group.command("resume")(resume)
     group.command("run")(run)
+    group.command("maintain")(maintain)
     app.add_typer(group, name="tableflow")
 
 

@@ -7,6 +7,7 @@ Spark's own launch scripts demand.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -98,6 +99,7 @@ def service(context: Context) -> Service:
             **context.aws_environment(),
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,  # Protobuf is decoded in Python, not in any python3
         },
         url=f"sc://127.0.0.1:{port}",
         port=port,

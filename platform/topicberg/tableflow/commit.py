@@ -73,14 +73,25 @@ def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
 
 
 def committed(table: Table, head: Snapshot | None = None) -> Committed:
-    """What the newest snapshot with offsets says; compaction and other commits carry none."""
+    """What the newest snapshot with offsets says; compaction and other commits carry none.
+
+    If somebody's expiry cut the line to it, the tag that no expiry removes still leads there.
+    """
+    snapshot: Snapshot | None = None
     for snapshot in ancestry(table, head):
-        properties = summary(snapshot)
-        if END_OFFSETS in properties:
-            return Committed(
-                offsets=parse_offsets(properties[END_OFFSETS]), topic_id=properties.get(TOPIC_ID)
-            )
+        if END_OFFSETS in summary(snapshot):
+            return _offsets_of(snapshot)
+    tagged = table.snapshot_by_name(CHECKPOINT_TAG)
+    if tagged is not None and snapshot is not None and snapshot.parent_snapshot_id is not None:
+        return _offsets_of(tagged)
     return Committed()
+
+
+def _offsets_of(snapshot: Snapshot) -> Committed:
+    properties = summary(snapshot)
+    return Committed(
+        offsets=parse_offsets(properties[END_OFFSETS]), topic_id=properties.get(TOPIC_ID)
+    )
 
 
 def snapshot_properties(topic: str, topic_id: str, batch: Batch, now_ms: int) -> dict[str, str]:

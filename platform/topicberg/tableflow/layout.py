@@ -56,6 +56,8 @@ class Half:
     """``key`` or ``value``: Kafka's column, and the table's if the bytes stay as they are."""
     subject: Subject | None
     """None: the bytes stay as they are."""
+    message: str | None = None
+    """Protobuf alone: the message type."""
 
     @property
     def latest(self) -> RegisteredSchema | None:
@@ -69,7 +71,7 @@ class Half:
         if self.subject is None:
             return [NestedField(next(ids), self.column, BinaryType(), required=False)]
         latest = self.subject.latest
-        return format_of(latest).fields(self.subject.name, latest, ids)
+        return format_of(latest).fields(self.subject.name, latest, ids, self.message)
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,13 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
             schemas={number: as_record(schema, KEY) for number, schema in key.schemas.items()},
         )
     return Layout(
-        key=Half(KEY, None if key is None or is_union(key.latest) else key),
-        value=Half(VALUE, None if value is None or is_union(value.latest) else value),
+        key=Half(KEY, _of_one_type(key), spec.key.message),
+        value=Half(VALUE, _of_one_type(value), spec.value_schema.message),
     )
+
+
+def _of_one_type(subject: Subject | None) -> Subject | None:
+    return None if subject is None or is_union(subject.latest) else subject
 
 
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:

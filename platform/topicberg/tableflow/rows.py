@@ -104,10 +104,11 @@ def _decode(
         for number, writer in {**foreign, **half.subject.schemas}.items()
         if writer.schema_type == latest.schema_type
     }
-    branches = {
-        number: format_of(writer).decode(payload, writer, latest, fields)
-        for number, writer in writers.items()
-    }
+    branches = {}
+    for number, writer in writers.items():
+        # Not around the result: Spark runs Python functions for every row, also inside of a CASE.
+        of_writer = F.when(prefix == F.lit(wire_prefix(number)), payload)
+        branches[number] = format_of(writer).decode(of_writer, writer, latest, fields, half.message)
     if len(branches) > 1:
         kinds = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema
         if len({kind.dataType.simpleString() for kind in kinds}) > 1:  # CASE wants one type

@@ -17,10 +17,11 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control, failures
+from topicberg.tableflow import control, delta, failures
 from topicberg.tableflow.engine import Commit, Ingestor
+from topicberg.tableflow.maintenance.keeper import Keeper
 from topicberg.tableflow.metrics import serve_metrics
-from topicberg.tableflow.status import TopicStatus, remove_status, write_status
+from topicberg.tableflow.status import FailingFormat, TopicStatus, remove_status, write_status
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -109,9 +110,20 @@ class Worker(threading.Thread):
         commit = ingestor.step()
         if commit.records or self._status.phase != "RUNNING":
             self._committed(commit)
+            self._sync_delta(ingestor)
         if commit.records:
             self._committed_at = time.monotonic()
         return 0.0 if commit.backlog else POLL_SECONDS
+
+    def _sync_delta(self, ingestor: Ingestor) -> None:
+        """Let the Delta log follow, if the topic has one; its failure does not stop Iceberg."""
+        failing: list[FailingFormat] = []
+        try:
+            delta.sync(ingestor.table(), self.spec)
+        except TopicbergError as error:
+            logger.warning("topic %s: %s", self.spec.name, error)
+            failing.append(FailingFormat(format="DELTA", error_message=str(error)))
+        self._report(failing_table_formats=failing)
 
     def _measure_lag(self) -> None:
         """Records that wait, once it is known where the table is."""
@@ -174,6 +186,9 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
         serve_metrics(metrics_port, lambda: [worker.status for worker in workers.copy().values()])
     complaint: str | None = None
     resumed = {name: request.resumed_at for name, request in control.read_requests(config).items()}
+    keeper = Keeper(endpoints, config) if endpoints else None
+    if keeper:
+        keeper.start()
     while endpoints is not None and not stopping.is_set():
         try:
             specs, complaint = control.enabled_topics(config), None
@@ -200,6 +215,8 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
                 resumed[name] = request.resumed_at
                 workers[name].wake()
         stopping.wait(SPECS_SECONDS)
+    if keeper:
+        keeper.stop()
     for worker in workers.values():
         worker.stop()
     deadline = time.monotonic() + STOP_SECONDS

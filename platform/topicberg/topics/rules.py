@@ -153,6 +153,16 @@ def _upsert_key(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         yield "key.format", "write_mode upsert needs a key: it is the primary key of the table"
 
 
+@_rule("tableflow.table_formats", "write_mode")
+def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.write_mode == "upsert" and "DELTA" in spec.tableflow.table_formats:
+        yield (
+            "tableflow.table_formats",
+            "DELTA needs write_mode append: an upsert's position deletes have no place in a Delta "
+            "log over the same files",
+        )
+
+
 @_rule("pipeline")
 def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if spec.pipeline == config.cluster_id:

@@ -120,6 +120,12 @@ def _owner(text: str) -> str:
     return text
 
 
+def _unique(formats: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(formats)) != len(formats):
+        raise ValueError("each format once")
+    return formats
+
+
 def _past(day: date) -> date:
     if day > datetime.now(UTC).date():
         raise ValueError(f"{day.isoformat()} is in the future (UTC)")
@@ -172,9 +178,10 @@ class TableflowSpec(SpecModel):
     """Settings of Tableflow for the topic; names and bounds as in Confluent's API tableflow/v1."""
 
     enabled: bool = Field(default=True, strict=True)
-    table_formats: tuple[Literal["ICEBERG"], ...] = Field(
-        default=("ICEBERG",), min_length=1, max_length=1
-    )
+    table_formats: Annotated[
+        tuple[Literal["ICEBERG", "DELTA"], ...], AfterValidator(_unique), Field(min_length=1)
+    ] = ("ICEBERG",)
+    """DELTA: a Delta log over the Iceberg table's files, see docs/delta.md."""
     retention_ms: int = Field(default=7 * DAY_MS, ge=DAY_MS, lt=2**63)
     """How long snapshots are kept; at least a day."""
     data_retention_ms: int | None = Field(default=None, ge=30 * DAY_MS, lt=2**63)

@@ -25,9 +25,15 @@ class Format(Protocol):
     """What the engine asks of a format."""
 
     def fields(
-        self, subject: str, schema: RegisteredSchema, ids: Iterator[int]
+        self,
+        subject: str,
+        schema: RegisteredSchema,
+        ids: Iterator[int],
+        message: str | None = None,
     ) -> list[NestedField]:
         """The columns of a schema in its order, every one optional, with ids from ``ids``.
+
+        :param message: Protobuf alone: the message type; None: the file's first one
 
         :raises TableflowError: the schema has no table (no record, recursive, a reference missing)
         """
@@ -39,6 +45,7 @@ class Format(Protocol):
         writer: RegisteredSchema,
         latest: RegisteredSchema,
         fields: Sequence[NestedField],
+        message: str | None = None,
     ) -> Column:
         """A record as a struct of its fields by name and :data:`DECODED`.
 
@@ -49,6 +56,7 @@ class Format(Protocol):
         :param writer: the schema that it was written with
         :param latest: the subject's newest schema, which gives renamed fields and defaults
         :param fields: the table's columns for the value
+        :param message: Protobuf alone: the message type
         """
         ...
 
@@ -86,9 +94,9 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
 
 def format_of(schema: RegisteredSchema) -> Format:
     """The module of a schema's format."""
-    from topicberg.tableflow.formats import avro
+    from topicberg.tableflow.formats import avro, json_schema, protobuf
 
-    modules: dict[SchemaType, Format] = {"AVRO": avro}
+    modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json_schema, "PROTOBUF": protobuf}
     try:
         return modules[schema.schema_type]
     except KeyError:

@@ -59,7 +59,9 @@ _LOGICAL: dict[tuple[str, str], Callable[[], IcebergType]] = {
 }
 
 
-def fields(subject: str, schema: RegisteredSchema, ids: Iterator[int]) -> list[NestedField]:
+def fields(
+    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+) -> list[NestedField]:
     """The columns of a record schema; see :class:`topicberg.tableflow.formats.Format`."""
     return _Converter(subject, ids).fields(resolve(subject, schema))
 
@@ -69,6 +71,7 @@ def decode(
     writer: RegisteredSchema,
     latest: RegisteredSchema,
     fields: Sequence[NestedField],
+    message: str | None = None,
 ) -> Column:
     """The record, read with the latest schema; see :class:`topicberg.tableflow.formats.Format`.
 
@@ -272,10 +275,16 @@ class _Converter:
 
     def decimal(self, schema: dict[str, Any], path: str) -> IcebergType:
         precision, scale = schema.get("precision"), schema.get("scale", 0)
-        if not (isinstance(precision, int) and 1 <= precision <= MAX_PRECISION):
+        if not (
+            isinstance(precision, int)
+            and isinstance(scale, int)
+            and 1 <= precision <= MAX_PRECISION
+            and 0 <= scale <= precision
+        ):
             raise TableflowError(
-                f"subject {self.subject}: field {path} is a decimal of precision {precision}",
-                hint=f"a table has decimals of 1 to {MAX_PRECISION} digits",
+                f"subject {self.subject}: field {path}: a decimal has a precision from 1 to "
+                f"{MAX_PRECISION} and a scale up to it, not {precision} and {scale}",
+                hint="Spark and Iceberg have no other decimals; register it as bytes or string",
             )
         return DecimalType(precision, scale)
 

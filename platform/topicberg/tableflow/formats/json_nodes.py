@@ -1,0 +1,407 @@
+"""JSON Schema, draft-04 to 2020-12, as a tree of the types that a table has.
+
+The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchemaData``, Flink's
+"Data Type Mappings"), which "Schemas with Tableflow" follows:
+
+- ``integer`` is a long, ``number`` a double; ``connect.type`` narrows them (int8, int16, int32,
+  int64, float32, float64), and makes ``binary`` of a string (``bytes``) and a map of an object or
+  of an array of key and value (``map``);
+- the titles ``org.apache.kafka.connect.data.Date``, ``Time``, ``Timestamp`` and ``Decimal`` are
+  logical types; a ``Time`` is an int (milliseconds of the day), as Spark writes no Iceberg time;
+  ``flink.type: timestamp`` is a timestamp without time zone; a Decimal whose schema has no
+  ``connect.decimal.precision`` has 38 digits;
+- an object with ``properties`` is a struct, sorted by ``connect.index``; one with typed
+  ``additionalProperties`` alone a map;
+- one type and null, in ``type``, ``oneOf`` or ``anyOf``, is that type; several types are a struct
+  with one field for each, ``connect_union_field_0`` and so on, null not counted;
+- ``allOf`` and the keywords beside a ``$ref`` are merged;
+- an ``enum`` or ``const`` of strings is a string.
+
+What has no type in a table is a string with the JSON text: a schema without a type (``{}``,
+``true``), an object or an array that does not say what is in it, a tuple.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from textwrap import shorten
+from typing import Any, Literal
+from urllib.parse import urljoin
+
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import Draft7Validator, validator_for
+from referencing import Registry, Resource, Specification
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT7, specification_with
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.subjects import RegisteredSchema
+
+UNION_FIELD = "connect_union_field_"
+
+Kind = Literal[
+    "string",
+    "boolean",
+    "int",
+    "long",
+    "float",
+    "double",
+    "decimal",
+    "binary",
+    "date",
+    "timestamp",
+    "timestamptz",
+    "json",  # anything, as its JSON text
+    "list",  # child: element
+    "map",  # children: key, value; a JSON object, or
+    "entries",  # an array of objects with key and value
+    "struct",
+    "union",
+]
+
+
+@dataclass(frozen=True)
+class Node:
+    """The type of a value.
+
+    ``children``: of a struct, union, list or map. ``required``: of a struct. ``constants``: the
+    only values there may be, none: any.
+    """
+
+    kind: Kind
+    children: dict[str, Node] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    constants: tuple[Any, ...] = ()
+    precision: int = 38
+    scale: int = 0
+    doc: str | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the schemas that a value must fit, all of them at once.
+
+    ``path``: the schemas that led here, to see a schema that contains itself.
+    """
+
+    schema: dict[str, Any]
+    resolver: Any
+    path: tuple[int, ...]
+
+
+_CONNECT = "org.apache.kafka.connect.data."
+_INTEGERS: dict[Any, Kind] = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
+_NUMBERS: dict[Any, Kind] = {**_INTEGERS, "float32": "float", "float64": "double"}
+_TITLES: dict[Any, Kind] = {
+    f"{_CONNECT}Date": "date",
+    f"{_CONNECT}Time": "int",
+    f"{_CONNECT}Timestamp": "timestamptz",
+}
+_DECIMAL = f"{_CONNECT}Decimal"
+_CHOICES = ("oneOf", "anyOf")
+_KEYWORDS: dict[str, tuple[str, ...]] = {
+    "object": ("properties", "additionalProperties"),
+    "array": ("items", "prefixItems"),
+    "string": ("pattern", "minLength", "maxLength", "format", "contentEncoding"),
+    "number": ("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"),
+}
+"""A schema without ``type`` that has one of these means that type."""
+_NUMERIC = {"integer", "number"}
+
+
+def read_node(subject: str, schema: RegisteredSchema) -> Node:
+    """The tree of a registered schema.
+
+    :raises TableflowError: it contains itself, refers to nothing, or has fields that a table
+        cannot tell apart
+    """
+    try:
+        contents = json.loads(schema.text)
+        references = [(name, json.loads(text)) for name, text in schema.references]
+    except ValueError as error:
+        raise TableflowError(f"subject {subject}: the schema is not JSON: {error}") from None
+    for text in (contents, *(text for _, text in references)):
+        try:
+            validator_for(text, default=Draft7Validator).check_schema(text)
+        except SchemaError as error:
+            reason = shorten(error.message, 200, placeholder="…")
+            raise TableflowError(
+                f"subject {subject}: the schema is not a JSON Schema: {reason}"
+            ) from None
+    dialect = _dialect(contents)
+    root = dialect.create_resource(contents)
+    found = [(name, _dialect(text).create_resource(text)) for name, text in references]
+    bases = [resource.id() or "" for resource in (root, *(resource for _, resource in found))]
+    registry: Registry[Any] = Registry().with_resources(
+        (urljoin(base, name), resource) for name, resource in found for base in {"", *bases}
+    )
+    reader = _Reader(subject, dialect)
+    return reader.node(reader.expand(contents, registry.resolver_with_root(root), (), ""), "")
+
+
+def _dialect(schema: Any) -> Specification[Any]:
+    said = schema.get("$schema") if isinstance(schema, dict) else None
+    return specification_with(str(said), default=DRAFT7)
+
+
+class _Reader:
+    def __init__(self, subject: str, dialect: Specification[Any]) -> None:
+        self.subject = subject
+        self.dialect = dialect
+
+    def fail(self, where: str, problem: str, hint: str) -> TableflowError:
+        place = f"field {where}" if where else "the schema"
+        return TableflowError(f"subject {self.subject}: {place} {problem}", hint=hint)
+
+    def expand(
+        self, schema: Any, resolver: Any, path: tuple[int, ...], where: str
+    ) -> tuple[_Part, ...]:
+        """A schema, and what it refers to and merges by ``allOf``."""
+        if not isinstance(schema, dict):  # true, false
+            return ()
+        if id(schema) in path:
+            raise self.fail(
+                where, "contains itself", "recursive schemas have no table; break the cycle"
+            )
+        path = (*path, id(schema))
+        resource = Resource.from_contents(schema, default_specification=self.dialect)
+        if len(path) > 1 and resource.id() is not None:
+            resolver = resolver.in_subresource(resource)
+        parts: tuple[_Part, ...] = (_Part(schema, resolver, path),)
+        if isinstance(reference := schema.get("$ref"), str):
+            try:
+                target = resolver.lookup(reference)
+            except Unresolvable:
+                raise self.fail(
+                    where,
+                    f"refers to {reference}, which is not there",
+                    "define it in the schema, or register the schema with a reference of that name",
+                ) from None
+            parts += self.expand(target.contents, target.resolver, path, where)
+        for member in schema.get("allOf", ()):
+            parts += self.expand(member, resolver, path, where)
+        return parts
+
+    def within(self, part: _Part, schema: Any, where: str) -> tuple[_Part, ...]:
+        return self.expand(schema, part.resolver, part.path, where)
+
+    def node(self, parts: Sequence[_Part], where: str, kind: str | None = None) -> Node:
+        """:param kind: of several that ``type`` allows, the one to take"""
+        if kind is None:
+            rest, branches = self.choice(parts, where)
+            if branches:
+                return _union([self.node((*branch, *rest), where) for branch in branches])
+            kinds = _types(parts)
+            if len(kinds) > 1:
+                return _union([self.node(parts, where, one) for one in kinds])
+            kind = kinds[0] if kinds else None
+        constants = _constants(parts)
+        doc = _get(parts, "description")
+        return replace(
+            self.of_kind(parts, where, kind),
+            constants=tuple(constants or ()),
+            doc=doc if isinstance(doc, str) else None,
+        )
+
+    def choice(
+        self, parts: Sequence[_Part], where: str
+    ) -> tuple[Sequence[_Part], list[tuple[_Part, ...]]]:
+        """What the first ``oneOf`` or ``anyOf`` that tells types lets be chosen, but for null.
+
+        Not an object's that has properties itself: see :meth:`properties`.
+
+        :returns: the parts without that choice, and the branches
+        """
+        if any("properties" in part.schema for part in parts):
+            return parts, []
+        for number, part in enumerate(parts):
+            for keyword in _CHOICES:
+                branches = [
+                    self.within(part, branch, where) for branch in part.schema.get(keyword, ())
+                ]
+                typed = [
+                    branch
+                    for branch in branches
+                    if not branch or _types(branch) or self.choice(branch, where)[1]
+                ]
+                if typed:
+                    others = {k: v for k, v in part.schema.items() if k != keyword}
+                    rest = (*parts[:number], replace(part, schema=others), *parts[number + 1 :])
+                    return rest, typed
+        return parts, []
+
+    def of_kind(self, parts: Sequence[_Part], where: str, kind: str | None) -> Node:
+        title, connect = _get(parts, "title"), _get(parts, "connect.type")
+        if title == _DECIMAL and kind in ("number", "integer", "string"):
+            return self.decimal(parts, where)
+        match kind:
+            case "boolean":
+                return Node("boolean")
+            case "string":
+                return Node("binary" if connect == "bytes" else "string")
+            case "integer" | "number":
+                if _get(parts, "flink.type") == "timestamp":
+                    return Node("timestamp")
+                default: Kind = "long" if kind == "integer" else "double"
+                return Node(_TITLES.get(title) or _NUMBERS.get(connect, default))
+            case "array":
+                return self.array(parts, where, connect)
+            case "object":
+                return self.object(parts, where)
+        return Node("json")
+
+    def decimal(self, parts: Sequence[_Part], where: str) -> Node:
+        said = _get(parts, "connect.parameters")
+        parameters: dict[str, Any] = said if isinstance(said, dict) else {}
+        asked = parameters.get("connect.decimal.precision", parameters.get("precision", 38))
+        try:
+            precision, scale = int(asked), int(parameters.get("scale", 0))
+        except (TypeError, ValueError):
+            precision, scale = 0, 0
+        if not (1 <= precision <= 38 and 0 <= scale <= precision):
+            raise self.fail(
+                where,
+                f"is a decimal with the connect.parameters {json.dumps(parameters)}",
+                "a decimal has a precision from 1 to 38 and a scale up to it",
+            )
+        return Node("decimal", precision=precision, scale=scale)
+
+    def array(self, parts: Sequence[_Part], where: str, connect: Any) -> Node:
+        for part in parts:
+            items = part.schema.get("items")
+            if isinstance(items, dict) and "prefixItems" not in part.schema:
+                element = self.node(self.within(part, items, where), f"{where}.element")
+                entry = element.children
+                if connect == "map" and element.kind == "struct" and {"key", "value"} <= set(entry):
+                    return Node("entries", {"key": entry["key"], "value": entry["value"]})
+                return Node("list", {"element": element})
+        return Node("json")
+
+    def object(self, parts: Sequence[_Part], where: str) -> Node:
+        properties = self.properties(parts, where)
+        if properties:
+            return self.struct(parts, properties, where)
+        for part in parts:
+            values = part.schema.get("additionalProperties")
+            if isinstance(values, dict) and values:
+                value = self.node(self.within(part, values, where), f"{where}.value")
+                return Node("map", {"key": Node("string"), "value": value})
+        return Node("json")
+
+    def properties(self, parts: Iterable[_Part], where: str) -> dict[str, tuple[_Part, ...]]:
+        """Those of the object, and those that one of its ``oneOf`` or ``anyOf`` adds."""
+        found: dict[str, tuple[_Part, ...]] = {}
+        for part in parts:
+            for name, schema in part.schema.get("properties", {}).items():
+                if schema is not False:
+                    inner = self.within(part, schema, _join(where, name))
+                    found[name] = (*found.get(name, ()), *inner)
+        if found:
+            for part in parts:
+                for keyword in _CHOICES:
+                    for branch in part.schema.get(keyword, ()):
+                        more = self.properties(self.within(part, branch, where), where)
+                        found = {**more, **found}
+        return found
+
+    def struct(
+        self, parts: Sequence[_Part], properties: dict[str, tuple[_Part, ...]], where: str
+    ) -> Node:
+        position = {name: number for number, name in enumerate(properties)}
+        for name, schema in properties.items():
+            if isinstance(index := _get(schema, "connect.index"), int):
+                position[name] = index
+        folded: dict[str, str] = {}
+        for name in properties:
+            if not name:
+                raise self.fail(where, "has a property without a name", "give it a name")
+            other = folded.setdefault(name.casefold(), name)
+            if other != name:
+                raise self.fail(
+                    _join(where, name),
+                    f"differs from {_join(where, other)} in case only",
+                    "Spark and Snowflake do not tell such columns apart; rename one of them",
+                )
+        required = [part.schema.get("required") for part in parts]
+        return Node(
+            "struct",
+            {
+                name: self.node(properties[name], _join(where, name))
+                for name in sorted(properties, key=lambda name: position[name])
+            },
+            required=frozenset(
+                name for names in required if isinstance(names, list) for name in names
+            ),
+        )
+
+
+def _union(members: Sequence[Node]) -> Node:
+    """One type for all members, or a struct with one field for each."""
+    first = members[0]
+    if all(member.kind == first.kind for member in members) and not first.children:
+        same = [(member.precision, member.scale) for member in members]
+        if len(set(same)) == 1:
+            constants = tuple(value for member in members for value in member.constants)
+            bound = all(member.constants for member in members)
+            return Node(
+                first.kind,
+                constants=constants if bound else (),
+                precision=first.precision,
+                scale=first.scale,
+            )
+    if len(members) == 1:
+        return first
+    return Node("union", {f"{UNION_FIELD}{n}": member for n, member in enumerate(members)})
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _get(parts: Iterable[_Part], keyword: str) -> Any:
+    return next((part.schema[keyword] for part in parts if keyword in part.schema), None)
+
+
+def _constants(parts: Iterable[_Part]) -> list[Any] | None:
+    for part in parts:
+        if "const" in part.schema:
+            return [part.schema["const"]]
+        if isinstance(values := part.schema.get("enum"), list):
+            return values
+    return None
+
+
+def _types(parts: Sequence[_Part]) -> list[str]:
+    """The JSON types of a value but for null, said or meant; none: any."""
+    said = _get(parts, "type")
+    if said is None:
+        if constants := _constants(parts):
+            said = list(dict.fromkeys(map(_type_of, constants)))
+            if len({kind for kind in said if kind != "null"}) > 1 and set(said) != _NUMERIC:
+                return []
+        else:
+            keywords = {keyword for part in parts for keyword in part.schema}
+            said = [kind for kind, marks in _KEYWORDS.items() if keywords.intersection(marks)][:1]
+    named = [said] if isinstance(said, str) else said
+    if set(named) >= _NUMERIC:
+        named = [kind for kind in named if kind != "integer"]
+    return [kind for kind in named if kind != "null"]
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"

@@ -1,0 +1,106 @@
+"""Commits beside a running engine: Spark's procedures, and conflicts that are tried again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import ValidationException as PyIcebergConflict
+from tenacity import (
+    Retrying,
+    before_sleep_log,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+
+from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.spark import new_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 5
+_CONFLICTS = ("ValidationException", "CommitFailedException", "Cannot commit")
+
+Result = TypeVar("Result")
+
+
+def retried(name: str, work: Callable[[], Result]) -> Result:
+    """Do the work again, after a while, when another commit came first.
+
+    :param work: starts from the newest state of the table each time
+    :raises CommitConflictError: every attempt met another commit
+    """
+    retrying = Retrying(
+        retry=retry_if_exception_type(CommitConflictError),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.5, max=15),
+        before_sleep=before_sleep_log(logger, logging.INFO),
+        reraise=True,
+    )
+
+    def attempt() -> Result:
+        try:
+            return work()
+        except (CommitFailedException, CommitStateUnknownException, PyIcebergConflict) as error:
+            raise CommitConflictError(f"table {name}: {error}") from error
+
+    return retrying(attempt)
+
+
+def spark_sql(
+    endpoints: Endpoints, table: str, statement: str, conf: Mapping[str, str] | None = None
+) -> list[Row]:
+    """One statement in a session of its own, which therefore stages nothing (``spark.wap.id``).
+
+    :param table: its name, for messages
+    :param conf: properties of the session
+    :raises CommitConflictError: another commit came first
+    :raises TopicbergError: Spark failed
+    """
+    from pyspark.errors import PySparkException
+
+    session: Any = new_session(endpoints.spark_connect)
+    try:
+        for key, value in (conf or {}).items():
+            session.conf.set(key, value)
+        rows: list[Row] = session.sql(statement).collect()
+    except PySparkException as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        if any(conflict in str(error) for conflict in _CONFLICTS):
+            raise CommitConflictError(f"table {table}: {reason}") from error
+        raise TopicbergError(f"table {table}: Spark failed: {reason}") from error
+    finally:
+        try:
+            session.stop()
+        except Exception as error:  # the server may be gone, and then so is the session
+            logger.debug("closing the Spark session: %s", error)
+    return rows
+
+
+def call(
+    endpoints: Endpoints, identifier: tuple[str, str], procedure: str, arguments: dict[str, str]
+) -> Row:
+    """One of Iceberg's procedures on a table; its only row.
+
+    :param arguments: name → SQL expression
+    """
+    from topicberg.spark import quote
+
+    all_arguments = {"table": literal(quote(*identifier)), **arguments}
+    listed = ", ".join(f"{name} => {value}" for name, value in all_arguments.items())
+    statement = f"CALL {CATALOG}.system.{procedure}({listed})"
+    (row,) = spark_sql(endpoints, ".".join(identifier), statement)
+    return row
+
+
+def literal(text: str) -> str:
+    """A string for Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,49 @@
+"""The files of a table, from its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+_THREADS = 8
+
+
+def live_files(table: Table) -> Iterator[DataFile]:
+    """Data and delete files of the current snapshot."""
+    head = table.current_snapshot()
+    if head is not None:
+        for entry in entries(table.io, head.manifests(table.io)):
+            yield entry.data_file
+
+
+def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFile]:
+    """Path → manifest, of all these snapshots together."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        lists = pool.map(lambda snapshot: snapshot.manifests(io), snapshots)
+        return {manifest.manifest_path: manifest for found in lists for manifest in found}
+
+
+def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
+    """The entries of manifests, without those that say that a file was removed."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for read in pool.map(lambda manifest: manifest.fetch_manifest_entry(io), found):
+            yield from read
+
+
+def delete_files(io: FileIO, paths: Iterable[str]) -> int:
+    """Delete what is still there; the number of paths."""
+
+    def delete(path: str) -> None:
+        with suppress(FileNotFoundError):
+            io.delete(path)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return len(list(pool.map(delete, paths)))

@@ -1,0 +1,40 @@
+"""When maintenance is due, and what it may touch.
+
+Source of the defaults: Confluent, "Configure Tableflow" (snapshots past ``retention_ms`` or beyond
+the hundredth go, a minimum stays; compaction by size or every 15 minutes; data TTL).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules for one table; the defaults are those of a topic's table."""
+
+    retention: timedelta = timedelta(days=7)
+    """Age from which a snapshot may go."""
+    min_snapshots: int = 10
+    """So many of the newest snapshots stay, however old."""
+    max_snapshots: int = 100
+    """Snapshots beyond these go before they are as old as ``retention``."""
+    reader_age: timedelta = timedelta(hours=1)
+    """A younger snapshot never goes: a reader that planned a scan of it can finish."""
+    staged_age: timedelta = timedelta(hours=1)
+    """A batch that was staged so long ago and not published never will be."""
+    compact_after: timedelta = timedelta(minutes=15)
+    compact_bytes: int = 128 * MEBIBYTE
+    """So much new since the last compaction makes the next one due before its time."""
+    orphan_age: timedelta = timedelta(days=3)
+    """A younger file may belong to a write that has not committed yet."""
+    daily: timedelta = timedelta(days=1)
+    """How often the table's whole folder is listed for orphan files."""
+    data_retention: timedelta | None = None
+    """Age from which rows go; None: never."""
+    data_slack: timedelta = timedelta(days=1)
+    """Rows past ``data_retention`` that share a file with younger ones may stay this much longer:
+    files are rewritten once a day instead of all the time."""

@@ -1,0 +1,69 @@
+"""What a run of maintenance did to a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from topicberg.tableflow.commit import summary
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """What the metadata says: files of the current snapshot, their bytes, snapshots of all."""
+
+    data_files: int
+    delete_files: int
+    bytes: int
+    rows: int
+    snapshots: int
+
+    @staticmethod
+    def of(table: Table) -> TableSize:
+        head = table.current_snapshot()
+        facts = summary(head) if head else {}
+
+        def total(name: str) -> int:
+            return int(facts.get(f"total-{name}", 0))
+
+        return TableSize(
+            data_files=total("data-files"),
+            delete_files=total("delete-files"),
+            bytes=total("files-size"),
+            rows=total("records"),
+            snapshots=len(table.metadata.snapshots),
+        )
+
+
+@dataclass(frozen=True)
+class MaintenanceReport:
+    """Zeros: it was not due. Ingestion goes on meanwhile, which the sizes show as well."""
+
+    table: str
+    before: TableSize
+    after: TableSize
+    rows_expired: int = 0
+    files_compacted: int = 0
+    delete_files_compacted: int = 0
+    manifests_rewritten: int = 0
+    snapshots_expired: int = 0
+    files_deleted: int = 0
+    """Data and metadata files that only expired snapshots had."""
+    orphans_removed: int = 0
+    postponed: tuple[str, ...] = ()
+    """What others' commits prevented; the next run does it."""
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was done, by name."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: number for name, number in numbers.items() if type(number) is int}
+
+    @property
+    def changed(self) -> bool:
+        """Whether there was anything to do."""
+        return any(self.counts.values()) or bool(self.postponed)

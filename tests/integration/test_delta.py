@@ -1,0 +1,310 @@
+"""Delta beside Iceberg on the real stack: what Spark wrote, read by delta-rs and Spark's Delta."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.table import Table
+from spark_delta import spark_with_delta
+
+from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.errors import TableflowError
+from topicberg.settings import settings
+from topicberg.spark import new_session, quote
+from topicberg.tableflow import delta
+from topicberg.tableflow.delta.log import CHECKPOINT_EVERY
+from topicberg.topics import TopicSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.integration
+
+Row = dict[str, Any]
+
+COLUMNS = """
+  id INT, `$$offset` BIGINT, at TIMESTAMP, local TIMESTAMP_NTZ, day DATE, price DECIMAL(9, 2),
+  ratio FLOAT, body BINARY, open BOOLEAN,
+  place STRUCT<`post code`: STRING, height: FLOAT, inner: STRUCT<`1st`: INT>>,
+  items ARRAY<STRUCT<`é-price`: DECIMAL(8, 2), count: INT>>,
+  `$$headers` MAP<STRING, BINARY>, `😀 ²` STRING, `1a` STRING
+"""
+ROWS = """
+  SELECT
+    CAST(id AS INT), id * 10, TIMESTAMP '2024-05-01 12:00:00.123456' + make_dt_interval(0, id),
+    TIMESTAMP_NTZ '1883-05-01 12:00:00.123456' + make_dt_interval(id), DATE '0999-12-31' + id,
+    CAST(id / 4 AS DECIMAL(9, 2)), IF(id % 7 = 6, DOUBLE('NaN'), id / 3), encode(id, 'UTF-8'),
+    id % 2 = 0,
+    IF(id % 3 = 0, NULL, struct(concat('code ', id), id / 2, struct(CAST(id AS INT)))),
+    array(struct(CAST(id / 8 AS DECIMAL(8, 2)), 1), NULL),
+    map('k', encode(id, 'UTF-8'), 'n', NULL),
+    IF(id = 3, NULL, concat('a string longer than sixteen characters ', id)),
+    IF(id < 4, '% ü/', 'q?')
+  FROM (SELECT CAST(id AS INT) AS id FROM range({first}, {last}, 1, 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def spark(stack: Endpoints) -> Iterator[SparkSession]:
+    session = new_session(stack.spark_connect)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def delta_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_with_delta(tmp_path_factory.mktemp("spark")) as session:
+        yield session
+
+
+class Lake:
+    """One table of its own."""
+
+    def __init__(self, endpoints: Endpoints, spark: SparkSession) -> None:
+        self.endpoints = endpoints
+        self.spark = spark
+        self.name = ("delta_tests", f"t_{uuid.uuid4().hex[:8]}")
+        self.sql_name = f"{CATALOG}.{quote(*self.name)}"
+        self.spec = TopicSpec.model_validate(
+            {
+                "name": self.name[1],
+                "pipeline": "shop",
+                "schema": {"format": "avro", "file": "stock_trades.avsc"},
+                "tableflow": {"table_formats": ["ICEBERG", "DELTA"]},
+            }
+        )
+
+    def sql(self, text: str) -> None:
+        self.spark.sql(text.replace("{t}", self.sql_name)).collect()
+
+    def insert(self, first: int, last: int) -> None:
+        self.sql("INSERT INTO {t} " + ROWS.format(first=first, last=last))
+
+    def table(self) -> Table:
+        return self.endpoints.catalog().load_table(self.name)
+
+    def sync(self) -> int:
+        version = delta.sync(self.table(), self.spec)
+        assert version is not None
+        return version.version
+
+    def delta_table(self) -> DeltaTable:
+        table = self.table()
+        options = delta.storage_options(table.io.properties)
+        return DeltaTable(table.location(), storage_options=options)
+
+    def iceberg_rows(self) -> list[Row]:
+        """Of Spark: PyIceberg makes a null list an empty one where an element was widened."""
+        return by_id(self.spark.table(self.sql_name).toArrow())
+
+    def delta_rows(self, predicate: str | None = None) -> list[Row]:
+        return by_id(pa.table(self.delta_table().scan(predicate=predicate)))
+
+    def spark_delta(self, session: SparkSession) -> Any:
+        bucket, _, key = self.table().location().removeprefix("s3://").partition("/")
+        path = settings().state_dir / "s3" / "objects" / bucket / key
+        return session.read.format("delta").load(f"file://{path}")
+
+    def keys(self) -> list[str]:
+        bucket, _, key = self.table().location().removeprefix("s3://").partition("/")
+        pages = self.endpoints.boto3("s3").get_paginator("list_objects_v2")
+        found = pages.paginate(Bucket=bucket, Prefix=f"{key}/")
+        return sorted(item["Key"] for page in found for item in page.get("Contents", ()))
+
+    def log(self) -> dict[str, bytes]:
+        bucket = self.table().location().removeprefix("s3://").partition("/")[0]
+        s3 = self.endpoints.boto3("s3")
+        return {
+            key: s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            for key in self.keys()
+            if "/_delta_log/" in key
+        }
+
+    def delete_object(self, key: str) -> None:
+        bucket = self.table().location().removeprefix("s3://").partition("/")[0]
+        self.endpoints.boto3("s3").delete_object(Bucket=bucket, Key=key)
+
+    def data_files(self) -> set[str]:
+        return {k for k in self.keys() if k.endswith(".parquet") and "/_delta_log/" not in k}
+
+
+@pytest.fixture
+def lake(stack: Endpoints, spark: SparkSession) -> Iterator[Callable[..., Lake]]:
+    made: list[Lake] = []
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.delta_tests").collect()
+
+    def make(columns: str = COLUMNS, more: str = "") -> Lake:
+        it = Lake(stack, spark)
+        it.sql(
+            "CREATE TABLE {t} (" + columns + ") USING iceberg " + more + " TBLPROPERTIES ("
+            "'format-version' = '2', 'write.delete.mode' = 'copy-on-write')"
+        )
+        made.append(it)
+        return it
+
+    yield make
+    for it in made:
+        it.sql("DROP TABLE {t} PURGE")
+
+
+def by_id(rows: pa.Table) -> list[Row]:
+    """NaN, which equals nothing, becomes text."""
+    listed = sorted(rows.to_pylist(), key=lambda row: str(row["id"]))
+    return [{k: "NaN" if v != v else v for k, v in row.items()} for row in listed]
+
+
+def test_appends_evolution_compaction_and_deletes(
+    lake: Callable[..., Lake], delta_spark: SparkSession
+) -> None:
+    it = lake(more="PARTITIONED BY (days(at), truncate(2, `1a`))")
+    compact = (
+        f"CALL {CATALOG}.system.rewrite_data_files(table => '{'.'.join(it.name)}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    it.insert(0, 9)
+    it.sync()
+    assert it.delta_rows() == it.iceberg_rows()
+
+    for change in (
+        "ALTER COLUMN id TYPE BIGINT",
+        "ALTER COLUMN ratio TYPE DOUBLE",
+        "ALTER COLUMN price TYPE DECIMAL(20, 2)",
+        "ALTER COLUMN place.height TYPE DOUBLE",
+        "ALTER COLUMN items.element.count TYPE BIGINT",
+        "ADD COLUMN place.`a city` STRING",
+        "ADD COLUMN new STRING",
+    ):
+        it.sql(f"ALTER TABLE {{t}} {change}")
+    it.sql("INSERT INTO {t} (id, new, price) VALUES (9999999999, 'n', 123456789012.25)")
+    before = it.data_files()
+    it.sync()
+    assert it.data_files() == before
+    expected = it.iceberg_rows()
+    assert it.delta_rows() == expected
+    assert by_id(it.spark_delta(delta_spark).toArrow()) == expected
+
+    for statement in ("DELETE FROM {t} WHERE id IN (1, 6)", compact):
+        it.sql(statement)
+        it.sync()
+        assert it.delta_rows() == it.iceberg_rows()
+
+    it.sql("INSERT OVERWRITE {t} SELECT * FROM {t} WHERE id < 4")
+    before = it.data_files()
+    it.sync()
+    assert it.data_files() == before
+    expected = it.iceberg_rows()
+    assert len(expected) == 3
+    assert it.delta_rows() == expected
+    assert by_id(it.spark_delta(delta_spark).toArrow()) == expected
+    frame = it.spark_delta(delta_spark)
+    assert frame.where("`$$offset` = 20").count() == 1
+    assert frame.where("local > TIMESTAMP_NTZ '1883-05-03 12:00:00.123455'").count() == 2
+    assert frame.where("day < DATE '1000-01-02'").count() == 2
+    assert frame.where("at >= TIMESTAMP '2024-05-01 12:00:00'").count() == len(expected)
+    assert frame.selectExpr("max(id)", "min(day)", "count(*)").collect()[0][0] == 3
+    assert len(it.delta_rows('"$$offset" = 20')) == 1
+
+
+def test_rows_keep_their_identity_through_compaction(lake: Callable[..., Lake]) -> None:
+    it = lake("id BIGINT, note STRING")
+    for number in range(3):
+        it.sql(f"INSERT INTO {{t}} VALUES ({number}, 'n')")
+    it.sync()
+    it.sql(
+        f"CALL {CATALOG}.system.rewrite_data_files(table => '{'.'.join(it.name)}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+    version = it.sync()
+    assert version == 1
+    log = next(content for key, content in it.log().items() if "01.json" in key)
+    assert log.count(b'"dataChange": false') == 4
+    assert b'"dataChange": true' not in log
+    # Plain names: readers without column mapping read the table, too.
+    assert by_id(it.delta_table().to_pyarrow_table()) == it.iceberg_rows()
+
+
+def test_a_kill_between_two_versions(lake: Callable[..., Lake]) -> None:
+    it = lake("id BIGINT, note STRING")
+    it.sql("INSERT INTO {t} VALUES (0, 'n')")
+    it.sync()
+    for number in range(1, 4):
+        it.sql(f"INSERT INTO {{t}} VALUES ({number}, 'n')")
+    it.sync()
+    whole = it.log()
+    assert len(whole) == 4
+    for key in sorted(whole)[2:]:
+        it.delete_object(key)
+    assert it.sync() == 3
+    assert it.log() == whole
+
+
+def test_two_engines_write_one_log(lake: Callable[..., Lake]) -> None:
+    it = lake("id BIGINT, note STRING")
+    table = it.table()
+    it.sync()
+    row = pa.Table.from_pylist([{"id": 1, "note": "n"}], schema=table.schema().as_arrow())
+    for _ in range(6):
+        table.append(row)
+    it.sync()
+    for _ in range(6):
+        table.append(row)
+    together = threading.Barrier(3)
+    failed: list[Exception] = []
+
+    def run() -> None:
+        together.wait()
+        try:
+            it.sync()
+        except Exception as error:
+            failed.append(error)
+
+    writers = [threading.Thread(target=run) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert it.sync() == 7
+    assert len(it.delta_rows()) == 12
+
+
+def test_checkpoints(lake: Callable[..., Lake], delta_spark: SparkSession) -> None:
+    it = lake("id BIGINT, `$$offset` BIGINT")
+    table = it.table()
+    for number in range(CHECKPOINT_EVERY + 2):
+        row = [{"id": number, "$$offset": number}]
+        table.append(pa.Table.from_pylist(row, schema=table.schema().as_arrow()))
+        it.sync()
+    log = it.log()
+    assert sum(key.endswith(".checkpoint.parquet") for key in log) == 1
+    for key in log:
+        if key.endswith(".json") and int(Path(key).stem) < CHECKPOINT_EVERY - 1:
+            it.delete_object(key)  # as their retention will
+    expected = it.iceberg_rows()
+    assert it.delta_rows() == expected
+    assert by_id(it.spark_delta(delta_spark).toArrow()) == expected
+    assert it.sync() == CHECKPOINT_EVERY + 1
+
+
+def test_position_deletes_are_refused(lake: Callable[..., Lake]) -> None:
+    it = lake("id BIGINT, note STRING")
+    it.sql("ALTER TABLE {t} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    it.sql("INSERT INTO {t} SELECT id, 'n' FROM range(0, 9, 1, 1)")  # one file
+    it.sync()
+    it.sql("DELETE FROM {t} WHERE id = 1")
+    with pytest.raises(TableflowError, match="has delete files"):
+        it.sync()
+
+
+def test_a_store_that_is_gone(lake: Callable[..., Lake], stack: Endpoints) -> None:
+    it = lake("id BIGINT, note STRING")
+    table = it.table()
+    table.io.properties["s3.endpoint"] = "http://127.0.0.1:9"
+    with pytest.raises(TableflowError, match="cannot be brought up to date"):
+        delta.sync(table, it.spec)

@@ -1,0 +1,332 @@
+"""JSON records as Spark decodes them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TableflowError
+from topicberg.spark import new_session
+from topicberg.tableflow.formats import DECODED
+from topicberg.tableflow.formats.json_schema import decode, fields
+from topicberg.tableflow.subjects import RegisteredSchema
+
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+from fuzz_json import expected_row, same, schema_and_records
+
+pytestmark = pytest.mark.integration
+
+SCHEMAS, AT_ONCE = 200, 20
+CONNECT = "org.apache.kafka.connect.data."
+
+
+@pytest.fixture(scope="module")
+def spark(stack: Endpoints) -> Iterator[SparkSession]:
+    session = new_session(stack.spark_connect)
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")  # must not matter
+    yield session
+    session.stop()
+
+
+def registered(schema: Any, number: int = 1) -> RegisteredSchema:
+    return RegisteredSchema(number, "JSON", json.dumps(schema))
+
+
+def table(schema: Any) -> list[NestedField]:
+    return fields("s", registered(schema), itertools.count(1))
+
+
+def python(value: Any, kind: IcebergType) -> Any:
+    """Arrow's values as plain ones."""
+    match kind:
+        case _ if value is None:
+            return None
+        case StructType():
+            return {f.name: python(value[f.name], f.field_type) for f in kind.fields}
+        case ListType():
+            return [python(element, kind.element_type) for element in value]
+        case MapType():
+            return {python(k, kind.key_type): python(v, kind.value_type) for k, v in value}
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    return value
+
+
+def decoded(
+    spark: SparkSession, columns: list[tuple[RegisteredSchema, list[NestedField], list[bytes]]]
+) -> list[list[dict[str, Any] | None]]:
+    """The rows of each schema's payloads, all in one job; None: a bad record."""
+    rows = itertools.zip_longest(*(payloads for *_, payloads in columns))
+    frame = spark.createDataFrame(
+        [(n, *(p and bytearray(p) for p in row)) for n, row in enumerate(rows)],
+        ", ".join(["n int", *(f"p{i} binary" for i in range(len(columns)))]),
+    )
+    found = (
+        frame.select(
+            "n",
+            *(
+                _good(decode(F.col(f"p{i}"), writer, writer, target)).alias(f"r{i}")
+                for i, (writer, target, _) in enumerate(columns)
+            ),
+        )
+        .orderBy("n")
+        .toArrow()
+    )
+    return [
+        [python(row, StructType(*target)) for row in found[f"r{i}"].to_pylist()[: len(payloads)]]
+        for i, (_, target, payloads) in enumerate(columns)
+    ]
+
+
+def _good(record: Column) -> Column:
+    good = F.transform(F.array(record), lambda r: F.when(r[DECODED], r.dropFields(DECODED)))
+    return good.getItem(0)
+
+
+def rows(spark: SparkSession, schema: Any, *texts: str | bytes) -> list[dict[str, Any] | None]:
+    payloads = [text if isinstance(text, bytes) else text.encode() for text in texts]
+    return decoded(spark, [(registered(schema), table(schema), payloads)])[0]
+
+
+def test_random_records(spark: SparkSession) -> None:
+    """What was produced is what is decoded, value by value."""
+    rng = random.Random(4)
+    cases = [schema_and_records(rng) for _ in range(SCHEMAS)]
+    for start in range(0, SCHEMAS, AT_ONCE):
+        some = cases[start : start + AT_ONCE]
+        columns = [
+            (
+                registered(schema),
+                table(schema),
+                [
+                    json.dumps(record, ensure_ascii=rng.random() < 0.5).encode()
+                    for record in records
+                ],
+            )
+            for schema, records in some
+        ]
+        for (schema, records), found in zip(some, decoded(spark, columns), strict=True):
+            for record, row in zip(records, found, strict=True):
+                expected = expected_row(schema, record)
+                assert same(row, expected), (schema, record, expected, row)
+
+
+def typed(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, **{name.replace("_", "."): value for name, value in more.items()}}
+
+
+def decimal(precision: int) -> dict[str, Any]:
+    parameters = {"scale": "2", "connect.decimal.precision": str(precision)}
+    return typed("number", title=CONNECT + "Decimal", connect_parameters=parameters)
+
+
+FIELDS: dict[str, Any] = {
+    "long": typed("integer"),
+    "int": typed("integer", connect_type="int32"),
+    "text": typed("string"),
+    "double": typed("number"),
+    "float": typed("number", connect_type="float32"),
+    "flag": typed("boolean"),
+    "bytes": typed("string", connect_type="bytes"),
+    "day": typed("integer", title=CONNECT + "Date"),
+    "at": typed("integer", title=CONNECT + "Timestamp"),
+    "local": typed("number", flink_type="timestamp"),
+    "money": decimal(9),
+    "much": decimal(38),
+    "longs": typed("array", items=typed("integer")),
+    "texts": typed("array", items=typed("string")),
+    "inner": typed("object", properties={"x": typed("string"), "y": typed("integer")}),
+    "map": typed("object", additionalProperties=typed("number")),
+    "pairs": typed(
+        "array",
+        connect_type="map",
+        items=typed("object", properties={"key": typed("integer"), "value": typed("string")}),
+    ),
+    "any": {},
+    "union": {
+        "oneOf": [
+            {"type": "null"},
+            typed("string"),
+            typed("integer"),
+            typed("object", properties={"k": {"const": "A"}, "v": {}}, required=["v"]),
+            typed("object", properties={"k": typed("string"), "w": typed("array", items={})}),
+        ]
+    },
+}
+VALUES: list[tuple[str, Any]] = [
+    ('{"long": 1.0}', 1),
+    ('{"long": 1e3}', 1000),
+    ('{"long": -9223372036854775808}', -(2**63)),
+    ('{"int": 2147483647.0}', 2**31 - 1),
+    ('{"text": "5"}', "5"),
+    ('{"text": "true"}', "true"),
+    ('{"text": "{}"}', "{}"),
+    ('{"text": ""}', ""),
+    ('{"text": "\\ud83d\\ude00 \\u0000"}', "😀 \0"),
+    ('{"text": "\\\\ud83d"}', "\\ud83d"),
+    ('{"text": "first", "text": "last"}', "last"),
+    ('{"double": 1}', 1.0),
+    ('{"bytes": ""}', b""),
+    ('{"day": 2932896}', date.max),
+    ('{"day": 19000.0}', date(2022, 1, 8)),
+    ('{"at": -62135596800000}', datetime(1, 1, 1, tzinfo=UTC)),
+    ('{"at": 1.7e12}', datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)),
+    ('{"local": -1}', datetime(1969, 12, 31, 23, 59, 59, 999_000)),
+    ('{"money": 12.340}', Decimal("12.34")),
+    ('{"money": 1e3}', Decimal("1000.00")),
+    ('{"money": "BNI="}', Decimal("12.34")),
+    ('{"money": "/w=="}', Decimal("-0.01")),
+    (
+        '{"much": 123456789012345678901234567890123456.78}',
+        Decimal("123456789012345678901234567890123456.78"),
+    ),
+    ('{"longs": [1, 2.0, null]}', [1, 2, None]),
+    ('{"texts": ["x", "1", null]}', ["x", "1", None]),
+    ('{"inner": {"x": "1", "y": null, "z": 0}}', {"x": "1", "y": None}),
+    ('{"map": {"": 1, "a.b": null}}', {"": 1.0, "a.b": None}),
+    ('{"pairs": [{"key": 1.0, "value": "2"}]}', {1: "2"}),
+    ('{"any": {"b": [1, "x"], "a": null}}', '{"a":null,"b":[1,"x"]}'),
+    ('{"any": "x"}', '"x"'),
+    ('{"union": "5"}', {"connect_union_field_0": "5"}),
+    ('{"union": 5}', {"connect_union_field_1": 5}),
+    ('{"union": {"v": 1}}', {"connect_union_field_2": {"k": None, "v": "1"}}),
+    ('{"union": {"k": "B", "v": 1}}', {"connect_union_field_3": {"k": "B", "w": None}}),
+    *((f'{{"{name}": null}}', None) for name in FIELDS),
+]  # fmt: skip
+NOTHING = ["{}", " {}\n", '{"Long": 1}', '{"other": {"long": "x"}}', '{"default": 1}']
+WRONG: list[str | bytes] = [
+    *(f'{{"long": {value}}}' for value in ('"1"', "1.5", "true", "[1]", "{}", '""')),
+    '{"long": 9223372036854775808}',
+    '{"long": 1e19}',
+    '{"long": 01}',
+    '{"long": 1, "long": "x"}',
+    '{"int": 2147483648}',
+    '{"int": 2147483648.0}',
+    *(f'{{"text": {value}}}' for value in ("5", "-1.5e3", "true", "{}", '["x"]', "NaN", "'x'")),
+    '{"text": "\\ud83d"}',
+    '{"text": "\\uDE00\\uD83D"}',
+    '{"text": "a\nb"}',
+    '{"text": "\\x"}',
+    b'{"text": "\xff"}',
+    b'{"text": "\xed\xa0\xbd"}',
+    b'{"text": "\xc0\x80"}',
+    *(f'{{"double": {value}}}' for value in ("NaN", '"NaN"', "1e400", "-Infinity", '"1"', ".5")),
+    '{"float": 1e39}',
+    *(f'{{"flag": {value}}}' for value in ("1", '"true"', "TRUE")),
+    *(f'{{"bytes": {value}}}' for value in ("5", '"?"', '"aGk"', "[104]")),
+    *(f'{{"day": {value}}}' for value in ("2932897", "-719163", '"2024-01-01"', "0.5", "1e99")),
+    *(f'{{"at": {value}}}' for value in ("253402300800000", "1e18", '"2024-01-01T00:00:00Z"')),
+    '{"local": 9223372036854775807}',
+    *(f'{{"money": {value}}}' for value in ("12.345", "12345678.00", "1e999999999", '"?"', "true")),
+    '{"money": "AAAAAAAAAAAAAAAAAAAAAAAAAAAA"}',
+    '{"money": ""}',
+    '{"much": 1e38}',
+    '{"longs": ["x"]}',
+    '{"longs": 1}',
+    '{"texts": ["x", 1]}',
+    *(f'{{"inner": {value}}}' for value in ('{"x": 1}', '{"y": 1.5}', "[]", '""', "5")),
+    '{"map": {"a": "x"}}',
+    '{"map": {"a": 1e999}}',
+    '{"pairs": [{"key": null, "value": "x"}]}',
+    '{"pairs": [{"value": "x"}]}',
+    '{"pairs": [{"key": 1, "value": 2}]}',
+    '{"pairs": [{"key": 1.5, "value": "x"}]}',
+    '{"pairs": {"1": "x"}}',
+    '{"union": 5.5}',
+    '{"union": []}',
+    '{"union": {"k": 1}}',
+    *("", " ", "null", "5", '"x"', "[]", '[{"long": 1}]', "{", "}", "x"),
+    *('{"long": 1', '{"long"', '{"long": 1,}', '{"long": 1} x', '{"long": 1}{"long": 2}'),
+    *('{"long": 1}, {"long": 2}', '{"long": 1}, "k": {}', '{"long": 1}}', '{"long": 1}]'),
+    '\ufeff{"long": 1}',
+    "{'long': 1}",
+    "{long: 1}",
+    '{"long": 1} // x',
+    '{"other": ' + "[" * 2000 + "]" * 2000 + "}",
+    b"\x00\x01\xfe\xff",
+]
+
+
+def test_values(spark: SparkSession) -> None:
+    schema = typed("object", properties=FIELDS, required=["long"])
+    texts = [text for text, _ in VALUES] + NOTHING
+    expected = [value for _, value in VALUES] + [None] * len(NOTHING)
+    for text, value, row in zip(texts, expected, rows(spark, schema, *texts), strict=True):
+        assert row is not None, text
+        (name,) = json.loads(text.lower()) if text.strip() != "{}" else ["long"]
+        found = row.pop(name, None)
+        if name == "union" and value is not None:
+            found = {member: one for member, one in found.items() if one is not None}
+        assert found == value, text
+        assert not any(one is not None for one in row.values()), text
+
+
+def test_wrong_records(spark: SparkSession) -> None:
+    schema = typed("object", properties=FIELDS)
+    for text, row in zip(WRONG, rows(spark, schema, *WRONG), strict=True):
+        assert row is None, text
+
+
+def test_odd_names(spark: SparkSession) -> None:
+    names = ["a.b", "`", "'", '"', "\\", " ", "é", "$['x']", "ok", "r", "c", "text", "row", "__x"]
+    schema = typed("object", properties={name: typed("integer") for name in names})
+    inner = typed("object", properties={"in'\"`.": {**schema, "required": names}})
+    record = dict.fromkeys(names, 1)
+    either = typed("object", properties={"u": {"oneOf": [typed("boolean"), inner]}})
+    assert rows(spark, schema, json.dumps(record)) == [record]
+    assert rows(spark, inner, json.dumps({"in'\"`.": record})) == [{"in'\"`.": record}]
+    (row,) = rows(spark, either, json.dumps({"u": {"in'\"`.": record}}))
+    assert row is not None
+    assert row["u"]["connect_union_field_1"] == {"in'\"`.": record}
+
+
+def test_several_event_types(spark: SparkSession) -> None:
+    """A union at the top: a column for each type."""
+    bought = typed("object", properties={"item": typed("string")}, required=["item"])
+    viewed = typed("object", properties={"url": typed("string")}, required=["url"])
+    schema = {"oneOf": [bought, viewed]}
+    assert rows(spark, schema, '{"url": "5"}', '{"item": "x"}', '{"item": 5}', "{}", "1") == [
+        {"connect_union_field_0": None, "connect_union_field_1": {"url": "5"}},
+        {"connect_union_field_0": {"item": "x"}, "connect_union_field_1": None},
+        *(None, None, None),
+    ]
+
+
+def test_older_writers(spark: SparkSession) -> None:
+    """Records of an older version in a table of a newer one."""
+    old = typed(
+        "object",
+        properties={"n": typed("integer"), "s": typed("object", properties={"a": typed("string")})},
+    )
+    inner = typed("object", properties={"b": typed("integer"), "a": typed("string")})
+    new = typed("object", properties={"more": typed("array"), "s": inner, "n": typed("number")})
+    writer, payload = registered(old), b'{"n": 3, "s": {"a": "5", "b": "undeclared"}, "more": 1}'
+    ((row,),) = decoded(spark, [(writer, table(new), [payload])])
+    assert row == {"more": None, "s": {"b": None, "a": "5"}, "n": 3.0}
+    with pytest.raises(TableflowError, match="of schema 1 has a struct where the table has string"):
+        decode(F.col("p"), writer, writer, table(typed("object", properties={"s": {}})))
+
+
+def test_deep_and_wide(spark: SparkSession) -> None:
+    """Deeper than a message of Spark Connect, wider than a method of Java's bytecode."""
+    deep: dict[str, Any] = typed("array", items=typed("string"))
+    value: Any = ["5"]
+    for _ in range(25):
+        deep, value = typed("object", properties={"x": deep}), {"x": value}
+    assert rows(spark, deep, json.dumps(value)) == [value]
+    names = [f"f{n}" for n in range(300)]
+    wide = typed("object", properties={name: typed("string") for name in names})
+    assert rows(spark, wide, json.dumps(dict.fromkeys(names, "5"))) == [dict.fromkeys(names, "5")]

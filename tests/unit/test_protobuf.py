@@ -1,0 +1,327 @@
+"""Protobuf schemas as columns, and records decoded on Arrow batches as Spark's workers do."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fuzz_protobuf import comparable, schema_and_records
+from google.protobuf import message_factory
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.formats import DECODED, format_of, protobuf, protobuf_wire, protoc
+from topicberg.tableflow.subjects import RegisteredSchema
+
+HEAD = """
+import "confluent/meta.proto";
+import "confluent/type/decimal.proto";
+import "google/protobuf/any.proto";
+import "google/protobuf/duration.proto";
+import "google/protobuf/empty.proto";
+import "google/protobuf/struct.proto";
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+import "google/type/date.proto";
+import "google/type/timeofday.proto";
+package shop;
+"""
+TAIL = """
+enum Kind { NONE = 0; ONE = 1; }
+message Line { int32 n = 1; }
+message Nothing { }
+"""
+
+
+def registered(
+    text: str, number: int = 1, references: tuple[tuple[str, str], ...] = ()
+) -> RegisteredSchema:
+    return RegisteredSchema(number, "PROTOBUF", text, references)
+
+
+def proto(body: str, syntax: int = 3, number: int = 1) -> RegisteredSchema:
+    tail = TAIL if syntax == 3 else "enum Kind { ONE = 1; TWO = 2; }"
+    return registered(f'syntax = "proto{syntax}"; {HEAD} message Trade {{ {body} }} {tail}', number)
+
+
+def columns(schema: RegisteredSchema, message: str | None = None) -> dict[str, str]:
+    found = protobuf.fields("s", schema, itertools.count(1), message)
+    assert not any(field.required for field in found)
+    return {field.name: str(field.field_type) for field in found}
+
+
+def decode(
+    payloads: Iterable[bytes | None],
+    writer: RegisteredSchema,
+    latest: RegisteredSchema | None = None,
+    message: str | None = None,
+) -> list[dict[str, Any] | None]:
+    """Rows of the latest schema's table; None: a bad record, or a tombstone."""
+    target = latest or writer
+    fields = protobuf.fields("s", target, itertools.count(1), message)
+    plan, prefixes = protobuf._reader(writer, target, fields, message)
+    batch = pa.array(list(payloads), pa.binary())
+    found = protobuf_wire.decode(batch, plan, prefixes, DECODED)
+    found.validate(full=True)
+    return [
+        record if record is not None and record.pop(DECODED) else None
+        for record in found.to_pylist(maps_as_pydicts="strict")
+    ]
+
+
+def one(schema: RegisteredSchema, data: bytes, **more: Any) -> dict[str, Any] | None:
+    return decode([b"\x00" + data], schema, **more)[0]
+
+
+DECIMAL = (
+    "confluent.type.Decimal f = 1 [(confluent.field_meta) = {params: "
+    '[{key: "precision", value: "9"}, {key: "scale", value: "2"}]}];'
+)
+
+
+@pytest.mark.parametrize(
+    ("declared", "column"),
+    [
+        ("double", "double"),
+        ("float", "float"),
+        ("int32", "int"),
+        ("sint32", "int"),
+        ("sfixed32", "int"),
+        ("int64", "long"),
+        ("sint64", "long"),
+        ("sfixed64", "long"),
+        ("uint32", "long"),
+        ("fixed32", "long"),
+        ("uint64", "decimal(20, 0)"),
+        ("fixed64", "decimal(20, 0)"),
+        ("bool", "boolean"),
+        ("string", "string"),
+        ("bytes", "binary"),
+        ("Kind", "string"),
+        ("optional int32", "int"),
+        ("repeated int32", "list<int>"),
+        ("map<string, int64>", "map<string, long>"),
+        ("map<int32, Line>", "map<int, struct<4: n: optional int>>"),
+        ("Line", "struct<2: n: optional int>"),
+        ("google.protobuf.Timestamp", "timestamptz"),
+        ("google.type.Date", "date"),
+        ("google.type.TimeOfDay", "long"),
+        ("google.protobuf.Duration", "struct<2: seconds: optional long, 3: nanos: optional int>"),
+        ("google.protobuf.Any", "struct<2: type_url: optional string, 3: value: optional binary>"),
+        ("google.protobuf.DoubleValue", "double"),
+        ("google.protobuf.FloatValue", "float"),
+        ("google.protobuf.Int64Value", "long"),
+        ("google.protobuf.UInt64Value", "decimal(20, 0)"),
+        ("google.protobuf.Int32Value", "int"),
+        ("google.protobuf.UInt32Value", "long"),
+        ("google.protobuf.BoolValue", "boolean"),
+        ("google.protobuf.StringValue", "string"),
+        ("google.protobuf.BytesValue", "binary"),
+    ],
+)
+def test_types(declared: str, column: str) -> None:
+    assert columns(proto(f"{declared} f = 1;")) == {"f": column}
+
+
+def test_decimals() -> None:
+    assert columns(proto(DECIMAL)) == {"f": "decimal(9, 2)"}
+    with pytest.raises(TableflowError, match=r"shop.Trade.f is a decimal without a precision"):
+        columns(proto("confluent.type.Decimal f = 1;"))
+
+
+def test_members_of_a_oneof_are_columns() -> None:
+    assert columns(proto("oneof c { int32 a = 1; string b = 2; }")) == {"a": "int", "b": "string"}
+
+
+def test_messages_without_fields_have_no_column() -> None:
+    body = "Nothing a = 1; repeated google.protobuf.Empty b = 2; map<int32, Nothing> c = 3;"
+    assert columns(proto(f"{body} int32 d = 4;")) == {"d": "int"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("Trade next = 1;", "subject s: field shop.Trade.next refers to shop.Trade"),
+        ("message In { repeated Trade up = 1; } In in = 1;", "Trade.In.up refers to shop.Trade"),
+        ("map<string, Trade> all = 1;", "value refers to shop.Trade"),
+        ("google.protobuf.Struct any = 1;", "refers to google.protobuf.Struct"),
+        ("int32 a = ;", "subject s is not Protobuf"),
+    ],
+)
+def test_refused(body: str, reason: str) -> None:
+    with pytest.raises(TableflowError) as error:
+        columns(proto(body))
+    assert reason in error.value.message
+
+
+def test_references() -> None:
+    line = 'syntax = "proto3"; package lib; message Line { int32 n = 1; }'
+    text = 'syntax = "proto3"; import "lib/line.proto"; message T { lib.Line line = 1; }'
+    schema = registered(text, references=(("lib/line.proto", line),))
+    assert columns(schema) == {"line": "struct<2: n: optional int>"}
+    assert one(schema, b"\x0a\x02\x08\x05") == {"line": {"n": 5}}
+    with pytest.raises(TableflowError, match=r"lib/line\.proto"):
+        columns(registered(text))
+    with pytest.raises(TableflowError, match=r"not the name of a file"):
+        columns(registered(text, references=(("../line.proto", line),)))
+
+
+def test_format_of_the_schema() -> None:
+    assert format_of(proto("int32 a = 1;")) is protobuf
+
+
+# --- records ---
+
+
+@pytest.mark.parametrize("one_by_one", [0, 16, 1000])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_records(seed: int, one_by_one: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protobuf_wire, "ONE_BY_ONE", one_by_one)
+    sample = schema_and_records(random.Random(seed), 40)
+    rows = decode(sample.payloads, registered(sample.text))
+    assert list(map(comparable, rows)) == list(map(comparable, sample.rows)), sample.text
+
+
+@pytest.mark.parametrize("one_by_one", [0, 1000])
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_records_never_raise(
+    seed: int, one_by_one: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records next to a damaged one are as they were."""
+    monkeypatch.setattr(protobuf_wire, "ONE_BY_ONE", one_by_one)
+    rng = random.Random(seed)
+    sample = schema_and_records(rng, 30)
+    damaged: list[bytes | None] = []
+    for payload in sample.payloads:
+        broken = bytearray(payload)
+        if len(broken) > 1 and rng.random() < 0.7:
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        cut = bytes(broken[: rng.randint(0, len(broken))])
+        damaged += [payload, cut, bytes(broken), rng.randbytes(rng.randrange(40)), None]
+    rows = decode(damaged, registered(sample.text))[::5]
+    assert list(map(comparable, rows)) == list(map(comparable, sample.rows))
+
+
+def test_no_records() -> None:
+    assert decode([], proto("int32 a = 1; repeated Line b = 2; map<string, Line> c = 3;")) == []
+
+
+def test_an_empty_record_is_all_defaults() -> None:
+    body = "int32 a = 1; optional int32 b = 2; string c = 3; Line d = 4; Kind e = 5;"
+    schema = proto(f"{body} repeated int32 f = 6; map<string, string> g = 7;")
+    empty = {"a": 0, "b": None, "c": "", "d": None, "e": "NONE", "f": [], "g": {}}
+    assert decode([b"\x00", b"\x02\x00", b"", None], schema) == [empty, empty, None, None]
+
+
+@pytest.mark.parametrize(
+    ("body", "data"),
+    [
+        ("int32 f = 1;", b"\x08"),
+        ("int32 f = 1;", b"\x08\x80"),
+        ("int32 f = 1;", b"\x08" + b"\x80" * 10 + b"\x01"),
+        ("int32 f = 1;", b"\x0d\x00\x00\x00\x00"),  # fixed32
+        ("int32 f = 1;", b"\x0e"),  # there is no wire type 6
+        ("int32 f = 1;", b"\x00\x00"),  # nor a field 0
+        ("int32 f = 1;", b"\x0c"),  # the end of a group that was not begun
+        ("int32 f = 1;", b"\x13\x08\x01"),  # a group that does not end
+        ("fixed64 f = 1;", b"\x09\x00\x00"),
+        ("string f = 1;", b"\x0a\x05abc"),
+        ("string f = 1;", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+        ("string f = 1;", b"\x0a\x02\xc3\x28"),
+        ("string f = 1;", b"\x0a\x03\xed\xa0\x80"),  # a surrogate
+        ("repeated string f = 1;", b"\x0a\x01a\x0a\x01\xff"),
+        ("map<string, int32> f = 1;", b"\x0a\x03\x0a\x01\xff"),
+        ("repeated int32 f = 1;", b"\x0a\x01\x80"),
+        ("repeated fixed32 f = 1;", b"\x0a\x03\x00\x00\x00"),
+        ("Line f = 1;", b"\x0a\x02\x08\x80"),
+        ("google.protobuf.Timestamp f = 1;", b"\x0a\x08\x08\x80\x80\x80\x80\x80\x80\x01"),
+        ("google.protobuf.Timestamp f = 1;", b"\x0a\x06\x10\x80\x94\xeb\xdc\x03"),
+        ("google.type.Date f = 1;", b"\x0a\x00"),
+        ("google.type.Date f = 1;", b"\x0a\x07\x08\xe5\x0f\x10\x02\x18\x1d"),  # 29 February 2021
+        ("google.type.TimeOfDay f = 1;", b"\x0a\x02\x08\x19"),
+        (DECIMAL, b"\x0a\x06\x0a\x04\x3b\x9a\xca\x00"),  # ten digits and scale 0
+        (DECIMAL, b"\x0a\x05\x0a\x01\x01\x18\x03"),  # 0.001
+    ],
+)
+@pytest.mark.parametrize("one_by_one", [0, 1000])
+def test_bad_records(
+    body: str, data: bytes, one_by_one: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protobuf_wire, "ONE_BY_ONE", one_by_one)
+    good, bad = decode([b"\x00", b"\x00" + data], proto(body))
+    assert good is not None
+    assert bad is None
+
+
+def test_scales_of_decimals() -> None:
+    assert str(one(proto(DECIMAL), b"\x0a\x03\x0a\x01\xff")) == "{'f': Decimal('-1.00')}"
+    assert str(one(proto(DECIMAL), b"\x0a\x06\x0a\x02\x27\x10\x18\x04")) == "{'f': Decimal('1.00')}"
+
+
+def test_numbers_without_a_name_stay_numbers() -> None:
+    assert one(proto("Kind f = 1;"), b"\x08\x07") == {"f": "7"}
+
+
+def test_proto2() -> None:
+    body = "required int32 a = 1; optional Kind b = 2; optional string c = 3 [default = 'x'];"
+    schema = proto(f"{body} extensions 100 to 200;", syntax=2)
+    assert one(schema, b"\x08\x01\xa0\x06\x01") == {"a": 1, "b": None, "c": "x"}
+    assert one(schema, b"") is None  # lacks what is required
+
+
+def test_message_indexes() -> None:
+    text = """syntax = "proto3"; message A { int32 a = 1; }
+    message B { int32 b = 1; message C { int32 c = 1; } message D { int32 d = 1; } }"""
+    schema = registered(text)
+    payloads = [b"\x00\x08\x01", b"\x02\x02\x08\x02", b"\x04\x02\x02\x08\x03", b"\x04\x02\x00"]
+    assert decode(payloads, schema) == [{"a": 1}, None, None, None]
+    assert decode(payloads, schema, message="B") == [None, {"b": 2}, None, None]
+    assert decode(payloads, schema, message="B.D") == [None, None, {"d": 3}, None]
+    with pytest.raises(TableflowError, match="no message X; there are A, B"):
+        columns(schema, "X")
+
+
+# --- schema evolution ---
+
+
+def test_older_schemas() -> None:
+    old = proto("int32 a = 1; string gone = 2; Line line = 3; int32 wide = 4;")
+    new = proto("int32 renamed = 1; Line line = 3; int64 wide = 4; string more = 5;", number=2)
+    data = b"\x08\x07\x12\x01x\x1a\x02\x08\x05\x20\x09"
+    row = {"renamed": 7, "line": {"n": 5}, "wide": 9, "more": None}
+    assert one(old, data, latest=new) == row
+
+
+def test_dropped_fields_keep_their_columns() -> None:
+    old, new = proto("int32 a = 1; string b = 2;"), proto("int32 a = 1;", number=2)
+    table = protobuf.fields("s", old, itertools.count(1))
+    plan, prefixes = protobuf._reader(old, new, table, None)
+    batch = pa.array([b"\x00\x08\x01\x12\x01x"], pa.binary())
+    found = protobuf_wire.decode(batch, plan, prefixes, DECODED).to_pylist()
+    assert found == [{"a": 1, "b": "x", DECODED: True}]
+
+
+def test_messages_are_found_by_name_before_place() -> None:
+    old = registered('syntax = "proto3"; message A { int32 a = 1; } message B { int32 b = 1; }')
+    new = registered('syntax = "proto3"; message B { int32 b = 1; } message A { int32 a = 1; }', 2)
+    assert decode([b"\x02\x02\x08\x05", b"\x00\x08\x01"], old, new) == [{"b": 5}, None]
+
+
+def test_incompatible_types() -> None:
+    with pytest.raises(TableflowError, match=r"schema 1: field shop.Trade.a is a string"):
+        decode([], proto("string a = 1;"), proto("int32 a = 1;", number=2))
+
+
+def test_longest_list_is_no_slower_than_its_bytes() -> None:
+    """One record with far more values than its neighbours does not make rounds for all."""
+    body = "repeated string f = 1; int32 a = 2;"
+    trade = message_factory.GetMessageClass(
+        protoc.compiled("s.proto", proto(body).text).message_types_by_name["Trade"]
+    )
+    long = trade(f=["v"] * 50_000, a=1).SerializeToString()
+    rows = decode([b"\x00\x10\x02"] * 100 + [b"\x00" + long], proto(body))
+    assert rows[100] == {"f": ["v"] * 50_000, "a": 1}
+    assert rows[0] == {"f": [], "a": 2}
