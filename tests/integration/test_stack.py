@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
@@ -87,6 +88,23 @@ def snowflake(endpoints: Endpoints, sql: str) -> list[Any]:
         return list(connection.cursor().execute(sql).fetchall())
 
 
+def environments(endpoints: Endpoints, body: Any = None) -> requests.Response:
+    """List the first ones; with a body, create one."""
+    assert endpoints.confluent_api_key
+    assert endpoints.confluent_api_secret
+    return requests.request(
+        "POST" if body else "GET",
+        f"{endpoints.confluent}/org/v2/environments",
+        json=body,
+        auth=(endpoints.confluent_api_key, endpoints.confluent_api_secret.get_secret_value()),
+        timeout=10,
+    )
+
+
+def put_environment(endpoints: Endpoints) -> None:
+    assert environments(endpoints, {"display_name": MARK}).status_code in (201, 409)
+
+
 # Service → (put something there, whether it is still there)
 KEPT: dict[str, tuple[Callable[[Endpoints], object], Callable[[Endpoints], bool]]] = {
     "kafka": (put_kafka, kafka_holds),
@@ -108,6 +126,10 @@ KEPT: dict[str, tuple[Callable[[Endpoints], object], Callable[[Endpoints], bool]
     "snowflake": (
         lambda e: snowflake(e, f"CREATE DATABASE IF NOT EXISTS {MARK}"),
         lambda e: bool(snowflake(e, f"SHOW DATABASES LIKE '{MARK}'")),
+    ),
+    "confluent": (
+        put_environment,
+        lambda e: MARK in [one["display_name"] for one in environments(e).json()["data"]],
     ),
 }
 
@@ -202,7 +224,8 @@ def test_status_and_env(stack: Endpoints) -> None:
     for name, service in told["services"].items():
         assert service["state"] == "running"
         assert psutil.pid_exists(service["pid"])
-        assert (service["port"] is None) == (service["url"] is None) == (name == "tableflow")
+        assert service["port"], name
+        assert service["url"], name
     assert told["endpoints"]["kafka_bootstrap"] == stack.kafka_bootstrap
     assert set(told["endpoints"]) == {
         "kafka_bootstrap",
@@ -212,6 +235,7 @@ def test_status_and_env(stack: Endpoints) -> None:
         "spark_connect",
         "aws",
         "snowflake",
+        "confluent",
     }
     exports = run("env").stdout
     assert f"export SPARK_REMOTE={stack.spark_connect}\n" in exports

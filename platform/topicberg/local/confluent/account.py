@@ -20,6 +20,7 @@ from topicberg.settings import Settings
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
+    from pyiceberg.catalog import Catalog
 
 ORGANIZATION = "organization"
 ENVIRONMENT = "environment"
@@ -68,6 +69,7 @@ class Account:
         self.changing = threading.Lock()
         """Held by one request that changes something: checks and their change are one step."""
         self._admin: tuple[str, AdminClient] | None = None
+        self._catalog: tuple[str, Catalog] | None = None
         self._aws: dict[tuple[str, str], Any] = {}
         self._clients_lock = threading.Lock()
         with self.store.lock:
@@ -114,6 +116,17 @@ class Account:
             if key not in self._aws:
                 self._aws[key] = endpoints.boto3(service, self.config)
             return self._aws[key]
+
+    def catalog(self) -> Catalog:
+        """The Iceberg catalog; the client is kept as long as the address stays.
+
+        :raises StackError: the stack has not come up yet
+        """
+        endpoints = self.endpoints()
+        with self._clients_lock:
+            if self._catalog is None or self._catalog[0] != endpoints.iceberg_rest:
+                self._catalog = (endpoints.iceberg_rest, endpoints.catalog(self.config))
+            return self._catalog[1]
 
     def crn(self, *parts: str) -> str:
         """Confluent resource name: ``crn("environment=env-1", …)``."""

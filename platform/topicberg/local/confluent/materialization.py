@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from topicberg import glue
 from topicberg.errors import TopicbergError
 from topicberg.local.confluent.account import CATALOG, INTEGRATION, TABLE, Account
-from topicberg.local.store import Name, Stored
+from topicberg.local.store import Stored
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
 
@@ -41,7 +41,6 @@ class Tables(threading.Thread):
         super().__init__(name="tables", daemon=True)
         self._account = account
         self._stopping = threading.Event()
-        self._locations: dict[tuple[Name, float], str] = {}
         self._synced: dict[tuple[str, str], CatalogStatus] = {}
         """Catalog integration's id and topic."""
 
@@ -61,16 +60,11 @@ class Tables(threading.Thread):
         """Where the table is; None: the engine has not made it yet."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        key = (table.name, table.created)
-        if key not in self._locations:
-            config = self._account.config
-            try:
-                catalog = self._account.endpoints().catalog(config)
-                found = catalog.load_table((config.cluster_id, table.name[1]))
-            except NoSuchTableError:
-                return None
-            self._locations[key] = found.location()
-        return self._locations[key]
+        name = (self._account.config.cluster_id, table.name[1])
+        try:
+            return str(self._account.catalog().load_table(name).location())
+        except NoSuchTableError:
+            return None
 
     def status(self, catalog: Stored, topic: str) -> CatalogStatus:
         return self._synced.get((catalog.name[0], topic), CatalogStatus())
@@ -81,16 +75,20 @@ class Tables(threading.Thread):
             del self._synced[key]
 
     def _sync_all(self, catalog: Stored) -> None:
+        from pyiceberg.exceptions import NoSuchTableError
+
         for table in self._account.store.all(TABLE):
             topic = table.name[1]
             before = self.status(catalog, topic)
             now = read_status(self._account.config, topic)
-            if now.phase != "RUNNING" or now.snapshot_id is None:
+            if now.phase != "RUNNING":
                 continue
             if before.sync == "SYNCED" and before.snapshot_id == now.snapshot_id:
                 continue
             try:
                 self._register(catalog, topic)
+            except NoSuchTableError:  # dropped by hand; the engine makes it anew
+                status = CatalogStatus()
             except (TopicbergError, ClientError, BotoCoreError, OSError) as error:
                 status = CatalogStatus("FAILED", str(error).splitlines()[0])
             else:
@@ -103,8 +101,7 @@ class Tables(threading.Thread):
         if problem := trust_problem(account, catalog.properties["integration"]):
             raise TopicbergError(problem)
         spec = control.find_topic(account.config, topic)
-        endpoints = account.endpoints()
-        table = endpoints.catalog(account.config).load_table(spec.table_identifier(account.config))
+        table = account.catalog().load_table(spec.table_identifier(account.config))
         database = catalog.properties["config"].get("custom_database") or account.config.cluster_id
         glue.register(account.aws("glue"), table, database, spec.glue_name)
 
