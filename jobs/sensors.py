@@ -3,7 +3,7 @@
 One sensor a topic reports every snapshot of its table, and requests one run for the touched
 partitions of everything that follows from them alone. A derived table with a lookback follows from
 more: it has a sensor of its own on its source, which also requests the partitions after those that
-were touched, as far as the lookback reaches.
+were touched, as far as the lookback reaches. So has one with a lookup, for everything after them.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class Watch:
     derived: tuple[dg.AssetKey, ...]
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
+    added_only: bool = False
+    """What the table loses does not matter to what is derived from it."""
     reported: bool = True
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
 
@@ -81,18 +83,23 @@ def watches(lake: Lake) -> Iterator[Watch]:
     """What there is to watch: every topic's table, and the sources of tables with a lookback."""
     for spec in lake.materialized.values():
         origin = lake.origin(spec.name)
+        direct = [derived for derived in lake.derived if spec.name in derived.sources]
         yield Watch(
             name=f"{spec.asset_name}_snapshots",
             origin=origin,
             registrations=(origin.table.key("glue"), origin.table.key("snowflake")),
             derived=_assets(lake, lake.downstream(spec.name)),
+            added_only=bool(direct) and all(derived.versions for derived in direct),
         )
     for derived in lake.derived:
         reach = derived.lookback_of(lake.root(derived))
-        for source in derived.sources if reach else ():
-            several = f"_of_{source}" if len(derived.sources) > 1 else ""
+        back = {source: ("lookback", reach) for source in derived.sources if reach}
+        # Nobody knows for how long a row of a lookup counts: all that came after it.
+        back |= dict.fromkeys(derived.lookups, ("lookup", FOREVER))
+        for source, (why, reach) in back.items():
+            several = f"_of_{source}" if len(back) > 1 else ""
             yield Watch(
-                name=re.sub(r"[.-]", "_", f"{derived.name}_lookback{several}"),
+                name=re.sub(r"[.-]", "_", f"{derived.name}_{why}{several}"),
                 origin=lake.origin(source),
                 registrations=(),
                 derived=_assets(lake, [derived, *lake.downstream(derived.name)]),
@@ -175,7 +182,7 @@ def _look(
     def touched(snapshot: Snapshot) -> set[str]:
         if partitions is None:
             return set()
-        hours = touched_hours(iceberg, snapshot, watch.origin.time)
+        hours = touched_hours(iceberg, snapshot, watch.origin.time, added_only=watch.added_only)
         return partition_keys(partitions, (watch.reached(each, now) for each in hours), now)
 
     changes = changes_since(iceberg, cursor.snapshot)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from topicberg.derived import TableName, spark_name
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.spark import new_session, quote
@@ -60,6 +61,17 @@ def topic_frame(
     )
     values = [tuple(record.get(column) for column in columns) for record in given]
     return spark.createDataFrame(values, schema)
+
+
+def create_table(spark: SparkSession, frame: DataFrame, table: TableName, time: str) -> None:
+    """A table of these rows, partitioned by the hour of its event time."""
+    # Spark Connect's DataFrameWriterV2 loses the quotes of a column in a transform.
+    columns = ", ".join(f"{quote(c.name)} {c.dataType.simpleString()}" for c in frame.schema)
+    spark.sql(
+        f"CREATE TABLE {spark_name(table)} ({columns}) USING iceberg "
+        f"PARTITIONED BY (hours({quote(time)}))"
+    )
+    frame.writeTo(spark_name(table)).append()
 
 
 def rows(frame: DataFrame) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.snapshots import touched_hours
 from topicberg.tableflow.commit import ancestry, summary
-from topicberg.testing import rows, spark_session, topic_frame
+from topicberg.testing import create_table, rows, spark_session, topic_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
@@ -83,11 +83,10 @@ def test_any_sequence_ends_at_the_reference(
     def arrive(number: int) -> None:
         batch = [trade(random) for _ in range(number)]
         frame = topic_frame(spark, "stock_trades", batch).drop("$$headers")
-        writer = frame.writeTo(spark_name(source))
         if trades:
-            writer.append()
+            frame.writeTo(spark_name(source)).append()
         else:
-            writer.partitionedBy(F.hours("`$$timestamp`")).create()
+            create_table(spark, frame, source, "$$timestamp")
         trades.extend(batch)
 
     arrive(40)

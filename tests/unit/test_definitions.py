@@ -70,6 +70,7 @@ def test_jobs_and_sensors() -> None:
     assert set(sensors) == {
         *(f"{spec.asset_name}_snapshots" for spec in specs if spec.tableflow.enabled),
         *(f"{table.name}_lookback" for table in find_derived() if table.lookback),
+        *(f"{table.name}_lookup" for table in find_derived() if table.lookups),
     }
     assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())
 
