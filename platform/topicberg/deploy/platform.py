@@ -1,0 +1,225 @@
+"""The resource graph: every resource of a deployment, and what each one needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from topicberg.deploy.confluent.connect import QUICKSTARTS, Connector
+from topicberg.deploy.confluent.iam import RoleBinding, ServiceAccount
+from topicberg.deploy.confluent.integrations import (
+    PROVIDER_INTEGRATION,
+    CatalogIntegration,
+    ProviderIntegration,
+)
+from topicberg.deploy.confluent.kafka import Subject, Topic
+from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
+from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
+from topicberg.deploy.confluent.tableflow import TableflowTopic
+from topicberg.deploy.names import Names
+from topicberg.deploy.resource import Resource
+from topicberg.deploy.world import CLUSTER, ENVIRONMENT, REGISTRY
+
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+ACCOUNTS = {
+    "app_manager": "creates topics and runs Tableflow",
+    "app_consumer": "reads the topics",
+    "app_producer": "writes to the topics",
+    "app_connector": "writes what the source connectors make",
+    "schema_registry": "reads and registers schemas",
+}
+"""Service account → what it is for."""
+
+
+def account(role: str) -> str:
+    """Resource key of a service account."""
+    return f"confluent/service_account/{role}"
+
+
+def binding(name: str) -> str:
+    return f"confluent/role_binding/{name}"
+
+
+def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
+    """Every resource of the deployment."""
+    names = Names(config.prefix)
+    found = [
+        *_organization(names),
+        *_keys(names),
+        *_integrations(names),
+    ]
+    for spec in specs:
+        found += _topic(spec, names, config)
+    return found
+
+
+def _organization(names: Names) -> Iterator[Resource]:
+    yield Environment(ENVIRONMENT, names.environment)
+    within = (ENVIRONMENT,)
+    yield Cluster(CLUSTER, names.cluster, within, within)
+    yield SchemaRegistry(REGISTRY, "of the environment", (ENVIRONMENT, CLUSTER), within)
+    for role, purpose in ACCOUNTS.items():
+        yield ServiceAccount(
+            account(role), names.service_account(role), description=f"topicberg: {purpose}"
+        )
+    yield _binding("cluster_admin", "app_manager", "CloudClusterAdmin", CLUSTER)
+    for role in ("DeveloperRead", "DeveloperWrite"):
+        name = f"subjects_{role.removeprefix('Developer').lower()}"
+        yield _binding(name, "schema_registry", role, REGISTRY, pattern="/subject=*")
+    yield _binding(
+        "consumer_group",
+        "app_consumer",
+        "DeveloperRead",
+        CLUSTER,
+        fact="kafka_crn",
+        pattern=f"/group={names.prefix}*",
+    )
+
+
+def _binding(
+    name: str, role_of: str, role: str, on: str, *, fact: str = "crn", pattern: str = ""
+) -> RoleBinding:
+    needs = (account(role_of), on)
+    return RoleBinding(
+        binding(name),
+        f"{role} of {role_of} on {on}{pattern}",
+        needs,
+        needs,
+        account=account(role_of),
+        role=role,
+        on=on,
+        fact=fact,
+        pattern=pattern,
+    )
+
+
+def _keys(names: Names) -> Iterator[Resource]:
+    def key(name: str, role: str, of: KeyKind, path: str, *needs: str) -> RotatingKey:
+        return RotatingKey(
+            f"key/{name}",
+            names.confluent_secret(path),
+            (account(role), *needs),
+            account=account(role),
+            of=of,
+        )
+
+    admin = binding("cluster_admin")
+    yield key("cloud", "app_manager", "cloud", "cloud", admin)
+    for role in ("app_manager", "app_consumer", "app_producer"):
+        path = f"kafka_cluster/{role}/python_client"
+        yield key(f"kafka_{role}", role, "kafka", path, CLUSTER, *_kafka_rights(role))
+    yield key(
+        "schema_registry",
+        "schema_registry",
+        "schema_registry",
+        "schema_registry_cluster/python_client",
+        REGISTRY,
+        binding("subjects_read"),
+        binding("subjects_write"),
+    )
+    yield key("tableflow", "app_manager", "tableflow", "tableflow", CLUSTER, admin)
+
+
+def _kafka_rights(role: str) -> tuple[str, ...]:
+    return {
+        "app_manager": (binding("cluster_admin"),),
+        "app_consumer": (binding("consumer_group"),),
+    }.get(role, ())
+
+
+def _integrations(names: Names) -> Iterator[Resource]:
+    yield ProviderIntegration(
+        PROVIDER_INTEGRATION,
+        names.provider_integration,
+        (ENVIRONMENT,),
+        (ENVIRONMENT,),
+        role=names.tableflow_role,
+    )
+    yield _binding("provider_integration", "app_manager", "ResourceOwner", PROVIDER_INTEGRATION)
+    yield CatalogIntegration(
+        "confluent/catalog_integration",
+        names.catalog_integration,
+        (
+            *(CLUSTER, "key/tableflow", PROVIDER_INTEGRATION),
+            *(binding("provider_integration"), "aws/role/tableflow", "aws/glue_database"),
+        ),
+        (CLUSTER, PROVIDER_INTEGRATION),
+    )
+
+
+def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource]:
+    name = spec.asset_name
+    topic = f"confluent/topic/{name}"
+    yield Topic(topic, spec.name, (CLUSTER, "key/kafka_app_manager"), (CLUSTER,), spec=spec)
+    for role, right in (("app_producer", "Write"), ("app_consumer", "Read")):
+        yield _binding(
+            f"{name}_{role}",
+            role,
+            f"Developer{right}",
+            CLUSTER,
+            fact="kafka_crn",
+            pattern=f"/topic={spec.name}",
+        )
+    subjects = []
+    for part, schema, path in (
+        ("value", spec.value_schema, spec.value_schema_path(config)),
+        ("key", spec.key, spec.key_schema_path(config)),
+    ):
+        if path is None:
+            continue
+        subjects.append(f"confluent/subject/{name}_{part}")
+        yield Subject(
+            subjects[-1],
+            f"{spec.name}-{part}",
+            (REGISTRY, "key/schema_registry"),
+            (REGISTRY,),
+            file=path,
+            format=schema.format,
+            message=schema.message,
+        )
+    before = [topic, *subjects]
+    quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
+    if quickstart:
+        yield from _connector(spec, names, quickstart, before)
+        before.append(f"confluent/connector/{name}")
+    if spec.tableflow.enabled:
+        yield TableflowTopic(
+            f"confluent/tableflow/{name}",
+            spec.name,
+            (*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
+            (CLUSTER, PROVIDER_INTEGRATION),
+            spec=spec,
+        )
+
+
+def _connector(
+    spec: TopicSpec, names: Names, quickstart: str, before: list[str]
+) -> Iterator[Resource]:
+    name = spec.asset_name
+    rights = []
+    for what, on, fact, pattern in (
+        ("topic", CLUSTER, "kafka_crn", f"/topic={spec.name}"),
+        ("subject", REGISTRY, "crn", f"/subject={spec.value_subject}"),
+    ):
+        right = _binding(
+            f"{name}_connector_{what}",
+            "app_connector",
+            "DeveloperWrite",
+            on,
+            fact=fact,
+            pattern=pattern,
+        )
+        rights.append(right.key)
+        yield right
+    yield Connector(
+        f"confluent/connector/{name}",
+        names.connector(spec.name),
+        (CLUSTER, account("app_connector"), *before, *rights),
+        (CLUSTER,),
+        topic=spec.name,
+        quickstart=quickstart,
+        account=account("app_connector"),
+    )
