@@ -275,13 +275,10 @@ def _id(world: World, resource: Resource) -> str | None:
 @contextmanager
 def _reporting() -> Iterator[Any]:
     """One line for each thing that happens; several resources are worked on at once."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
     lock = threading.Lock()
 
     def report(resource: Resource, what: str) -> None:
         with lock:
-            console.print(f"{what}: {resource.title}", markup=False)
+            typer.echo(f"{what}: {resource.title}", err=True)
 
     yield report

@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from topicberg.deploy.aws.bucket import Bucket
+from topicberg.deploy.aws.glue import GlueDatabase
+from topicberg.deploy.aws.iam import (
+    Policy,
+    Role,
+    confluent_trust,
+    tableflow_policy,
+)
+from topicberg.deploy.aws.parameters import CONSUMER, PRODUCER, Parameters
 from topicberg.deploy.confluent.connect import QUICKSTARTS, Connector
 from topicberg.deploy.confluent.iam import RoleBinding, ServiceAccount
 from topicberg.deploy.confluent.integrations import (
@@ -49,6 +58,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
     found = [
         *_organization(names),
         *_keys(names),
+        *_aws(names),
         *_integrations(names),
     ]
     for spec in specs:
@@ -128,6 +138,27 @@ def _kafka_rights(role: str) -> tuple[str, ...]:
         "app_manager": (binding("cluster_admin"),),
         "app_consumer": (binding("consumer_group"),),
     }.get(role, ())
+
+
+def _aws(names: Names) -> Iterator[Resource]:
+    yield Bucket("aws/bucket", "of the tables")
+    yield GlueDatabase("aws/glue_database", "of the cluster", (CLUSTER,), (CLUSTER,))
+    yield Policy(
+        "aws/policy/tableflow",
+        names.tableflow_policy,
+        (CLUSTER, "aws/bucket"),
+        grants=tableflow_policy,
+    )
+    yield Role(
+        "aws/role/tableflow",
+        names.tableflow_role,
+        ("aws/policy/tableflow", PROVIDER_INTEGRATION),
+        trust=confluent_trust,
+        policy="aws/policy/tableflow",
+    )
+    for client, values in (("consumer", CONSUMER), ("producer", PRODUCER)):
+        path = names.confluent_secret(f"{client}_kafka_client")
+        yield Parameters(f"aws/ssm/{client}", path, values=values)
 
 
 def _integrations(names: Names) -> Iterator[Resource]:

@@ -139,6 +139,11 @@ class World:
         retries: Any = {"mode": "standard", "max_attempts": 8}
         return session.client(service, config=Config(retries=retries))
 
+    @property
+    def deploy_on_aws(self) -> bool:
+        """Whether the object store is Amazon's: the local one has no settings of buckets."""
+        return self.config.deployment == "cloud"
+
     @cached_property
     def account(self) -> str:
         """The AWS account's number."""
