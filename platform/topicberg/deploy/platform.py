@@ -11,6 +11,8 @@ from topicberg.deploy.aws.iam import (
     Policy,
     Role,
     confluent_trust,
+    snowflake_policy,
+    snowflake_trust,
     tableflow_policy,
 )
 from topicberg.deploy.aws.parameters import CONSUMER, PRODUCER, Parameters
@@ -27,7 +29,18 @@ from topicberg.deploy.confluent.organization import Cluster, Environment, Schema
 from topicberg.deploy.confluent.tableflow import TableflowTopic
 from topicberg.deploy.names import Names
 from topicberg.deploy.resource import Resource
+from topicberg.deploy.snowflake.principals import KEYS, Grant, RoleGrant, User, UserKeys
+from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
+from topicberg.deploy.snowflake.storage import (
+    Container,
+    IcebergTable,
+    Integration,
+    ReadingRole,
+    Volume,
+    Warehouse,
+)
 from topicberg.deploy.world import CLUSTER, ENVIRONMENT, REGISTRY
+from topicberg.snowflake import Names as SnowflakeNames
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -60,6 +73,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_keys(names),
         *_aws(names),
         *_integrations(names),
+        *_snowflake(names, config),
     ]
     for spec in specs:
         found += _topic(spec, names, config)
@@ -224,6 +238,7 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             (CLUSTER, PROVIDER_INTEGRATION),
             spec=spec,
         )
+        yield from _snowflake_table(spec, config)
 
 
 def _connector(
@@ -254,3 +269,103 @@ def _connector(
         quickstart=quickstart,
         account=account("app_connector"),
     )
+
+
+def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
+    called = SnowflakeNames.of(config)
+    user = config.snowflake_name("user")
+    reader = config.snowflake_name("system_admin_role")
+    manager = config.snowflake_name("security_admin_role")
+    database, schema = (called.database,), (called.database, called.schema)
+
+    yield Warehouse("snowflake/warehouse", called.warehouse)
+    for key, of, path, needs in (
+        ("snowflake/database", "DATABASE", database, ()),
+        ("snowflake/schema", "SCHEMA", schema, ("snowflake/database",)),
+    ):
+        comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
+        name = f"{of.lower()} {'.'.join(path)}"
+        yield Container(key, name, needs, needs, of=of, path=path, comment=comment)
+    for key, role, what in (
+        ("snowflake/role/security_admin", manager, "Security Admin"),
+        ("snowflake/role/system_admin", reader, "System Admin"),
+    ):
+        yield SnowflakeRole(key, role, comment=f"{what} role for {user}")
+    yield UserKeys(KEYS, names.snowflake_secret, user=user)
+    properties = {
+        "DEFAULT_WAREHOUSE": called.warehouse,
+        "DEFAULT_ROLE": reader,
+        "DEFAULT_NAMESPACE": f"{called.database}.{called.schema}",
+    }
+    yield User("snowflake/user", user, (KEYS, "snowflake/warehouse"), properties=properties)
+    for key, role in (("security_admin", manager), ("system_admin", reader)):
+        needs = (f"snowflake/role/{key}", "snowflake/user")
+        name = f"{role} to {user}"
+        yield RoleGrant(f"snowflake/role_grant/{key}", name, needs, needs, role=role, user=user)
+
+    yield Volume("snowflake/volume", called.volume, (CLUSTER, "aws/bucket"))
+    yield Integration("snowflake/integration", called.integration, (CLUSTER,))
+    yield Policy(
+        "aws/policy/snowflake",
+        names.snowflake_policy,
+        (CLUSTER, "aws/bucket"),
+        grants=snowflake_policy,
+    )
+    yield ReadingRole(
+        "aws/role/snowflake",
+        names.snowflake_role,
+        ("aws/policy/snowflake", "snowflake/volume", "snowflake/integration"),
+        trust=snowflake_trust,
+        policy="aws/policy/snowflake",
+        volume=called.volume,
+    )
+    for on, target, needed in (
+        ("WAREHOUSE", (called.warehouse,), "snowflake/warehouse"),
+        ("DATABASE", database, "snowflake/database"),
+        ("SCHEMA", schema, "snowflake/schema"),
+        ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
+        ("INTEGRATION", (called.integration,), "snowflake/integration"),
+    ):
+        yield _grant(reader, "USAGE", on, target, needed, "snowflake/role/system_admin")
+    for on, target, needed in (
+        ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
+        ("INTEGRATION", (called.integration,), "snowflake/integration"),
+    ):  # SYSADMIN makes the tables that use them
+        yield _grant("SYSADMIN", "USAGE", on, target, needed)
+
+
+def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str) -> Grant:
+    name = ".".join(target)
+    return Grant(
+        f"snowflake/grant/{role}/{needs[0].removeprefix('snowflake/')}".lower(),
+        f"{privilege} on {on.lower()} {name} to {role}",
+        needs,
+        needs,
+        role=role,
+        privilege=privilege,
+        on=on,
+        target=target,
+    )
+
+
+def _snowflake_table(spec: TopicSpec, config: Settings) -> Iterator[Resource]:
+    called = SnowflakeNames.of(config)
+    table = f"snowflake/table/{spec.asset_name}"
+    within = ("snowflake/schema", "snowflake/volume", "snowflake/integration")
+    grants = ("snowflake/grant/sysadmin/volume", "snowflake/grant/sysadmin/integration")
+    yield IcebergTable(
+        table,
+        spec.snowflake_name,
+        (
+            *within,
+            *grants,
+            *(f"confluent/tableflow/{spec.asset_name}", "aws/role/snowflake"),
+            *("aws/glue_database", "snowflake/warehouse"),
+        ),
+        within,
+        spec=spec,
+    )
+    reader = config.snowflake_name("system_admin_role")
+    target = (called.database, called.schema, spec.snowflake_name)
+    role = "snowflake/role/system_admin"
+    yield _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)

@@ -34,8 +34,6 @@ class DeploySettings(BaseSettings):
         default=None, validation_alias=AliasChoices("profile", "AWS_PROFILE")
     )
     """AWS profile, e.g. of SSO; by default the usual AWS variables."""
-    bucket: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$")
-    """By default the prefix and the account. Snowflake takes no dots in it."""
 
     admin_user_secrets_root_path: str | None = None
     """Secrets Manager secret with Snowflake's admin user and its key pairs."""
@@ -96,7 +94,6 @@ def _local(config: Settings) -> dict[str, Any]:
         "confluent_url": endpoints.confluent,
         "confluent_api_key": endpoints.confluent_api_key,
         "confluent_api_secret": endpoints.confluent_api_secret,
-        "bucket": config.bucket,
     }
     stated = _Stated().model_fields_set
     return {name: value for name, value in known.items() if value and name not in stated}
@@ -110,4 +107,3 @@ class _Stated(BaseSettings):
     confluent_url: str | None = None
     confluent_api_key: str | None = None
     confluent_api_secret: SecretStr | None = None
-    bucket: str | None = None

@@ -155,7 +155,20 @@ class World:
 
     @cached_property
     def bucket(self) -> str:
-        return self.deploy.bucket or f"{self.config.bucket}-{self.account}"
+        """A bucket's name is global, so in the cloud the default one carries the account."""
+        if self.config.deployment == "local" or "bucket" in self.config.model_fields_set:
+            return self.config.bucket
+        return f"{self.config.bucket}-{self.account}"
+
+    @property
+    def seen(self) -> Settings:
+        """The settings with what only the accounts know."""
+        known = {
+            "aws_account_id": self.account,
+            "bucket": self.bucket,
+            "cluster_id": self.cluster,
+        }
+        return self.config.model_copy(update=known)
 
     def role_arn(self, name: str) -> str:
         return f"arn:aws:iam::{self.account}:role/{name}"
