@@ -181,6 +181,27 @@ def status(
 
 
 @app.command()
+def rotate(
+    profile: Profile = None,
+    confluent_api_key: ConfluentKey = None,
+    confluent_api_secret: ConfluentSecret = None,
+    snowflake_warehouse: Warehouse = None,
+    admin_user_secrets_root_path: AdminSecrets = None,
+    day_count: DayCount = None,
+    number_of_api_keys_to_retain: Retain = None,
+    now: Annotated[bool, typer.Option("--now", help="whatever their age")] = False,
+) -> None:
+    """Rotate the keys that are due; the keys before stay alive for a whole period."""
+    from topicberg.deploy.lock import exclusive
+    from topicberg.deploy.rotate import rotate as rotate_keys
+
+    world, graph = _open(_flags(**_given(locals())))
+    with exclusive(world):
+        rotated = rotate_keys(graph, world, typer.echo, force=now)
+    typer.echo(f"{rotated} keys rotated")
+
+
+@app.command()
 def graph(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="a file that ends in .svg, .png or .dot")

@@ -276,13 +276,15 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     user = config.snowflake_name("user")
     reader = config.snowflake_name("system_admin_role")
     manager = config.snowflake_name("security_admin_role")
-    database, schema = (called.database,), (called.database, called.schema)
+    database: tuple[str, ...] = (called.database,)
+    schema: tuple[str, ...] = (called.database, called.schema)
 
     yield Warehouse("snowflake/warehouse", called.warehouse)
-    for key, of, path, needs in (
+    containers: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
         ("snowflake/database", "DATABASE", database, ()),
         ("snowflake/schema", "SCHEMA", schema, ("snowflake/database",)),
-    ):
+    ]
+    for key, of, path, needs in containers:
         comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
         name = f"{of.lower()} {'.'.join(path)}"
         yield Container(key, name, needs, needs, of=of, path=path, comment=comment)

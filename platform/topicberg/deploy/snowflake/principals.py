@@ -129,11 +129,10 @@ class User(Resource):
             sleep=world.sleep,
         )
         if not facts["versions"][-1].current:
-            secret = world.need(KEYS)
-            world.secrets.publish(world.names.snowflake_secret, facts["versions"][-1].id)
-            world.remember(KEYS, Live(secret.id, secret.fields, {**facts, "versions": []}))
-            fresh = world.secrets.versions(world.names.snowflake_secret)
-            world.remember(KEYS, Live(secret.id, secret.fields, {**facts, "versions": fresh}))
+            name = world.names.snowflake_secret
+            world.secrets.publish(name, facts["versions"][-1].id)
+            fresh = {**facts, "versions": world.secrets.versions(name)}
+            world.remember(KEYS, Live(world.need(KEYS).id, world.need(KEYS).fields, fresh))
 
     def delete(self, world: World, live: Live) -> None:
         with world.snowflake() as session:

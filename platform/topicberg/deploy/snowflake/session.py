@@ -89,7 +89,7 @@ def account(world: World) -> str:
     return (world.secrets.read(path) or {}).get("snowflake_account_identifier", "")
 
 
-def _connect(world: World, **who: str) -> SnowflakeConnection:
+def _connect(world: World, **who: Any) -> SnowflakeConnection:
     from dagster_snowflake import SnowflakeResource
 
     deploy = world.deploy
