@@ -125,7 +125,7 @@ def delete(
     world.purge_secrets = purge_secrets
     with exclusive(world):
         found = engine.existing(graph, world)
-        dies = [resource for resource, _ in found if not resource.built_in]
+        dies = [resource for resource, _ in found]
         if not dies:
             typer.echo("there is nothing to delete")
             return

@@ -78,17 +78,25 @@ def examine(resource: Resource, world: World) -> Step:
     if live is None:
         return Step(resource, Action.CREATE)
     try:
-        changes = compare(live.fields, resource.desired(world))
+        changes = difference(resource, world, live)
     except MissingError as error:
         return Step(resource, Action.CHANGE, reason=f"follows {error.key}")
-    orphans = resource.orphans(world, live)
-    if orphans:
-        changes["unused"] = (orphans, [])
     if not changes:
         return Step(resource, Action.KEEP)
     if set(changes) & resource.replaced_for:
         return Step(resource, Action.REPLACE, changes)
     return Step(resource, Action.CHANGE, changes)
+
+
+def difference(resource: Resource, world: World, live: Live) -> Changes:
+    """
+    :raises MissingError: what it is made from is not there yet
+    """
+    changes = compare(live.fields, resource.desired(world))
+    orphans = resource.orphans(world, live)
+    if orphans:
+        changes["unused"] = (orphans, [])
+    return changes
 
 
 def plan(resources: Iterable[Resource], world: World) -> list[Step]:
@@ -114,10 +122,7 @@ def converge(resource: Resource, world: World, report: Report) -> Live:
         )
         report(resource, "created" if not resource.built_in else "is there")
     else:
-        changes = compare(live.fields, resource.desired(world))
-        orphans = resource.orphans(world, live)
-        if orphans:
-            changes["unused"] = (orphans, [])
+        changes = difference(resource, world, live)
         if changes:
             live = _mend(resource, world, live, changes, report)
     resource.settle(world, live)
@@ -158,7 +163,16 @@ def _make(resource: Resource, world: World) -> None:
 def _mend(resource: Resource, world: World, live: Live, changes: Changes, report: Report) -> Live:
     if not set(changes) & resource.replaced_for:
         report(resource, f"changing {', '.join(changes)}")
-        resource.update(world, live, changes)
+        for attempt in range(1, TRIES + 1):
+            try:
+                resource.update(world, live, changes)
+                break
+            except UncertainError:
+                if attempt == TRIES:
+                    raise
+                world.sleep(min(30.0, 2.0**attempt))
+                live = look(resource, world) or live
+                changes = difference(resource, world, live)
         report(resource, "changed")
         return look(resource, world) or live
     if resource.holds_data:
@@ -241,7 +255,7 @@ def existing(resources: Iterable[Resource], world: World) -> list[tuple[Resource
         except (CredentialsError, GoneError):
             found.append((resource, None))
         else:
-            if live is not None:
+            if live is not None and resource.is_ours(world):
                 found.append((resource, live))
     found.reverse()
     return found
@@ -278,11 +292,9 @@ def delete(
     left: dict[str, str] = {}
     kept: dict[str, str] = {}
     for resource, live in found:
-        if resource.key in kept and not resource.built_in:
+        if resource.key in kept:
             left[resource.title] = f"{kept[resource.key]} is left and needs it"
             _keep(kept, resource)
-            continue
-        if resource.built_in:
             continue
         if live is None:
             left[resource.title] = "cannot be seen; dies with what contains it"

@@ -108,6 +108,10 @@ class Resource:
         """Ask for its deletion. It may take until :meth:`find` does not see it any more."""
         raise NotImplementedError
 
+    def is_ours(self, world: World) -> bool:
+        """Whether a delete takes it: not what the local stack brings along."""
+        return not self.built_in
+
     def settle(self, world: World, live: Live) -> None:
         """Wait until others can use it.
 

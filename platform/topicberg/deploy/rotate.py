@@ -18,9 +18,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from topicberg.deploy import rsa
+from topicberg.deploy.confluent.api import UncertainError
 from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.engine import converge, look, plan
+from topicberg.deploy.engine import TRIES, converge, look, plan
 from topicberg.deploy.resource import Action, Resource
+from topicberg.deploy.secrets import ApiKey
 from topicberg.deploy.snowflake.principals import User, UserKeys
 from topicberg.errors import TopicbergError
 
@@ -113,7 +115,7 @@ def _rotate_key(
     keys = [Aged(key, made) for key, made in resource.alive(world).items()]
     decision = decide(keys, now, period, world.deploy.number_of_api_keys_to_retain, force=force)
     if decision.create:
-        key = resource.add(world)
+        key = _add(resource, world)
         converge(resource, world, lambda *_: None)
         tell(f"rotated: {resource.title}: {key.id} works and is active")
     else:
@@ -123,6 +125,17 @@ def _rotate_key(
         resource.revoke(world, old)
         tell(f"deleted: {resource.title}: {old}")
     return decision.create
+
+
+def _add(resource: RotatingKey, world: World) -> ApiKey:
+    """A new key; one whose answer was lost is deleted before another one is made."""
+    for _ in range(TRIES):
+        try:
+            return resource.add(world)
+        except UncertainError:
+            world.sleep(1.0)
+            converge(resource, world, lambda *_: None)
+    return resource.add(world)
 
 
 def _rotate_pair(

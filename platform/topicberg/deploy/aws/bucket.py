@@ -69,6 +69,10 @@ class Bucket(Resource):
             "incomplete_uploads_days": UPLOAD_DAYS,
         }
 
+    def is_ours(self, world: World) -> bool:
+        """The local stack's bucket holds the tables of its catalog, and goes with `reset`."""
+        return world.deploy_on_aws
+
     def create(self, world: World) -> None:
         s3 = world.aws("s3")
         where: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,5 +120,6 @@ class Subject(Resource):
         self.create(world)
 
     def delete(self, world: World, live: Live) -> None:
-        world.registry.delete(self._path())
+        with suppress(GoneError):  # an earlier, unanswered request may have done this part
+            world.registry.delete(self._path())
         world.registry.delete(self._path(), permanent="true")
