@@ -11,6 +11,7 @@ import pytest
 from assets import find_derived, topic_graphs
 from definitions import defs
 from resources import RESOURCES
+from topicberg.deploy.platform import resources
 from topicberg.errors import SpecError
 from topicberg.settings import settings
 from topicberg.topics import load_topics
@@ -23,8 +24,10 @@ def test_asset_keys() -> None:
     tables = {spec.asset_name for spec in load_topics()}
     derived = {table.name for table in find_derived()}
     keys = {key.to_user_string() for key in GRAPH.get_all_asset_keys()}
+    platform = {f"platform/{resource.key}" for resource in resources(settings(), load_topics())}
     assert keys == (
-        {f"kafka/{name}" for name in tables}
+        platform
+        | {f"kafka/{name}" for name in tables}
         | {f"{s}/{name}" for name in tables | derived for s in ("iceberg", "glue", "snowflake")}
     )
 
@@ -35,7 +38,7 @@ def test_every_asset_explains_itself(key: dg.AssetKey) -> None:
     assert node.description
     assert node.group_name != "default"
     assert node.kinds
-    assert "dagster/table_name" in node.metadata
+    assert node.group_name == "platform" or "dagster/table_name" in node.metadata
 
 
 def test_the_graph_reads_from_kafka_to_snowflake() -> None:
@@ -52,6 +55,7 @@ def test_jobs_and_sensors() -> None:
     specs = load_topics()
     assert {job.name for job in REPOSITORY.get_all_jobs() if not job.name.startswith("__")} == {
         "everything",
+        "rotate_keys",
         *(f"{spec.pipeline}_pipeline" for spec in specs),
     }
     sensors = {sensor.name: sensor for sensor in REPOSITORY.sensor_defs}

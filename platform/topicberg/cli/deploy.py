@@ -228,15 +228,11 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
 def _open(flags: dict[str, Any]) -> tuple[World, list[Resource]]:
     """:raises TopicbergError: settings are missing or wrong; nothing was touched"""
     from topicberg.deploy.platform import resources
-    from topicberg.deploy.settings import load
-    from topicberg.deploy.world import World
+    from topicberg.deploy.world import open_world
     from topicberg.settings import settings
-    from topicberg.topics import load_topics
 
-    config = settings()
-    specs = load_topics(config)
-    world = World(config, load(flags, config), specs)
-    return world, resources(config, specs)
+    world = open_world(settings(), flags)
+    return world, resources(world.config, world.specs)
 
 
 def _plan(world: World, graph: list[Resource]) -> list[Step]:

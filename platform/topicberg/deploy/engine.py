@@ -192,6 +192,8 @@ def _mend(resource: Resource, world: World, live: Live, changes: Changes, report
 def create(resources: Iterable[Resource], world: World, report: Report) -> None:
     """Converge every resource, those that do not need each other at the same time.
 
+    Of a part of the graph, the rest must have been looked at before.
+
     :raises DeployError: names what failed; what needs it was not tried
     """
     by_key = {resource.key: resource for resource in resources}
@@ -202,7 +204,9 @@ def create(resources: Iterable[Resource], world: World, report: Report) -> None:
 
 def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dict[str, Exception]:
     """Act on each resource after all that it needs. Returns key → what went wrong."""
-    sorter = TopologicalSorter({key: by_key[key].needs for key in by_key})
+    sorter = TopologicalSorter(
+        {key: [need for need in by_key[key].needs if need in by_key] for key in by_key}
+    )
     sorter.prepare()
     failed: dict[str, Exception] = {}
     running: dict[Future[object], str] = {}

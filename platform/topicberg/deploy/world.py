@@ -14,10 +14,10 @@ from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.names import Names
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.secrets import ApiKey, Secrets
-from topicberg.deploy.settings import DeploySettings
+from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
 from topicberg.settings import Settings
-from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:
     from topicberg.deploy.snowflake.session import Session
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 ENVIRONMENT = "confluent/environment"
 CLUSTER = "confluent/cluster"
 REGISTRY = "confluent/schema_registry"
+
+
+def open_world(config: Settings, flags: dict[str, Any] | None = None) -> World:
+    """A world whose settings are complete; nothing is connected yet.
+
+    :raises TopicbergError: settings are missing or wrong: names all of them
+    """
+    return World(config, load(flags or {}, config), load_topics(config))
 
 
 @dataclass
