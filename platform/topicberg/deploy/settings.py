@@ -6,13 +6,13 @@ every AWS tool does it: ``AWS_PROFILE``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-from topicberg.settings import ENV_FILE, Settings, settings
+from topicberg.settings import ENV_FILE, Settings
 
 
 class DeploySettings(BaseSettings):
@@ -30,9 +30,7 @@ class DeploySettings(BaseSettings):
     schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     """By default what Confluent says of the Schema Registry."""
 
-    profile: str | None = Field(
-        default=None, validation_alias=AliasChoices("profile", "AWS_PROFILE")
-    )
+    profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")
     """AWS profile, e.g. of SSO; by default the usual AWS variables."""
 
     admin_user_secrets_root_path: str | None = None
@@ -48,14 +46,6 @@ class DeploySettings(BaseSettings):
     number_of_api_keys_to_retain: int = Field(default=2, ge=2)
     """Keys of one kind that are alive at least, the active one included."""
 
-    @model_validator(mode="after")
-    def _cloud_needs_snowflake(self) -> Self:
-        if settings().deployment == "cloud" and not self.admin_user_secrets_root_path:
-            raise ValueError(
-                "admin_user_secrets_root_path: the cloud deployment logs in to Snowflake with it"
-            )
-        return self
-
 
 def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     """The settings; flags that are not None come before the environment.
@@ -65,22 +55,47 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     :raises TopicbergError: names every setting that is missing or wrong, never a value of a secret
     """
     given = {name: value for name, value in flags.items() if value is not None}
+    values = _local(config) | given
+    problems: list[str] = []
+    found = None
     try:
-        return DeploySettings(**_local(config) | given)
+        found = DeploySettings(**values)
     except ValidationError as error:
-        problems = [_problem(one) for one in error.errors(include_input=False)]
+        problems += [_problem(one) for one in error.errors(include_input=False)]
+    if config.deployment == "cloud":
+        problems += _cloud_problems(found or _Stated(**given))
+    if found is None or problems:
         raise TopicbergError(
             "the deployment's settings are incomplete or wrong:\n  " + "\n  ".join(problems),
             hint="set them in the environment or in .env, or by the flag of the same name",
-        ) from None
+        )
+    return found
+
+
+def _cloud_problems(known: DeploySettings | _Stated) -> list[str]:
+    """What only the cloud needs: Snowflake's admin, and credentials for AWS."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    problems = []
+    if not known.admin_user_secrets_root_path:
+        problems.append(
+            f"{_called('admin_user_secrets_root_path')}: missing; it is the login to Snowflake"
+        )
+    try:
+        if boto3.Session(profile_name=known.profile).get_credentials() is None:
+            problems.append("AWS: no credentials (AWS_PROFILE or --profile, or AWS_ACCESS_KEY_ID)")
+    except BotoCoreError as error:
+        problems.append(f"AWS_PROFILE (--profile): {error}")
+    return problems
 
 
 def _problem(error: Any) -> str:
-    if not error["loc"]:
-        name, _, reason = error["msg"].removeprefix("Value error, ").partition(": ")
-        return f"TOPICBERG_{name.upper()} (--{name.replace('_', '-')}): {reason}"
-    name = str(error["loc"][0])
-    return f"TOPICBERG_{name.upper()} (--{name.replace('_', '-')}): {error['msg']}"
+    return f"{_called(str(error['loc'][0]))}: {error['msg']}"
+
+
+def _called(name: str) -> str:
+    return f"TOPICBERG_{name.upper()} (--{name.replace('_', '-')})"
 
 
 def _local(config: Settings) -> dict[str, Any]:
@@ -100,10 +115,12 @@ def _local(config: Settings) -> dict[str, Any]:
 
 
 class _Stated(BaseSettings):
-    """Which of the settings that the stack has defaults for are set outside."""
+    """What is set outside, whether it is complete or not."""
 
     model_config = DeploySettings.model_config
 
     confluent_url: str | None = None
     confluent_api_key: str | None = None
     confluent_api_secret: SecretStr | None = None
+    admin_user_secrets_root_path: str | None = None
+    profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")
