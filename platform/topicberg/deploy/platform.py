@@ -337,9 +337,11 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
 
 
 def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str) -> Grant:
+    """``needs`` begins with the key of what the privilege is on."""
     name = ".".join(target)
+    who = "sysadmin" if role == "SYSADMIN" else "reader"
     return Grant(
-        f"snowflake/grant/{role}/{needs[0].removeprefix('snowflake/')}".lower(),
+        f"snowflake/grant/{who}/{needs[0].removeprefix('snowflake/')}",
         f"{privilege} on {on.lower()} {name} to {role}",
         needs,
         needs,

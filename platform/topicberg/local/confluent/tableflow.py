@@ -6,7 +6,9 @@ import time
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
+from pyiceberg.exceptions import NoSuchTableError
 
+from topicberg import kafka
 from topicberg.errors import SpecError
 from topicberg.local.confluent import clusters, environments, integrations, roles, topics
 from topicberg.local.confluent.account import CATALOG, CLUSTER, TABLE, changed, timestamp
@@ -31,7 +33,9 @@ from topicberg.local.confluent.wire import (
 )
 from topicberg.local.store import Stored
 from topicberg.tableflow import control
+from topicberg.tableflow.commit import committed
 from topicberg.tableflow.status import read_status
+from topicberg.tableflow.table import drop
 from topicberg.topics import load_topics
 
 VERSION = "tableflow/v1"
@@ -286,6 +290,7 @@ def _create(call: Call) -> Answer:
             f"{account.url}{PATH}/{spec.display_name}",
         )
     _refuse_impossible(call, cluster, spec)
+    _start_anew(call, spec.display_name)
     assert isinstance(spec.storage, ByobAws)  # noqa: S101
     properties: dict[str, Any] = {
         "environment": spec.environment.id,
@@ -304,6 +309,24 @@ def _create(call: Call) -> Answer:
     stored = Stored(TABLE, name, properties)
     account.store.put(stored)
     return Answer(_document(call, stored), location=f"{PATH}/{spec.display_name}")
+
+
+def _start_anew(call: Call, name: str) -> None:
+    """Drop the table of an earlier topic of the name: Confluent's new table has a path of its own.
+
+    The table of the topic that is there now stays: the stack's engine may be writing it.
+    """
+    account = call.account
+    endpoints = account.endpoints()
+    catalog = endpoints.catalog(account.config)
+    spec = control.find_topic(account.config, name)
+    try:
+        table = catalog.load_table(spec.table_identifier(account.config))
+    except NoSuchTableError:
+        return
+    held = committed(table).topic_id
+    if held is not None and held != kafka.topic_id(endpoints, name):
+        drop(catalog, spec, account.config)
 
 
 def _enable(call: Call, topic: str, spec: dict[str, Any]) -> None:
