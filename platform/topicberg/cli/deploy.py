@@ -226,12 +226,14 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open(flags: dict[str, Any]) -> tuple[World, list[Resource]]:
-    """:raises TopicbergError: settings are missing or wrong; nothing was touched"""
+    """:raises TopicbergError: settings are missing or wrong, or an account refuses them"""
     from topicberg.deploy.platform import resources
+    from topicberg.deploy.preflight import check
     from topicberg.deploy.world import open_world
     from topicberg.settings import settings
 
     world = open_world(settings(), flags)
+    check(world)
     return world, resources(world.config, world.specs)
 
 

@@ -35,6 +35,8 @@ Report = Callable[[Resource, str], None]
 
 GONE_SECONDS = 30 * 60.0
 TRIES = 8
+PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
+"""Seconds between attempts that were refused: permissions take about 90 seconds to spread."""
 WORKERS = 8
 
 
@@ -197,9 +199,21 @@ def create(resources: Iterable[Resource], world: World, report: Report) -> None:
     :raises DeployError: names what failed; what needs it was not tried
     """
     by_key = {resource.key: resource for resource in resources}
-    failed = _walk(by_key, lambda resource: converge(resource, world, report))
+    failed = _walk(by_key, lambda resource: _patiently(resource, world, report))
     if failed:
         raise _summary("could not be created", by_key, failed)
+
+
+def _patiently(resource: Resource, world: World, report: Report) -> None:
+    """Converge, again while a new key or a new permission is not known everywhere yet."""
+    for pause in (*PAUSES, None):
+        try:
+            converge(resource, world, report)
+            return
+        except (GoneError, CredentialsError, UncertainError):
+            if pause is None:
+                raise
+            world.sleep(pause)
 
 
 def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dict[str, Exception]:

@@ -56,10 +56,14 @@ def open_session(world: World) -> Session:
     """
     :raises TopicbergError: the admin's secret is missing or incomplete
     """
-    return Session(_connect(world, **_admin(world)))
+    return Session(_connect(world, **admin(world)))
 
 
-def _admin(world: World) -> dict[str, Any]:
+def admin(world: World) -> dict[str, Any]:
+    """How the admin user logs in.
+
+    :raises TopicbergError: its secret is missing or incomplete
+    """
     path = world.deploy.admin_user_secrets_root_path
     if not path:
         endpoint = load_endpoints(world.config).snowflake
