@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -30,7 +30,7 @@ class Facts:
     region = "us-east-1"
     account = "123456789012"
     cluster = "lkc-1"
-    live = {
+    live: ClassVar[dict[str, Live]] = {
         "confluent/provider_integration": Live(
             "cspi-1", {}, {"principal": "arn:aws:iam::1:role/c", "external_id": "ext-c"}
         ),
