@@ -161,7 +161,7 @@ def test_a_part_of_the_graph(world: World) -> None:
 
 def test_delete_goes_backwards(world: World) -> None:
     engine.create(GRAPH, world, quiet)
-    left = engine.delete(engine.existing(GRAPH, world), world, quiet)
+    left = engine.delete(engine.existing(GRAPH, world, quiet), world, quiet)
     assert left == {}
     assert _log(world)[-3:] == ["delete c", "delete b", "delete a"]
 
@@ -170,12 +170,12 @@ def test_delete_goes_on_and_keeps_what_the_rest_needs(world: World) -> None:
     graph = [*GRAPH, Thing("d", "D")]
     engine.create(graph, world, quiet)
     cast(Any, world).trouble = {"b": [ConflictError("in use")] * 20}
-    left = engine.delete(engine.existing(graph, world), world, quiet)
+    left = engine.delete(engine.existing(graph, world, quiet), world, quiet)
     assert set(left) == {"thing A", "thing B"}
     assert "in use" in left["thing B"]
     assert set(_there(world)) == {"a", "b"}
     cast(Any, world).trouble = {}
-    assert engine.delete(engine.existing(graph, world), world, quiet) == {}
+    assert engine.delete(engine.existing(graph, world, quiet), world, quiet) == {}
 
 
 # --- the real graph ---

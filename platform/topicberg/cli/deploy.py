@@ -124,7 +124,8 @@ def delete(
     world, graph = _open(_flags(**_given(locals())))
     world.purge_secrets = purge_secrets
     with exclusive(world):
-        found = engine.existing(graph, world)
+        with _reporting() as report:
+            found = engine.existing(graph, world, report)
         dies = [resource for resource, _ in found]
         if not dies:
             typer.echo("there is nothing to delete")

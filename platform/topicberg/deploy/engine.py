@@ -261,12 +261,19 @@ def _reason(error: Exception) -> str:
 # --- deleting ---
 
 
-def existing(resources: Iterable[Resource], world: World) -> list[tuple[Resource, Live | None]]:
-    """What there is to delete, in the order of deletion. None: it cannot be seen."""
+def existing(
+    resources: Iterable[Resource], world: World, report: Report
+) -> list[tuple[Resource, Live | None]]:
+    """What there is to delete, in the order of deletion. None: it cannot be seen.
+
+    A key without which something cannot be seen, and so not deleted, is made anew.
+    """
+    order = in_order(resources)
+    by_key = {resource.key: resource for resource in order}
     found: list[tuple[Resource, Live | None]] = []
-    for resource in in_order(resources):
+    for resource in order:
         try:
-            live = look(resource, world)
+            live = _reveal(resource, world, by_key, report)
         except MissingError as error:
             if error.key not in resource.within:
                 found.append((resource, None))
@@ -277,6 +284,18 @@ def existing(resources: Iterable[Resource], world: World) -> list[tuple[Resource
                 found.append((resource, live))
     found.reverse()
     return found
+
+
+def _reveal(
+    resource: Resource, world: World, by_key: dict[str, Resource], report: Report
+) -> Live | None:
+    try:
+        return look(resource, world)
+    except MissingError as error:
+        if error.key in resource.within:
+            raise
+        converge(by_key[error.key], world, report)
+    return look(resource, world)
 
 
 def remove(resource: Resource, world: World, live: Live) -> None:

@@ -116,7 +116,9 @@ class World:
 
         :raises MissingError: it was not seen
         """
-        found: ApiKey = self.need(key).facts["key"]
+        found: ApiKey | None = self.need(key).facts.get("key")
+        if found is None:
+            raise MissingError(key)
         return found
 
     def _api(self, url: str, key: ApiKey) -> Api:
