@@ -29,7 +29,7 @@ def asset_key(key: str) -> dg.AssetKey:
 
 def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefinition:
     """Every resource as an asset that can be materialized by itself."""
-    graph = {asset_key(one.key): one for one in resources(config, specs)}
+    graph = {asset_key(one.key): one for one in resources(config, specs) if one.wanted}
 
     @dg.multi_asset(
         name=PLATFORM,

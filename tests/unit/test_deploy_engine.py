@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +14,7 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.world import World
 from topicberg.settings import Settings
-from topicberg.topics import load_topics
+from topicberg.topics import TopicSpec, load_topics
 
 CONFIG = Settings(prefix="demo")
 
@@ -176,6 +176,27 @@ def test_delete_goes_on_and_keeps_what_the_rest_needs(world: World) -> None:
     assert set(_there(world)) == {"a", "b"}
     cast(Any, world).trouble = {}
     assert engine.delete(engine.existing(graph, world, quiet), world, quiet) == {}
+
+
+def test_what_is_not_wanted_any_more_is_deleted_first(world: World) -> None:
+    engine.create(GRAPH, world, quiet)
+    graph = [replace(GRAPH[0], wanted=False), *GRAPH[1:]]
+    assert actions(world, graph) == {"a": "keep", "b": "keep", "c": "delete"}
+    engine.create(graph, world, quiet)
+    assert set(_there(world)) == {"a", "b"}
+    assert set(actions(world, graph).values()) == {"keep"}
+
+
+def test_tableflow_that_is_turned_off_is_deleted_with_its_table() -> None:
+    (spec,) = [spec for spec in load_topics() if spec.name == "stock_trades"]
+    document = spec.model_dump(by_alias=True)
+    document["tableflow"]["enabled"] = False
+    graph = resources(CONFIG, [TopicSpec.model_validate(document)])
+    assert {one.key for one in graph if not one.wanted} == {
+        "confluent/tableflow/stock_trades",
+        "snowflake/table/stock_trades",
+        "snowflake/grant/reader/table/stock_trades",
+    }
 
 
 # --- the real graph ---

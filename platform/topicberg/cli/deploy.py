@@ -248,6 +248,7 @@ _SIGNS = {
     "create": ("+", "green"),
     "change": ("~", "yellow"),
     "replace": ("±", "red"),
+    "delete": ("-", "red"),
     "look again": ("?", "cyan"),
     "keep": (" ", None),
 }

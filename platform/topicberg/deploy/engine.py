@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 
+from botocore.exceptions import ClientError
+
 from topicberg.deploy.confluent.api import (
     ConflictError,
     CredentialsError,
@@ -35,6 +37,9 @@ Report = Callable[[Resource, str], None]
 
 GONE_SECONDS = 30 * 60.0
 TRIES = 8
+EVENTUAL = ("NoSuchEntity", "MalformedPolicyDocument", "DeleteConflict")
+"""What IAM answers while a change is not everywhere: a principal that it does not know yet is
+called a malformed policy."""
 PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Seconds between attempts that were refused: permissions take about 90 seconds to spread."""
 WORKERS = 8
@@ -75,8 +80,10 @@ def examine(resource: Resource, world: World) -> Step:
     except (MissingError, CredentialsError, GoneError) as error:
         key = error.key if isinstance(error, MissingError) else "its key"
         if key in resource.within:
-            return Step(resource, Action.CREATE)
+            return Step(resource, Action.CREATE if resource.wanted else Action.KEEP)
         return Step(resource, Action.LOOK, reason=f"{key} comes first")
+    if not resource.wanted:
+        return Step(resource, Action.KEEP if live is None else Action.DELETE)
     if live is None:
         return Step(resource, Action.CREATE)
     try:
@@ -198,10 +205,27 @@ def create(resources: Iterable[Resource], world: World, report: Report) -> None:
 
     :raises DeployError: names what failed; what needs it was not tried
     """
-    by_key = {resource.key: resource for resource in resources}
+    graph = list(resources)
+    _clear(graph, world, report)
+    by_key = {resource.key: resource for resource in graph if resource.wanted}
     failed = _walk(by_key, lambda resource: _patiently(resource, world, report))
     if failed:
         raise _summary("could not be created", by_key, failed)
+
+
+def _clear(graph: list[Resource], world: World, report: Report) -> None:
+    """Delete what is not wanted any more, each after all that needs it.
+
+    :raises DeployError: something could not be deleted
+    """
+    if all(resource.wanted for resource in graph):
+        return
+    dead = [step.resource for step in plan(graph, world) if step.action is Action.DELETE]
+    found = [(resource, world.live.get(resource.key)) for resource in reversed(dead)]
+    left = delete(found, world, report)
+    if left:
+        lines = [f"{title}: {reason}" for title, reason in left.items()]
+        raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
 
 
 def _patiently(resource: Resource, world: World, report: Report) -> None:
@@ -212,6 +236,10 @@ def _patiently(resource: Resource, world: World, report: Report) -> None:
             return
         except (GoneError, CredentialsError, UncertainError):
             if pause is None:
+                raise
+            world.sleep(pause)
+        except ClientError as error:
+            if pause is None or error.response["Error"]["Code"] not in EVENTUAL:
                 raise
             world.sleep(pause)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from topicberg.deploy.aws.bucket import Bucket
@@ -66,7 +67,7 @@ def binding(name: str) -> str:
 
 
 def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
-    """Every resource of the deployment."""
+    """Every resource of the deployment, and those that a spec has turned off."""
     names = Names(config.prefix)
     found = [
         *_organization(names),
@@ -230,15 +231,15 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     if quickstart:
         yield from _connector(spec, names, quickstart, before)
         before.append(f"confluent/connector/{name}")
-    if spec.tableflow.enabled:
-        yield TableflowTopic(
-            f"confluent/tableflow/{name}",
-            spec.name,
-            (*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
-            (CLUSTER, PROVIDER_INTEGRATION),
-            spec=spec,
-        )
-        yield from _snowflake_table(spec, config)
+    yield TableflowTopic(
+        f"confluent/tableflow/{name}",
+        spec.name,
+        (*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
+        (CLUSTER, PROVIDER_INTEGRATION),
+        spec.tableflow.enabled,
+        spec=spec,
+    )
+    yield from _snowflake_table(spec, config)
 
 
 def _connector(
@@ -367,9 +368,11 @@ def _snowflake_table(spec: TopicSpec, config: Settings) -> Iterator[Resource]:
             *("aws/glue_database", "snowflake/warehouse"),
         ),
         within,
+        spec.tableflow.enabled,
         spec=spec,
     )
     reader = config.snowflake_name("system_admin_role")
     target = (called.database, called.schema, spec.snowflake_name)
     role = "snowflake/role/system_admin"
-    yield _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
+    select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
+    yield replace(select, wanted=spec.tableflow.enabled)

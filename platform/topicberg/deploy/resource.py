@@ -71,12 +71,14 @@ class Resource:
     :param name: the natural key
     :param needs: keys of the resources that come first
     :param within: those of ``needs`` without which it cannot exist
+    :param wanted: False: it is to be deleted where it exists
     """
 
     key: str
     name: str
     needs: tuple[str, ...] = ()
     within: tuple[str, ...] = ()
+    wanted: bool = True
 
     kind: ClassVar[str] = ""
     """What people call it, e.g. ``Kafka cluster``."""
