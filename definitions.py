@@ -9,10 +9,12 @@ import dagster as dg
 warnings.filterwarnings("ignore", category=dg.BetaWarning)
 
 from assets import Lake, find_derived, lake_assets, lake_checks  # noqa: E402
+from assets.platform import platform_assets  # noqa: E402
 from jobs import (  # noqa: E402
     maintenance_job,
     maintenance_schedule,
     pipeline_jobs,
+    rotation_schedule,
     snapshot_sensors,
 )
 from resources import RESOURCES  # noqa: E402
@@ -20,14 +22,15 @@ from topicberg.settings import settings  # noqa: E402
 from topicberg.topics import load_topics  # noqa: E402
 
 _config = settings()
-_lake = Lake(_config, tuple(load_topics(_config)), tuple(find_derived()))
+_specs = load_topics(_config)
+_lake = Lake(_config, tuple(_specs), tuple(find_derived()))
 _maintenance = maintenance_job(_lake)
 
 defs = dg.Definitions(
-    assets=list(lake_assets(_lake)),
+    assets=[*lake_assets(_lake), platform_assets(_config, _specs)],
     asset_checks=list(lake_checks(_lake)),
     jobs=[*pipeline_jobs({spec.pipeline for spec in _lake.topics}), _maintenance],
-    schedules=[maintenance_schedule(_maintenance)],
+    schedules=[maintenance_schedule(_maintenance), rotation_schedule(_config)],
     sensors=list(snapshot_sensors(_lake)),
     resources=RESOURCES,
     # Every run is a process of its own already; a process a step would cost 5 seconds each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import EVERYTHING, pipeline_jobs
+from jobs.rotation import rotation_schedule
 from jobs.sensors import snapshot_sensors
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "maintenance_job",
     "maintenance_schedule",
     "pipeline_jobs",
+    "rotation_schedule",
     "snapshot_sensors",
 ]

@@ -44,6 +44,11 @@ class Settings(BaseSettings):
     )
     aws_region: str = "us-east-1"
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
+    bucket: str = Field(
+        default_factory=lambda fields: str(fields["prefix"]).replace("_", "-"),
+        pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
+        description="holds every table; S3 takes no underscore, Snowflake no dot",
+    )
 
     @property
     def topics_dir(self) -> Path:
@@ -52,11 +57,6 @@ class Settings(BaseSettings):
     @property
     def schemas_dir(self) -> Path:
         return self.project_root / "platform" / "schemas"
-
-    @property
-    def bucket(self) -> str:
-        """The bucket that holds every table (S3 allows no underscore in names)."""
-        return self.prefix.replace("_", "-")
 
     @property
     def warehouse(self) -> str:

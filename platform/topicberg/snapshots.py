@@ -14,7 +14,12 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, NestedField, PrimitiveType
 
-from topicberg.tableflow.commit import END_OFFSETS, START_OFFSETS, ancestry, summary
+from topicberg.tableflow.commit import (
+    END_OFFSETS,
+    START_OFFSETS,
+    ancestry,
+    summary,
+)
 from topicberg.tableflow.offsets import Offsets, parse_offsets
 
 if TYPE_CHECKING:

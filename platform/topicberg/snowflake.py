@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from topicberg.deploy.names import Names as DeployNames
+
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
 
@@ -55,7 +57,8 @@ class Names:
 
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
-    return f"arn:aws:iam::{config.aws_account_id}:role/{config.prefix}_snowflake_s3_glue_role"
+    name = DeployNames(config.prefix).snowflake_role
+    return f"arn:aws:iam::{config.aws_account_id}:role/{name}"
 
 
 def create_volume(config: Settings) -> str:
@@ -80,11 +83,15 @@ def create_integration(config: Settings) -> str:
     )
 
 
-def create_table(names: Names, table: str, glue_database: str, glue_table: str) -> str:
+def create_table(
+    names: Names, table: str, glue_database: str, glue_table: str, *, auto_refresh: bool = False
+) -> str:
+    follow = " AUTO_REFRESH = TRUE" if auto_refresh else ""
     return (
         f"CREATE ICEBERG TABLE IF NOT EXISTS {names.table(table)} "
         f"EXTERNAL_VOLUME = {text(names.volume)} CATALOG = {text(names.integration)} "
         f"CATALOG_TABLE_NAME = {text(glue_table)} CATALOG_NAMESPACE = {text(glue_database)}"
+        f"{follow}"
     )
 
 

@@ -71,7 +71,7 @@ def test_what_is_read_is_what_was_produced(make_topic: Callable[..., Topic], see
     topic.send_raw([prefix + payload for payload in payloads], partition=0)
     topic.ingest()
     cluster, name = topic.spec.table_identifier(topic.config)
-    sql = f'SELECT * FROM lake."{cluster}"."{name}" ORDER BY "$$offset"'  # noqa: S608  our own
+    sql = f'SELECT * FROM lake."{cluster}"."{name}" ORDER BY "$$offset"'
     result = run_query(sql, "duckdb", topic.endpoints, topic.config)
     read = [dict(zip(result.columns, values, strict=True)) for values in result.rows]
     assert len(read) == len(rows)

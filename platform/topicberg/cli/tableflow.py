@@ -84,7 +84,7 @@ def disable(
     typer.echo(f"{topic}: Tableflow is disabled")
     if drop_table:
         catalog = load_endpoints(config).catalog(config)
-        dropped = drop(catalog, spec, config)
+        dropped = drop(catalog, spec.table_identifier(config))
         typer.echo(f"{name} is deleted" if dropped else f"{name} does not exist")
 
 

@@ -94,10 +94,10 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     return table
 
 
-def drop(catalog: Catalog, spec: TopicSpec, config: Settings) -> bool:
-    """Delete the topic's table with its files; False: there is none."""
+def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
+    """Delete a topic's table with its files; False: there is none."""
     try:
-        catalog.purge_table(spec.table_identifier(config))
+        catalog.purge_table(identifier)
     except NoSuchTableError:
         return False
     return True

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pyiceberg.exceptions import NoSuchTableError
+
+from topicberg import kafka
 from topicberg.errors import SpecError
 from topicberg.local.confluent import broker, clusters, environments, integrations, roles
 from topicberg.local.confluent.account import CATALOG, TABLE, changed, timestamp
@@ -30,7 +33,9 @@ from topicberg.local.confluent.tableflow_bodies import (
 from topicberg.local.confluent.wire import Answer, InCluster
 from topicberg.local.store import Stored
 from topicberg.tableflow import control
+from topicberg.tableflow.commit import committed
 from topicberg.tableflow.status import read_status
+from topicberg.tableflow.table import drop
 from topicberg.topics import load_topics
 
 VERSION = "tableflow/v1"
@@ -188,6 +193,7 @@ def _create(call: Call) -> Answer:
             f"{account.url}{PATH}/{spec.display_name}",
         )
     storage = _checked_storage(call, cluster, spec)
+    _start_anew(call, spec.display_name)
     properties: dict[str, Any] = {
         "environment": spec.environment.id,
         "cluster": cluster.name[0],
@@ -205,6 +211,24 @@ def _create(call: Call) -> Answer:
     stored = Stored(TABLE, name, properties)
     account.store.put(stored)
     return Answer(_document(call, stored), location=f"{PATH}/{spec.display_name}")
+
+
+def _start_anew(call: Call, name: str) -> None:
+    """Drop the table of an earlier topic of the name: Confluent's new table has a path of its own.
+
+    The table of the topic that is there now stays: the stack's engine may be writing it.
+    """
+    account = call.account
+    endpoints = account.endpoints()
+    catalog = endpoints.catalog(account.config)
+    identifier = (account.config.cluster_id, name)
+    try:
+        table = catalog.load_table(identifier)
+    except NoSuchTableError:
+        return
+    held = committed(table).topic_id
+    if held is not None and held != kafka.topic_id(endpoints, name):
+        drop(catalog, identifier)
 
 
 def _enable(call: Call, topic: str, spec: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from pyiceberg.types import PrimitiveType
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.spark import quote
-from topicberg.tableflow.commit import ancestry, summary
+from topicberg.tableflow.commit import DATA_TTL_RUN, ancestry, summary
 from topicberg.tableflow.maintenance.conflicts import spark_sql
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 CUTOFF = "topicberg.data-ttl-cutoff"
-RUN_ID = "topicberg.data-ttl-run"
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,14 @@ def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetim
 
 def _note(cutoff: datetime) -> dict[str, str]:
     """What a snapshot that expires rows says of itself."""
-    return {CUTOFF: cutoff.isoformat(), RUN_ID: uuid.uuid4().hex}
+    return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex}
 
 
 def _deleted_rows(table: Table, note: dict[str, str]) -> int:
     """Rows that the snapshot of this run took out, less those that it wrote again."""
     for snapshot in ancestry(table):
         facts = summary(snapshot)
-        if facts.get(RUN_ID) == note[RUN_ID]:
+        if facts.get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
             out, again, by_position = (
                 int(facts.get(key, 0))
                 for key in ("deleted-records", "added-records", "added-position-deletes")

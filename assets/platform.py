@@ -1,0 +1,77 @@
+"""The cloud platform as assets: their graph is the resource graph of ``topicberg deploy``.
+
+One operation makes what is selected, so that resources which do not need each other are made at the
+same time, as on the command line, and one lease keeps two of them apart.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from topicberg.deploy.platform import resources
+from topicberg.settings import Settings
+
+if TYPE_CHECKING:
+    from topicberg.deploy.resource import Resource, Step
+    from topicberg.topics import TopicSpec
+
+PLATFORM = "platform"
+WAIT_SECONDS = 30 * 60.0
+"""How long a run waits for another deploy."""
+_KINDS = {"confluent": "confluent", "key": "confluent", "aws": "aws", "snowflake": "snowflake"}
+
+
+def asset_key(key: str) -> dg.AssetKey:
+    return dg.AssetKey([PLATFORM, *key.split("/")])
+
+
+def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefinition:
+    """Every resource as an asset that can be materialized by itself."""
+    graph = {asset_key(one.key): one for one in resources(config, specs) if one.wanted}
+
+    @dg.multi_asset(
+        name=PLATFORM,
+        specs=[_spec(one) for one in graph.values()],
+        can_subset=True,
+        pool=PLATFORM,
+    )
+    def make(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+        from topicberg.deploy import engine
+        from topicberg.deploy.lock import exclusive
+        from topicberg.deploy.world import open_world
+        from topicberg.settings import settings
+
+        world = open_world(settings())
+        chosen = [one for key, one in graph.items() if key in context.selected_asset_keys]
+        with exclusive(world, WAIT_SECONDS):
+            steps = {step.resource.key: step for step in engine.plan(graph.values(), world)}
+            engine.create(
+                chosen, world, lambda one, what: context.log.info("%s: %s", what, one.title)
+            )
+        for one in engine.in_order(chosen):
+            live = world.need(one.key)
+            yield dg.MaterializeResult(
+                asset_key=asset_key(one.key), metadata=_metadata(steps[one.key], live.id)
+            )
+
+    return make
+
+
+def _spec(resource: "Resource") -> dg.AssetSpec:
+    return dg.AssetSpec(
+        asset_key(resource.key),
+        deps=[asset_key(key) for key in resource.needs],
+        group_name=PLATFORM,
+        kinds={_KINDS[Path(resource.key).parts[0]]},
+        description=f"{resource.title}; found by its name, made or mended by `topicberg deploy`.",
+    )
+
+
+def _metadata(step: "Step", identity: str) -> dict[str, Any]:
+    return {
+        "id": identity,
+        "action": step.action.value,
+        "changes": "\n".join(step.lines()) or "none",
+    }

@@ -1,0 +1,37 @@
+"""The rotation of keys, looked after every night."""
+
+import dagster as dg
+
+from topicberg.settings import Settings
+
+AT = "17 3 * * *"
+WAIT_SECONDS = 30 * 60.0
+
+
+@dg.op(retry_policy=dg.RetryPolicy(max_retries=2, delay=300))
+def rotate_due_keys(context: dg.OpExecutionContext) -> int:
+    """Rotate what ``TOPICBERG_DAY_COUNT`` says is due. Returns how many keys were."""
+    from topicberg.deploy.lock import exclusive
+    from topicberg.deploy.platform import resources
+    from topicberg.deploy.rotate import rotate
+    from topicberg.deploy.world import open_world
+    from topicberg.settings import settings
+
+    world = open_world(settings())
+    graph = resources(world.config, world.specs)
+    with exclusive(world, WAIT_SECONDS):
+        return rotate(graph, world, context.log.info)
+
+
+@dg.job(description="Rotates every key that is due; the keys before stay alive for a period.")
+def rotate_keys() -> None:
+    rotate_due_keys()
+
+
+def rotation_schedule(config: Settings) -> dg.ScheduleDefinition:
+    """Every night; in the local deployment it is there, and off."""
+    in_cloud = config.deployment == "cloud"
+    status = dg.DefaultScheduleStatus.RUNNING if in_cloud else dg.DefaultScheduleStatus.STOPPED
+    return dg.ScheduleDefinition(
+        job=rotate_keys, cron_schedule=AT, execution_timezone="UTC", default_status=status
+    )

@@ -1,0 +1,305 @@
+"""``topicberg deploy``: the cloud platform, planned, made, looked at, rotated and deleted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from topicberg.deploy.resource import Resource, Step
+    from topicberg.deploy.world import World
+
+app = typer.Typer(
+    help="Make the platform in Confluent Cloud, AWS and Snowflake, and look after it.",
+    no_args_is_help=True,
+)
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="deploy")
+
+
+Profile = Annotated[str | None, typer.Option("--profile", help="AWS profile, e.g. of SSO")]
+ConfluentKey = Annotated[
+    str | None, typer.Option("--confluent-api-key", help="Cloud API key [TOPICBERG_…]")
+]
+ConfluentSecret = Annotated[
+    str | None,
+    typer.Option(
+        "--confluent-api-secret",
+        help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since flags are seen in `ps`; "
+        "'-' asks for it",
+    ),
+]
+Warehouse = Annotated[
+    str | None, typer.Option("--snowflake-warehouse", help="of the admin's session")
+]
+AdminSecrets = Annotated[
+    str | None,
+    typer.Option(
+        "--admin-user-secrets-root-path",
+        "--admin-service-user-secrets-root-path",
+        help="Secrets Manager secret of Snowflake's admin user",
+    ),
+]
+DayCount = Annotated[
+    int | None, typer.Option("--day-count", help="days between rotations; at least 1, default 30")
+]
+Retain = Annotated[
+    int | None,
+    typer.Option(
+        "--number-of-api-keys-to-retain", help="keys alive of each kind; at least 2, default 2"
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+
+
+def _flags(**given: Any) -> dict[str, Any]:
+    if given.get("confluent_api_secret") == "-":
+        given["confluent_api_secret"] = typer.prompt("Confluent API secret", hide_input=True)
+    return given
+
+
+@app.command()
+def plan(
+    profile: Profile = None,
+    confluent_api_key: ConfluentKey = None,
+    confluent_api_secret: ConfluentSecret = None,
+    snowflake_warehouse: Warehouse = None,
+    admin_user_secrets_root_path: AdminSecrets = None,
+    day_count: DayCount = None,
+    number_of_api_keys_to_retain: Retain = None,
+    everything: Annotated[bool, typer.Option("--all", help="also what stays as it is")] = False,
+) -> None:
+    """Show what `create` would do. Exit code 1 when that is not nothing."""
+    world, graph = _open(_flags(**_given(locals())))
+    if _show(_plan(world, graph), everything=everything):
+        raise typer.Exit(1)
+
+
+@app.command()
+def create(
+    profile: Profile = None,
+    confluent_api_key: ConfluentKey = None,
+    confluent_api_secret: ConfluentSecret = None,
+    snowflake_warehouse: Warehouse = None,
+    admin_user_secrets_root_path: AdminSecrets = None,
+    day_count: DayCount = None,
+    number_of_api_keys_to_retain: Retain = None,
+) -> None:
+    """Make what is missing, mend what differs; run it again after anything."""
+    from topicberg.deploy import engine
+    from topicberg.deploy.lock import exclusive
+
+    world, graph = _open(_flags(**_given(locals())))
+    with exclusive(world), _reporting() as report:
+        engine.create(graph, world, report)
+    typer.echo(f"{len(graph)} resources are as they should be; `topicberg deploy plan` is empty")
+
+
+@app.command()
+def delete(
+    profile: Profile = None,
+    confluent_api_key: ConfluentKey = None,
+    confluent_api_secret: ConfluentSecret = None,
+    snowflake_warehouse: Warehouse = None,
+    admin_user_secrets_root_path: AdminSecrets = None,
+    day_count: DayCount = None,
+    purge_secrets: Annotated[
+        bool,
+        typer.Option("--purge-secrets", help="delete secrets at once, without AWS's 30 days"),
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Delete the platform with its data. Exit code 2 and a list when something is left."""
+    from topicberg.deploy import engine
+    from topicberg.deploy.lock import exclusive
+    from topicberg.errors import TopicbergError
+
+    world, graph = _open(_flags(**_given(locals())))
+    world.purge_secrets = purge_secrets
+    with exclusive(world):
+        with _reporting() as report:
+            found = engine.existing(graph, world, report)
+        dies = [resource for resource, _ in found]
+        if not dies:
+            typer.echo("there is nothing to delete")
+            return
+        typer.echo("These die, in this order; * with its data:")
+        for resource in dies:
+            typer.echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
+        if not yes:
+            typer.confirm(f"Delete these {len(dies)} resources?", abort=True)
+        with _reporting() as report:
+            left = engine.delete(found, world, report)
+    if left:
+        lines = "\n  ".join(f"{title}: {reason}" for title, reason in left.items())
+        raise TopicbergError(
+            f"{len(left)} resources are left:\n  {lines}",
+            hint="run the command again: it goes on with what is left",
+        )
+    typer.echo(f"{len(dies)} resources are deleted")
+
+
+@app.command()
+def status(
+    profile: Profile = None,
+    confluent_api_key: ConfluentKey = None,
+    confluent_api_secret: ConfluentSecret = None,
+    snowflake_warehouse: Warehouse = None,
+    admin_user_secrets_root_path: AdminSecrets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show every resource with its id. Exit code 1 when one is missing or differs."""
+    import json
+
+    from topicberg.deploy.resource import Action
+
+    given = _given(locals())
+    world, graph = _open(_flags(**given))
+    steps = _plan(world, graph)
+    if as_json:
+        rows = [
+            {
+                "resource": step.resource.key,
+                "name": step.resource.name,
+                "id": _id(world, step.resource),
+                "action": step.action.value,
+                "changes": step.lines(),
+            }
+            for step in steps
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        _table(world, steps)
+    if any(step.action is not Action.KEEP for step in steps):
+        raise typer.Exit(1)
+
+
+@app.command()
+def rotate(
+    profile: Profile = None,
+    confluent_api_key: ConfluentKey = None,
+    confluent_api_secret: ConfluentSecret = None,
+    snowflake_warehouse: Warehouse = None,
+    admin_user_secrets_root_path: AdminSecrets = None,
+    day_count: DayCount = None,
+    number_of_api_keys_to_retain: Retain = None,
+    now: Annotated[bool, typer.Option("--now", help="whatever their age")] = False,
+) -> None:
+    """Rotate the keys that are due; the keys before stay alive for a whole period."""
+    from topicberg.deploy.lock import exclusive
+    from topicberg.deploy.rotate import rotate as rotate_keys
+
+    world, graph = _open(_flags(**_given(locals())))
+    with exclusive(world):
+        rotated = rotate_keys(graph, world, typer.echo, force=now)
+    typer.echo(f"{rotated} keys rotated")
+
+
+@app.command()
+def graph(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="a file that ends in .svg, .png or .dot")
+    ] = Path("platform.svg"),
+) -> None:
+    """Draw the resource graph. Needs no account."""
+    from topicberg.deploy.draw import draw
+    from topicberg.deploy.platform import resources
+    from topicberg.settings import settings
+    from topicberg.topics import load_topics
+
+    config = settings()
+    draw(resources(config, load_topics(config)), output)
+    typer.echo(f"wrote {output}")
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The flags among a command's arguments that are settings."""
+    from topicberg.deploy.settings import DeploySettings
+
+    return {name: arguments[name] for name in DeploySettings.model_fields if name in arguments}
+
+
+def _open(flags: dict[str, Any]) -> tuple[World, list[Resource]]:
+    """:raises TopicbergError: settings are missing or wrong, or an account refuses them"""
+    from topicberg.deploy.platform import resources
+    from topicberg.deploy.preflight import check
+    from topicberg.deploy.world import open_world
+    from topicberg.settings import settings
+
+    world = open_world(settings(), flags)
+    check(world)
+    return world, resources(world.config, world.specs)
+
+
+def _plan(world: World, graph: list[Resource]) -> list[Step]:
+    from topicberg.deploy import engine
+
+    return engine.plan(graph, world)
+
+
+_SIGNS = {
+    "create": ("+", "green"),
+    "change": ("~", "yellow"),
+    "replace": ("±", "red"),
+    "delete": ("-", "red"),
+    "look again": ("?", "cyan"),
+    "keep": (" ", None),
+}
+
+
+def _show(steps: list[Step], *, everything: bool) -> int:
+    """Print a plan. Returns how many resources are not as they should be."""
+    from collections import Counter
+
+    counts = Counter(step.action.value for step in steps)
+    for step in steps:
+        if step.action.value == "keep" and not everything:
+            continue
+        sign, color = _SIGNS[step.action.value]
+        because = f" ({step.reason})" if step.reason else ""
+        typer.secho(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
+        for line in step.lines():
+            typer.echo(f"      {line}")
+    kept = counts.pop("keep", 0)
+    if not counts:
+        typer.echo(f"nothing to do: {kept} resources are as they should be")
+    else:
+        told = ", ".join(f"{count} to {action}" for action, count in counts.items())
+        typer.echo(f"{told}; {kept} are as they should be")
+    return sum(counts.values())
+
+
+def _table(world: World, steps: list[Step]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("resource", "name", "id", "state")
+    for step in steps:
+        state = "as it should be" if step.action.value == "keep" else f"[red]{step.action.value}"
+        resource = step.resource
+        table.add_row(resource.key, resource.name, _id(world, resource) or "", state)
+    Console().print(table)
+
+
+def _id(world: World, resource: Resource) -> str | None:
+    live = world.live.get(resource.key)
+    return live.id if live else None
+
+
+@contextmanager
+def _reporting() -> Iterator[Any]:
+    """One line for each thing that happens; several resources are worked on at once."""
+    lock = threading.Lock()
+
+    def report(resource: Resource, what: str) -> None:
+        with lock:
+            typer.echo(f"{what}: {resource.title}", err=True)
+
+    yield report

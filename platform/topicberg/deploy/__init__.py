@@ -1,0 +1,14 @@
+"""The cloud platform, made and looked after by one command: ``topicberg deploy``.
+
+There is no state file. Every resource is found by its name, so a run that was killed is started
+again, what was made by hand or by Terraform is adopted, and drift is seen.
+
+| module | does |
+|---|---|
+| ``settings``, ``names``, ``world`` | what is asked for, what it is called, the clients |
+| ``resource``, ``engine``, ``wait`` | what a resource is; plan, create and delete; patience |
+| ``platform`` | the resource graph |
+| ``confluent``, ``aws``, ``snowflake`` | the resources, a module a group of APIs |
+| ``secrets``, ``rotate``, ``rsa`` | keys with a history, and their rotation |
+| ``lock`` | one deploy at a time |
+"""

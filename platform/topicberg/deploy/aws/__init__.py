@@ -1,0 +1,1 @@
+"""AWS's resources: the bucket, the roles by which Confluent and Snowflake come in, Glue, SSM."""

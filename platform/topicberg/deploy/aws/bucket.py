@@ -1,0 +1,201 @@
+"""The bucket that holds every table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+UPLOAD_DAYS = 7
+"""Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
+_RULE = "incomplete-uploads"
+_BLOCK = {
+    "BlockPublicAcls": True,
+    "IgnorePublicAcls": True,
+    "BlockPublicPolicy": True,
+    "RestrictPublicBuckets": True,
+}
+_UNSET = (
+    "ServerSideEncryptionConfigurationNotFoundError",
+    "NoSuchPublicAccessBlockConfiguration",
+    "NoSuchLifecycleConfiguration",
+)
+NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOperation")
+"""An object store that is not Amazon's says so of settings that it does not have."""
+
+
+@dataclass(frozen=True)
+class Bucket(Resource):
+    """In the cluster's region, encrypted, without public access. No versioning, as in the source:
+    Iceberg has its snapshots, and every dropped file would stay for ever."""
+
+    kind = "S3 bucket"
+    holds_data = True
+    replaced_for = frozenset({"region"})
+
+    def find(self, world: World) -> Live | None:
+        s3 = world.aws("s3")
+        try:
+            s3.head_bucket(Bucket=world.bucket)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("404", "NoSuchBucket"):
+                return None
+            raise
+        region = s3.get_bucket_location(Bucket=world.bucket).get("LocationConstraint")
+        fields: Fields = {"region": region or "us-east-1"}
+        if world.deploy_on_aws:
+            for name, read in _SETTINGS.items():
+                fields[name] = _read(partial(read, s3, world.bucket))
+        return Live(world.bucket, fields)
+
+    def desired(self, world: World) -> Fields:
+        region = {"region": world.region}
+        if not world.deploy_on_aws:
+            return {}
+        return {
+            **region,
+            "encryption": "AES256",
+            "public_access": "blocked",
+            "versioning": "Off",
+            "incomplete_uploads_days": UPLOAD_DAYS,
+        }
+
+    def is_ours(self, world: World) -> bool:
+        """The local stack's bucket holds the tables of its catalog, and goes with `reset`."""
+        return world.deploy_on_aws
+
+    def create(self, world: World) -> None:
+        s3 = world.aws("s3")
+        where: dict[str, Any] = {}
+        if world.region != "us-east-1" and world.deploy_on_aws:
+            where["CreateBucketConfiguration"] = {"LocationConstraint": world.region}
+        try:
+            s3.create_bucket(Bucket=world.bucket, **where)
+        except s3.exceptions.BucketAlreadyOwnedByYou:
+            return
+
+    def settle(self, world: World, live: Live) -> None:
+        """A bucket that was just made has no settings yet."""
+        wanted = self.desired(world)
+        changes = {
+            name: (live.fields.get(name), value)
+            for name, value in wanted.items()
+            if live.fields.get(name) != value
+        }
+        if changes:
+            self.update(world, live, changes)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        s3, bucket = world.aws("s3"), world.bucket
+        if "encryption" in changes:
+            default = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+            s3.put_bucket_encryption(
+                Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [default]}
+            )
+        if "public_access" in changes:
+            s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=_BLOCK)
+        if "versioning" in changes:
+            s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
+        if "incomplete_uploads_days" in changes:
+            rule: dict[str, Any] = {
+                "ID": _RULE,
+                "Status": "Enabled",
+                "Filter": {"Prefix": ""},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": UPLOAD_DAYS},
+            }
+            kept = [one for one in _rules(s3, bucket) if one.get("ID") != _RULE]
+            s3.put_bucket_lifecycle_configuration(
+                Bucket=bucket, LifecycleConfiguration={"Rules": [*kept, rule]}
+            )
+
+    def delete(self, world: World, live: Live) -> None:
+        """With every object, version and upload in it."""
+        s3, bucket = world.aws("s3"), world.bucket
+        _empty(s3, bucket)
+        s3.delete_bucket(Bucket=bucket)
+
+
+def _read(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        if code in _UNSET:
+            return None
+        raise
+
+
+def _encryption(s3: Any, bucket: str) -> Any:
+    found = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]
+    used = found["Rules"][0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"]
+    return "AES256" if used in ("AES256", "aws:kms", "aws:kms:dsse") else used
+
+
+def _public_access(s3: Any, bucket: str) -> str:
+    found = s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
+    return "blocked" if found == _BLOCK else "open in part"
+
+
+def _versioning(s3: Any, bucket: str) -> str:
+    """Never on and suspended are the same: no new versions."""
+    status = s3.get_bucket_versioning(Bucket=bucket).get("Status")
+    return "On" if status == "Enabled" else "Off"
+
+
+def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
+    found = _read(lambda: s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"])
+    return found or []
+
+
+def _uploads(s3: Any, bucket: str) -> int | None:
+    for rule in _rules(s3, bucket):
+        if rule.get("ID") == _RULE and rule["Status"] == "Enabled":
+            days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
+            return int(days) if days else None
+    return None
+
+
+_SETTINGS: dict[str, Callable[[Any, str], Any]] = {
+    "encryption": _encryption,
+    "public_access": _public_access,
+    "versioning": _versioning,
+    "incomplete_uploads_days": _uploads,
+}
+
+
+def _empty(s3: Any, bucket: str) -> None:
+    for uploads in s3.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
+        for one in uploads.get("Uploads", []):
+            s3.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+    try:
+        pages = s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
+        for page in pages:
+            _drop(s3, bucket, [*page.get("Versions", []), *page.get("DeleteMarkers", [])])
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in NOT_SERVED:
+            raise
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+            _drop(s3, bucket, page.get("Contents", []))
+
+
+def _drop(s3: Any, bucket: str, found: list[dict[str, Any]]) -> None:
+    """At most 1000 at once, which is also the length of a page.
+
+    :raises TopicbergError: one could not be deleted
+    """
+    objects = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in found]
+    if not objects:
+        return
+    answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+    left = [problem["Key"] for problem in answer.get("Errors", [])]
+    if left:
+        raise TopicbergError(f"bucket {bucket}: {len(left)} objects are left, e.g. {left[0]}")

@@ -1,0 +1,274 @@
+"""Roles by which Confluent and Snowflake come in, with one managed policy each.
+
+A trust policy can only name principals that exist. Confluent's and Snowflake's come from their
+answers, so each role is made after the object that tells them: the object is given the role's ARN,
+which is known before the role is there. IAM is only eventually consistent: nothing sleeps for it;
+what needs a role asks its vendor until it works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+Document = dict[str, Any]
+MAX_VERSIONS = 5
+"""AWS keeps so many versions of a managed policy and refuses one more."""
+
+
+def trusted_by(principal: str, external_id: str) -> Document:
+    """A statement that lets a principal of another account in, if it knows the external id."""
+    return {
+        "Effect": "Allow",
+        "Principal": {"AWS": principal},
+        "Action": "sts:AssumeRole",
+        "Condition": {"StringEquals": {"sts:ExternalId": external_id}},
+    }
+
+
+def document(*statements: Document) -> Document:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def _nothing(_world: World) -> Document:
+    return document()
+
+
+def confluent_trust(world: World) -> Document:
+    """Tagging the session is a second statement: the external id is not in that request."""
+    facts = world.need("confluent/provider_integration").facts
+    tagging = {
+        "Effect": "Allow",
+        "Principal": {"AWS": facts["principal"]},
+        "Action": "sts:TagSession",
+    }
+    return document(trusted_by(facts["principal"], facts["external_id"]), tagging)
+
+
+def snowflake_trust(world: World) -> Document:
+    """The volume and the catalog integration each have an external id of their own."""
+    volume = world.need("snowflake/volume").facts
+    integration = world.need("snowflake/integration").facts
+    return document(
+        trusted_by(volume["principal"], volume["external_id"]),
+        trusted_by(integration["principal"], integration["external_id"]),
+    )
+
+
+def _glue_arns(world: World, database: str) -> list[str]:
+    begin = f"arn:aws:glue:{world.region}:{world.account}"
+    return [
+        f"{begin}:catalog",
+        f"{begin}:database/{database}",
+        f"{begin}:table/{database}/*",
+    ]
+
+
+def tableflow_policy(world: World) -> Document:
+    """What Tableflow does: write tables, and register them in the cluster's Glue database."""
+    bucket = f"arn:aws:s3:::{world.bucket}"
+    return document(
+        {
+            "Effect": "Allow",
+            "Action": ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads", "s3:ListBucket"],
+            "Resource": bucket,
+        },
+        {
+            "Effect": "Allow",
+            "Action": [
+                "s3:PutObject",
+                "s3:PutObjectTagging",
+                "s3:GetObject",
+                "s3:DeleteObject",
+                "s3:AbortMultipartUpload",
+                "s3:ListMultipartUploadParts",
+            ],
+            "Resource": f"{bucket}/*",
+        },
+        {
+            "Effect": "Allow",
+            "Action": [
+                "glue:GetDatabase",
+                "glue:GetDatabases",
+                "glue:CreateDatabase",
+                "glue:UpdateDatabase",
+                "glue:GetTable",
+                "glue:GetTables",
+                "glue:GetTableVersion",
+                "glue:GetTableVersions",
+                "glue:CreateTable",
+                "glue:UpdateTable",
+                "glue:DeleteTable",
+            ],
+            "Resource": _glue_arns(world, world.cluster),
+        },
+    )
+
+
+def snowflake_policy(world: World) -> Document:
+    """Reading alone: the external volume allows no writes."""
+    bucket = f"arn:aws:s3:::{world.bucket}"
+    return document(
+        {
+            "Effect": "Allow",
+            "Action": ["s3:GetBucketLocation", "s3:ListBucket"],
+            "Resource": bucket,
+        },
+        {
+            "Effect": "Allow",
+            "Action": ["s3:GetObject", "s3:GetObjectVersion"],
+            "Resource": f"{bucket}/*",
+        },
+        {
+            "Effect": "Allow",
+            "Action": [
+                "glue:GetCatalog",
+                "glue:GetDatabase",
+                "glue:GetDatabases",
+                "glue:GetTable",
+                "glue:GetTables",
+            ],
+            "Resource": _glue_arns(world, world.cluster),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Policy(Resource):
+    grants: Callable[[World], Document] = _nothing
+
+    kind = "IAM policy"
+
+    def _arn(self, world: World) -> str:
+        return f"arn:aws:iam::{world.account}:policy/{self.name}"
+
+    def find(self, world: World) -> Live | None:
+        iam, arn = world.aws("iam"), self._arn(world)
+        try:
+            policy = iam.get_policy(PolicyArn=arn)["Policy"]
+        except iam.exceptions.NoSuchEntityException:
+            return None
+        version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
+        return Live(arn, {"document": _parsed(version["PolicyVersion"]["Document"])})
+
+    def desired(self, world: World) -> Fields:
+        return {"document": self.grants(world)}
+
+    def create(self, world: World) -> None:
+        text = json.dumps(self.grants(world))
+        world.aws("iam").create_policy(PolicyName=self.name, PolicyDocument=text)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        iam = world.aws("iam")
+        _drop_versions(iam, live.id, keep=MAX_VERSIONS - 1)
+        iam.create_policy_version(
+            PolicyArn=live.id, PolicyDocument=json.dumps(self.grants(world)), SetAsDefault=True
+        )
+
+    def delete(self, world: World, live: Live) -> None:
+        iam = world.aws("iam")
+        pages = iam.get_paginator("list_entities_for_policy").paginate(PolicyArn=live.id)
+        for role in [role["RoleName"] for page in pages for role in page["PolicyRoles"]]:
+            iam.detach_role_policy(RoleName=role, PolicyArn=live.id)
+        _drop_versions(iam, live.id, keep=1)
+        iam.delete_policy(PolicyArn=live.id)
+
+
+def _drop_versions(iam: Any, arn: str, *, keep: int) -> None:
+    """The oldest ones; the default one stays."""
+    pages = iam.get_paginator("list_policy_versions").paginate(PolicyArn=arn)
+    versions = [version for page in pages for version in page["Versions"]]
+    versions.sort(key=lambda version: version["CreateDate"], reverse=True)
+    rest = [version["VersionId"] for version in versions if not version["IsDefaultVersion"]]
+    for version in rest[max(0, keep - 1) :]:
+        iam.delete_policy_version(PolicyArn=arn, VersionId=version)
+
+
+def _parsed(found: Any) -> Any:
+    return json.loads(found) if isinstance(found, str) else found
+
+
+@dataclass(frozen=True)
+class Role(Resource):
+    """
+    :param trust: who may take it
+    :param policy: key of the one policy that it has
+    """
+
+    trust: Callable[[World], Document] = _nothing
+    policy: str = ""
+
+    kind = "IAM role"
+
+    def find(self, world: World) -> Live | None:
+        iam = world.aws("iam")
+        try:
+            role = iam.get_role(RoleName=self.name)["Role"]
+        except iam.exceptions.NoSuchEntityException:
+            return None
+        return Live(
+            role["Arn"],
+            {
+                "trust": _parsed(role["AssumeRolePolicyDocument"]),
+                "policies": sorted(_attached(iam, self.name)),
+                "inline_policies": _inline(iam, self.name),
+            },
+        )
+
+    def desired(self, world: World) -> Fields:
+        return {
+            "trust": self.trust(world),
+            "policies": [world.need(self.policy).id],
+            "inline_policies": [],
+        }
+
+    def create(self, world: World) -> None:
+        iam = world.aws("iam")
+        trust = json.dumps(self.trust(world))
+        iam.create_role(RoleName=self.name, AssumeRolePolicyDocument=trust)
+        iam.attach_role_policy(RoleName=self.name, PolicyArn=world.need(self.policy).id)
+
+    def settle(self, world: World, live: Live) -> None:
+        """A run that was killed between the two calls left the role without its policy."""
+        policy = world.need(self.policy).id
+        if policy not in live.fields["policies"]:
+            world.aws("iam").attach_role_policy(RoleName=self.name, PolicyArn=policy)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        iam = world.aws("iam")
+        if "trust" in changes:
+            trust = json.dumps(changes["trust"][1])
+            iam.update_assume_role_policy(RoleName=self.name, PolicyDocument=trust)
+        if "policies" in changes:
+            has, wanted = changes["policies"]
+            for arn in wanted:
+                iam.attach_role_policy(RoleName=self.name, PolicyArn=arn)
+            for arn in set(has) - set(wanted):
+                iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
+        for name in changes.get("inline_policies", ([], []))[0]:
+            iam.delete_role_policy(RoleName=self.name, PolicyName=name)
+
+    def delete(self, world: World, live: Live) -> None:
+        iam = world.aws("iam")
+        for arn in _attached(iam, self.name):
+            iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
+        for name in _inline(iam, self.name):
+            iam.delete_role_policy(RoleName=self.name, PolicyName=name)
+        iam.delete_role(RoleName=self.name)
+
+
+def _attached(iam: Any, role: str) -> list[str]:
+    pages = iam.get_paginator("list_attached_role_policies").paginate(RoleName=role)
+    return [one["PolicyArn"] for page in pages for one in page["AttachedPolicies"]]
+
+
+def _inline(iam: Any, role: str) -> list[str]:
+    pages = iam.get_paginator("list_role_policies").paginate(RoleName=role)
+    return [name for page in pages for name in page["PolicyNames"]]

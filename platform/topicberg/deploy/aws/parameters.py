@@ -1,0 +1,77 @@
+"""Configuration of Kafka clients in SSM Parameter Store, one parameter a property."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+_COMMON = {
+    "client.dns.lookup": "use_all_dns_ips",
+    "sasl.mechanism": "PLAIN",
+    "security.protocol": "SASL_SSL",
+}
+CONSUMER = {
+    **_COMMON,
+    "auto.commit.interval.ms": "1000",
+    "auto.offset.reset": "latest",
+    "basic.auth.credentials.source": "USER_INFO",
+    "enable.auto.commit": "true",
+    "max.poll.interval.ms": "300000",
+    "request.timeout.ms": "60000",
+    "session.timeout.ms": "90000",
+}
+PRODUCER = {
+    **_COMMON,
+    "acks": "all",
+    "compression.type": "gzip",
+    "transaction.timeout.ms": "60000",
+}
+
+
+@dataclass(frozen=True)
+class Parameters(Resource):
+    """
+    :param name: the path that they are under
+    """
+
+    values: dict[str, str] = field(default_factory=dict, hash=False)
+
+    kind = "SSM parameters"
+
+    def find(self, world: World) -> Live | None:
+        pages = world.aws("ssm").get_paginator("get_parameters_by_path").paginate(Path=self.name)
+        found = {
+            one["Name"].removeprefix(f"{self.name}/"): one["Value"]
+            for page in pages
+            for one in page["Parameters"]
+        }
+        return Live(self.name, found) if found else None
+
+    def desired(self, world: World) -> Fields:
+        return dict(self.values)
+
+    def create(self, world: World) -> None:
+        self._put(world, self.values)
+
+    def settle(self, world: World, live: Live) -> None:
+        """A run that was killed on the way left only some of them."""
+        self._put(world, {k: v for k, v in self.values.items() if live.fields.get(k) != v})
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        self._put(world, {name: new for name, (_, new) in changes.items()})
+
+    def _put(self, world: World, values: dict[str, str]) -> None:
+        for name, value in values.items():
+            world.aws("ssm").put_parameter(
+                Name=f"{self.name}/{name}", Value=value, Type="String", Overwrite=True
+            )
+
+    def delete(self, world: World, live: Live) -> None:
+        names = [f"{self.name}/{name}" for name in live.fields]
+        for start in range(0, len(names), 10):
+            world.aws("ssm").delete_parameters(Names=names[start : start + 10])

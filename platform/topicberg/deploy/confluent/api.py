@@ -1,0 +1,297 @@
+"""HTTP to Confluent's APIs: one base URL with one key, patient with what passes by itself.
+
+Retried are 429 (it says that nothing was done) and, for requests that may be sent twice, 5xx except
+501 and broken connections. A creating POST that ends in a 5xx or a broken connection may have been
+carried out: it raises :class:`UncertainError`, and the caller looks before it sends another one.
+Source: the vendor's OpenAPI documents; error shapes and the meaning of 403 as their provider reads
+them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import requests
+from pydantic import SecretStr
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+
+from topicberg.errors import TopicbergError
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 7
+TIMEOUT_SECONDS = (10.0, 60.0)
+"""To connect, and to wait for an answer's next byte."""
+MAX_WAIT_SECONDS = 120.0
+PAGE_SIZE = 99
+_INVALID_KEY = "invalid api key"
+
+
+class ApiError(TopicbergError):
+    """A vendor's API refused a request.
+
+    :param status: of the HTTP answer; 0 when there was none
+    """
+
+    def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class GoneError(ApiError):
+    """There is no such thing: 404, or a 403 that is not about the key.
+
+    Confluent answers 403 for what was deleted, and for what the key may not see.
+    """
+
+
+class CredentialsError(ApiError):
+    """The key is wrong, deleted, or not known everywhere yet."""
+
+
+class ConflictError(ApiError):
+    """409: it exists already, or something still uses it."""
+
+
+class UncertainError(ApiError):
+    """No answer, or a 5xx: the request may have been carried out or not."""
+
+
+class _TransientError(Exception):
+    """This attempt failed in a way that passes.
+
+    :param done: the request may have been carried out
+    """
+
+    def __init__(self, error: ApiError, wait: float | None = None, *, done: bool) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.wait = wait
+        self.done = done
+
+
+@dataclass
+class Api:
+    """One base URL and the key for it.
+
+    :param url: without a path of its own
+    """
+
+    url: str
+    key: str
+    secret: SecretStr = field(repr=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    _local: threading.local = field(default_factory=threading.local, repr=False)
+
+    def get(self, path: str, **params: str | int) -> Any:
+        return self.request("GET", path, params=params)
+
+    def put(self, path: str, body: Any = None) -> Any:
+        return self.request("PUT", path, body=body)
+
+    def patch(self, path: str, body: Any) -> Any:
+        return self.request("PATCH", path, body=body)
+
+    def delete(self, path: str, **params: str | int) -> Any:
+        return self.request("DELETE", path, params=params)
+
+    def post(self, path: str, body: Any, *, repeatable: bool = False) -> Any:
+        """
+        :param repeatable: sending it twice does no harm
+        :raises UncertainError: it is not, and nobody knows whether it was carried out
+        """
+        return self.request("POST", path, body=body, repeatable=repeatable)
+
+    def pages(self, path: str, **params: str | int) -> Iterator[dict[str, Any]]:
+        """Every element of a list, over all of its pages."""
+        query: dict[str, str | int] = {"page_size": PAGE_SIZE, **params}
+        seen: set[str] = set()
+        while True:
+            page = self.get(path, **query)
+            yield from page.get("data") or []
+            token = _next_token(page)
+            if not token or token in seen:
+                return
+            seen.add(token)
+            query["page_token"] = token
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        body: Any = None,
+        repeatable: bool | None = None,
+    ) -> Any:
+        """The JSON of the answer; None when it has no body.
+
+        :raises ApiError: it was refused; a subclass says how
+        """
+        again = method != "POST" if repeatable is None else repeatable
+
+        def attempt() -> Any:
+            try:
+                return self._send(method, path, params, body)
+            except _TransientError as failure:
+                if failure.done and not again:
+                    raise UncertainError(
+                        failure.error.message, status=failure.error.status
+                    ) from None
+                raise
+
+        retrying = Retrying(
+            retry=retry_if_exception_type(_TransientError),
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=_wait,
+            sleep=self.sleep,
+            before_sleep=_log,
+            reraise=True,
+        )
+        try:
+            return retrying(attempt)
+        except _TransientError as failure:
+            raise failure.error from None
+
+    def _send(
+        self, method: str, path: str, params: Mapping[str, str | int] | None, body: Any
+    ) -> Any:
+        what = f"{method} {self.url}{path}"
+        try:
+            response = self._session().request(
+                method,
+                self.url + path,
+                params=dict(params or {}),
+                json=body,
+                timeout=TIMEOUT_SECONDS,
+                allow_redirects=False,
+            )
+        except requests.exceptions.ConnectTimeout as error:
+            raise _TransientError(_silent(what, error), done=False) from None
+        except requests.RequestException as error:
+            raise _TransientError(_silent(what, error), done=True) from None
+        if 200 <= response.status_code < 300:
+            return _json(response)
+        self._refuse(what, response)
+        return None
+
+    def _refuse(self, what: str, response: requests.Response) -> None:
+        status = response.status_code
+        reason = explain(response).replace(self.secret.get_secret_value() or "\0", "***")
+        message = f"{what}: {status} {reason}".rstrip()
+        if status == 429:
+            error = ApiError(message, status=status, hint="the API's rate limit: try again later")
+            raise _TransientError(error, retry_after(response.headers), done=False)
+        if status >= 500 and status != 501:
+            error = ApiError(message, status=status)
+            raise _TransientError(error, retry_after(response.headers), done=True)
+        if status == 401 or (status == 403 and _INVALID_KEY in reason.lower()):
+            raise CredentialsError(
+                message,
+                status=status,
+                hint=f"is {self.key} a key for this API, and does it still exist?",
+            )
+        if status in (403, 404):
+            raise GoneError(
+                message,
+                status=status,
+                hint=f"is the owner of {self.key} allowed to do this?" if status == 403 else None,
+            )
+        if status == 409:
+            raise ConflictError(message, status=status)
+        raise ApiError(message, status=status)
+
+    def _session(self) -> requests.Session:
+        """A session is one thread's: requests does not promise more."""
+        session: requests.Session | None = getattr(self._local, "session", None)
+        if session is None:
+            session = self._local.session = requests.Session()
+            session.auth = (self.key, self.secret.get_secret_value())
+            session.headers.update({"Accept": "application/json", "User-Agent": "topicberg"})
+        return session
+
+
+def explain(response: requests.Response) -> str:
+    """The reason in an error's body, in any of the vendor's four shapes."""
+    try:
+        body = _json(response)
+    except ValueError:
+        return response.reason or ""  # an HTML page, or nothing
+    if not isinstance(body, dict):
+        return response.reason or ""
+    errors = body.get("errors")
+    if isinstance(errors, list) and errors:
+        return "; ".join(_one_error(error) for error in errors if isinstance(error, dict))
+    error = body.get("error")
+    if isinstance(error, dict):
+        return str(error.get("message") or error.get("code") or "")
+    code = body.get("error_code") or body.get("code")
+    message = body.get("message") or error or ""
+    return f"{message} ({code})" if code and code != response.status_code else str(message)
+
+
+def _one_error(error: Mapping[str, Any]) -> str:
+    source = error.get("source") or {}
+    where = source.get("pointer") or source.get("parameter")
+    text = str(error.get("detail") or error.get("title") or error.get("code") or "")
+    return f"{text} [{where}]" if where else text
+
+
+def _json(response: requests.Response) -> Any:
+    content = response.content
+    if content[:2] == b"\x1f\x8b":  # gzip that does not say so
+        content = gzip.decompress(content)
+    return json.loads(content) if content.strip() else None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that an answer asks to wait; the rate limit's reset is relative too."""
+    for name in ("Retry-After", "X-RateLimit-Reset"):
+        value = headers.get(name, "").strip()
+        if not value:
+            continue
+        try:
+            return max(0.0, float(value))
+        except ValueError:
+            pass
+        try:
+            return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+        except (ValueError, TypeError):
+            continue
+    return None
+
+
+def _next_token(page: Mapping[str, Any]) -> str:
+    """``metadata.next`` is a URL whose ``page_token`` is the one to send; none: the last page."""
+    following = (page.get("metadata") or {}).get("next") or ""
+    return parse_qs(urlsplit(following).query).get("page_token", [""])[0]
+
+
+def _silent(what: str, error: Exception) -> ApiError:
+    return ApiError(f"{what}: no answer ({type(error).__name__})", hint="is the address right?")
+
+
+def _wait(state: RetryCallState) -> float:
+    failure = state.outcome.exception() if state.outcome else None
+    asked = failure.wait if isinstance(failure, _TransientError) else None
+    if asked is not None:
+        return min(asked, MAX_WAIT_SECONDS)
+    step: float = min(30.0, 2.0 ** (state.attempt_number - 1))
+    return step * random.uniform(0.5, 1.0)  # noqa: S311  so that several clients spread out
+
+
+def _log(state: RetryCallState) -> None:
+    failure = state.outcome.exception() if state.outcome else None
+    wait = state.next_action.sleep if state.next_action else 0.0
+    logger.info("%s; again in %.1f s", failure, wait)

@@ -1,0 +1,120 @@
+"""Managed source connectors: API connect/v1. Every value of a configuration is text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from topicberg.deploy.confluent.api import ApiError
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.wait import until
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
+"""Generator of a topic → the managed Datagen connector's name for it."""
+PLUGIN = "DatagenSource"
+RUNNING_SECONDS = 30 * 60.0
+_PENDING = ("NONE", "PROVISIONING", "DEGRADED")
+_MASK = "****"
+
+
+@dataclass(frozen=True)
+class Connector(Resource):
+    """
+    :param account: key of the service account that it writes as
+    """
+
+    topic: str = ""
+    quickstart: str = ""
+    account: str = ""
+
+    kind = "connector"
+
+    def _path(self, world: World, rest: str = "") -> str:
+        return f"/connect/v1/environments/{world.environment}/clusters/{world.cluster}{rest}"
+
+    def _named(self, world: World, rest: str = "") -> str:
+        return self._path(world, f"/connectors/{quote(self.name, safe='')}{rest}")
+
+    def _config(self, world: World) -> dict[str, str]:
+        return {
+            "connector.class": PLUGIN,
+            "name": self.name,
+            "kafka.auth.mode": "SERVICE_ACCOUNT",
+            "kafka.service.account.id": world.need(self.account).id,
+            "kafka.topic": self.topic,
+            "output.data.format": "AVRO",
+            "quickstart": self.quickstart,
+            "tasks.max": "1",
+        }
+
+    def find(self, world: World) -> Live | None:
+        listed = world.cloud.get(self._path(world, "/connectors"), expand="info,status,id")
+        found = (listed or {}).get(self.name)
+        if found is None:
+            return None
+        config = (found.get("info") or {}).get("config") or {}
+        state = ((found.get("status") or {}).get("connector") or {}).get("state")
+        identity = (found.get("id") or {}).get("id") or self.name
+        # A state that passes is the running one for a plan; settle waits for it.
+        shown = "RUNNING" if state in _PENDING else state
+        return Live(identity, {"state": shown, **_open(config)}, {"state": state})
+
+    def desired(self, world: World) -> Fields:
+        return {"state": "RUNNING", **self._config(world)}
+
+    def create(self, world: World) -> None:
+        config = self._config(world)
+        answer = world.cloud.put(
+            self._path(world, f"/connector-plugins/{PLUGIN}/config/validate"), config
+        )
+        problems = _problems(answer or {})
+        if problems:
+            raise ApiError(f"{self.title}: its configuration is wrong: {'; '.join(problems)}")
+        world.cloud.post(self._path(world, "/connectors"), {"name": self.name, "config": config})
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        if set(changes) != {"state"} or live.facts["state"] == "FAILED":
+            world.cloud.put(self._named(world, "/config"), self._config(world))
+        if live.facts["state"] == "PAUSED":
+            world.cloud.put(self._named(world, "/resume"))
+
+    def settle(self, world: World, live: Live) -> None:
+        def running() -> bool:
+            status = world.cloud.get(self._named(world, "/status"))["connector"]
+            if status["state"] == "RUNNING":
+                return True
+            if status["state"] in _PENDING or (
+                status["state"] == "PAUSED" and live.facts["state"] == "PAUSED"
+            ):
+                return False  # on its way
+            raise ApiError(
+                f"{self.title} is {status['state']}: {status.get('trace') or 'no reason is given'}"
+            )
+
+        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
+
+    def delete(self, world: World, live: Live) -> None:
+        answer = world.cloud.delete(self._named(world))
+        problem = (answer or {}).get("error")
+        if problem:
+            raise ApiError(f"{self.title}: {problem}")
+
+
+def _open(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what the vendor masks."""
+    return {name: value for name, value in config.items() if set(str(value)) != set(_MASK[0])}
+
+
+def _problems(answer: dict[str, Any]) -> list[str]:
+    if not answer.get("error_count"):
+        return []
+    values = [one.get("value") or {} for one in answer.get("configs", [])]
+    return [
+        f"{value.get('name')}: {problem}"
+        for value in values
+        for problem in value.get("errors") or []
+    ]

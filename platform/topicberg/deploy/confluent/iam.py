@@ -1,0 +1,82 @@
+"""Service accounts and role bindings: API iam/v2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from topicberg.deploy.confluent.organization import only
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+
+@dataclass(frozen=True)
+class ServiceAccount(Resource):
+    description: str = ""
+
+    kind = "service account"
+
+    def find(self, world: World) -> Live | None:
+        pages = world.cloud.pages("/iam/v2/service-accounts")
+        named = [one for one in pages if one["display_name"] == self.name]
+        found = only(named, f"service accounts named {self.name}")
+        if found is None:
+            return None
+        return Live(found["id"], {"description": found.get("description") or ""})
+
+    def desired(self, world: World) -> Fields:
+        return {"description": self.description}
+
+    def create(self, world: World) -> None:
+        body = {"display_name": self.name, "description": self.description}
+        world.cloud.post("/iam/v2/service-accounts", body)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        body = {"description": self.description}
+        world.cloud.patch(f"/iam/v2/service-accounts/{live.id}", body)
+
+    def delete(self, world: World, live: Live) -> None:
+        world.cloud.delete(f"/iam/v2/service-accounts/{live.id}")
+
+
+@dataclass(frozen=True)
+class RoleBinding(Resource):
+    """A role of a service account on one pattern.
+
+    :param account: key of the service account
+    :param on: key of the resource whose CRN the pattern begins with
+    :param fact: which CRN of it
+    :param pattern: what follows the CRN, e.g. ``/topic=*``
+    """
+
+    account: str = ""
+    role: str = ""
+    on: str = ""
+    fact: str = "crn"
+    pattern: str = ""
+
+    kind = "role binding"
+
+    def _body(self, world: World) -> dict[str, str]:
+        crn = world.need(self.on).facts[self.fact]
+        return {
+            "principal": f"User:{world.need(self.account).id}",
+            "role_name": self.role,
+            "crn_pattern": f"{crn}{self.pattern}",
+        }
+
+    def find(self, world: World) -> Live | None:
+        wanted = self._body(world)
+        # The filter is a partial search; what is not exactly ours is another binding.
+        for found in world.cloud.pages("/iam/v2/role-bindings", **wanted):
+            if all(found.get(name) == value for name, value in wanted.items()):
+                return Live(found["id"])
+        return None
+
+    def create(self, world: World) -> None:
+        world.cloud.post("/iam/v2/role-bindings", self._body(world))
+
+    def delete(self, world: World, live: Live) -> None:
+        world.cloud.delete(f"/iam/v2/role-bindings/{live.id}")

@@ -1,0 +1,125 @@
+"""Topics, through Kafka's REST API v3 with a Kafka key; subjects, through the Schema Registry."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from topicberg.deploy.confluent.api import GoneError
+from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg.topics.schema import read_schema
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+    from topicberg.topics import TopicSpec
+
+
+@dataclass(frozen=True)
+class Topic(Resource):
+    spec: TopicSpec | None = None
+
+    kind = "topic"
+    holds_data = True
+
+    def _path(self, world: World, rest: str = "") -> str:
+        return f"/kafka/v3/clusters/{world.cluster}/topics/{quote(self.name, safe='')}{rest}"
+
+    def find(self, world: World) -> Live | None:
+        try:
+            topic = world.kafka.get(self._path(world))
+        except GoneError as error:
+            if error.status == 403:  # not "gone": the key may not see topics yet
+                raise
+            return None
+        configs = world.kafka.get(self._path(world, "/configs"))["data"]
+        values = {one["name"]: one.get("value") for one in configs}
+        fields = {"partitions": topic["partitions_count"]}
+        return Live(self.name, {**fields, "cleanup.policy": values.get("cleanup.policy")})
+
+    def desired(self, world: World) -> Fields:
+        assert self.spec is not None  # noqa: S101  every topic is made with one
+        return {
+            "partitions": self.spec.partitions,
+            "cleanup.policy": self.spec.cleanup_policy,
+        }
+
+    def create(self, world: World) -> None:
+        wanted = self.desired(world)
+        configs = [{"name": "cleanup.policy", "value": wanted["cleanup.policy"]}]
+        body = {
+            "topic_name": self.name,
+            "partitions_count": wanted["partitions"],
+            "configs": configs,
+        }
+        world.kafka.post(f"/kafka/v3/clusters/{world.cluster}/topics", body)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        assert self.spec is not None  # noqa: S101
+        if "partitions" in changes:
+            has, wanted = changes["partitions"]
+            if wanted < has or self.spec.write_mode == "upsert":
+                raise CannotChangeError(
+                    f"topic {self.name} has {has} partitions, its spec says {wanted}",
+                    hint="Kafka cannot take partitions away, and more would scatter the keys of "
+                    f"an upsert topic: set `partitions: {has}`",
+                )
+            world.kafka.patch(self._path(world), {"partitions_count": wanted})
+        if "cleanup.policy" in changes:
+            value = {"name": "cleanup.policy", "value": changes["cleanup.policy"][1]}
+            body = {"data": [{**value, "operation": "SET"}]}
+            world.kafka.post(self._path(world, "/configs:alter"), body, repeatable=True)
+
+    def delete(self, world: World, live: Live) -> None:
+        world.kafka.delete(self._path(world))
+
+
+_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+
+
+@dataclass(frozen=True)
+class Subject(Resource):
+    """A schema of a topic's spec, registered under a subject."""
+
+    file: Path | None = None
+    format: str = "avro"
+    message: str | None = None
+
+    kind = "subject"
+
+    def _path(self, rest: str = "") -> str:
+        return f"/subjects/{quote(self.name, safe='')}{rest}"
+
+    def _body(self) -> dict[str, Any]:
+        assert self.file is not None  # noqa: S101  every subject is made with one
+        text = read_schema(self.file, self.format, self.message).text
+        return {"schema": text, "schemaType": _TYPES[self.format]}
+
+    def find(self, world: World) -> Live | None:
+        try:
+            versions = world.registry.get(self._path("/versions"))
+        except GoneError as error:
+            if error.status == 403:
+                raise
+            return None
+        try:
+            found = world.registry.post(self._path(), self._body(), repeatable=True)
+        except GoneError:
+            return Live(self.name, {"schema": f"versions {versions}, none as in its file"})
+        return Live(self.name, {"schema": "as in its file"}, {"id": found.get("id")})
+
+    def desired(self, world: World) -> Fields:
+        return {"schema": "as in its file"}
+
+    def create(self, world: World) -> None:
+        world.registry.post(self._path("/versions"), self._body(), repeatable=True)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        self.create(world)
+
+    def delete(self, world: World, live: Live) -> None:
+        with suppress(GoneError):  # an earlier, unanswered request may have done this part
+            world.registry.delete(self._path())
+        world.registry.delete(self._path(), permanent="true")

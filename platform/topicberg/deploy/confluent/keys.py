@@ -1,0 +1,231 @@
+"""API keys that rotate: each kind has one secret, whose versions are its keys.
+
+A key's own secret is only in the answer that makes it, so it is stored before anything else is
+done with it. A key that no version knows was made by a run that was killed in that moment, or whose
+answer was lost: nobody can use it, and it is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import SecretStr
+
+from topicberg.deploy.confluent.api import Api, CredentialsError, GoneError
+from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
+from topicberg.deploy.secrets import ApiKey, Version
+from topicberg.deploy.wait import until
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+KeyKind = Literal["cloud", "kafka", "schema_registry", "tableflow"]
+SYNC_SECONDS = 20 * 60.0
+"""How long a new key may take until it is known everywhere."""
+CONSECUTIVE = 2
+"""Answers in a row that a new key must get: the API has several servers."""
+
+
+@dataclass(frozen=True)
+class RotatingKey(Resource):
+    """
+    :param name: of the secret
+    :param account: key of the service account that owns it
+    :param of: what it is a key of
+    """
+
+    account: str = ""
+    of: KeyKind = "cloud"
+
+    kind = "API key"
+
+    # --- what is there ---
+
+    def find(self, world: World) -> Live | None:
+        alive = self.alive(world)
+        versions = [one for one in world.secrets.versions(self.name) if one.label in alive]
+        if not versions:
+            if alive or world.secrets.exists(self.name):
+                return Live("", {"key": None, "values": None})
+            return None
+        newest = versions[-1]
+        values = world.secrets.read(self.name, newest.id) or {}
+        key, public = _open(self.of, values)
+        facts: dict[str, Any] = {"versions": versions}
+        if key is not None:
+            facts["key"] = key
+        published = "published" if newest.current else "not published"
+        return Live(newest.label, {"key": published, "values": public}, facts)
+
+    def desired(self, world: World) -> Fields:
+        return {"key": "published", "values": self._public(world)}
+
+    def orphans(self, world: World, live: Live) -> list[str]:
+        known = {version.label for version in live.facts.get("versions", [])}
+        return sorted(set(self.alive(world)) - known)
+
+    def alive(self, world: World) -> dict[str, datetime]:
+        """Our keys of this kind that exist → when they were made."""
+        owner = world.live.get(self.account)
+        if owner is None:
+            return {}
+        display_name = self._display_name(world)
+        return {
+            one["id"]: datetime.fromisoformat(one["metadata"]["created_at"])
+            for one in world.cloud.pages("/iam/v2/api-keys", **{"spec.owner": owner.id})
+            if one["spec"].get("display_name") == display_name
+            and (one["spec"].get("owner") or {}).get("id", owner.id) == owner.id
+        }
+
+    # --- making it so ---
+
+    def create(self, world: World) -> None:
+        live = self.find(world)
+        for orphan in self.orphans(world, live) if live else []:
+            self.revoke(world, orphan)
+        self.add(world)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        for orphan in self.orphans(world, live):
+            self.revoke(world, orphan)
+        if "key" not in live.facts:
+            self.add(world)
+        elif "values" in changes:
+            values = _values(self.of, live.facts["key"], self._public(world))
+            world.secrets.publish(self.name, world.secrets.add(self.name, values, live.id))
+
+    def settle(self, world: World, live: Live) -> None:
+        """The newest key works everywhere, and is the one that consumers read."""
+        self.wait_until_it_works(world, world.active_key(self.key))
+        newest: Version = live.facts["versions"][-1]
+        world.secrets.publish(self.name, newest.id)
+
+    def delete(self, world: World, live: Live) -> None:
+        for key in self.alive(world):
+            self.revoke(world, key)
+        world.secrets.delete(self.name, purge=world.purge_secrets)
+
+    def add(self, world: World) -> ApiKey:
+        """A new key, stored but not published."""
+        made = world.cloud.post("/iam/v2/api-keys", {"spec": self._spec(world)})
+        key = ApiKey(made["id"], SecretStr(made["spec"]["secret"]))
+        world.secrets.add(self.name, _values(self.of, key, self._public(world)), key.id)
+        return key
+
+    def revoke(self, world: World, key: str) -> None:
+        with suppress(GoneError):
+            world.cloud.delete(f"/iam/v2/api-keys/{key}")
+        if world.secrets.exists(self.name):
+            world.secrets.forget(self.name, key)
+
+    def wait_until_it_works(self, world: World, key: ApiKey) -> None:
+        probe = self._probe(world, key)
+        in_a_row = 0
+
+        def works() -> bool:
+            nonlocal in_a_row
+            try:
+                probe()
+            except (CredentialsError, GoneError):
+                in_a_row = 0
+            else:
+                in_a_row += 1
+            return in_a_row >= CONSECUTIVE
+
+        until(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=world.sleep)
+
+    def _probe(self, world: World, key: ApiKey) -> Callable[[], Any]:
+        if self.of == "kafka":
+            topics = f"/kafka/v3/clusters/{world.cluster}/topics"
+            return lambda: world.kafka_as(key).get(topics)
+        if self.of == "schema_registry":
+            return lambda: world.registry_as(key).get("/subjects")
+        api: Api = world.cloud_as(key)
+        if self.of == "tableflow":
+            return lambda: api.get("/tableflow/v1/regions")
+        return lambda: api.get("/org/v2/environments")
+
+    def _spec(self, world: World) -> dict[str, Any]:
+        owner = {
+            "id": world.need(self.account).id,
+            "kind": "ServiceAccount",
+            "api_version": "iam/v2",
+        }
+        spec: dict[str, Any] = {
+            "display_name": self._display_name(world),
+            "description": "made by topicberg",
+            "owner": owner,
+        }
+        if self.of == "kafka":
+            spec["resource"] = {
+                "id": world.cluster,
+                "kind": "Cluster",
+                "api_version": "cmk/v2",
+                "environment": world.environment,
+            }
+        elif self.of == "schema_registry":
+            spec["resource"] = {
+                "id": world.need("confluent/schema_registry").id,
+                "kind": "Cluster",
+                "api_version": "srcm/v3",
+                "environment": world.environment,
+            }
+        elif self.of == "tableflow":
+            spec["resource"] = {
+                "id": "tableflow",
+                "kind": "Tableflow",
+                "api_version": "tableflow/v1",
+            }
+        return spec
+
+    def _display_name(self, world: World) -> str:
+        return f"{world.names.prefix} {self.key.removeprefix('key/')} (topicberg)"
+
+    def _public(self, world: World) -> dict[str, str]:
+        """What consumers find beside the key."""
+        if self.of == "kafka":
+            bootstrap = world.need("confluent/cluster").facts["bootstrap"]
+            if not bootstrap:
+                raise MissingError("confluent/cluster")
+            return {"bootstrap.servers": bootstrap}
+        if self.of == "schema_registry":
+            return {
+                "schema.registry.basic.auth.credentials.source": "USER_INFO",
+                "schema.registry.url": world.need("confluent/schema_registry").facts[
+                    "http_endpoint"
+                ],
+            }
+        if self.of == "tableflow":
+            return {"environment.id": world.environment, "kafka.cluster.id": world.cluster}
+        return {}
+
+
+_NAMES: dict[KeyKind, tuple[str, str]] = {
+    "kafka": ("sasl.username", "sasl.password"),
+    "tableflow": ("api.key", "api.key.secret"),
+    "cloud": ("api.key", "api.key.secret"),
+}
+_USER_INFO = "schema.registry.basic.auth.user.info"
+
+
+def _values(of: KeyKind, key: ApiKey, public: dict[str, str]) -> dict[str, str]:
+    """What the secret holds."""
+    secret = key.secret.get_secret_value()
+    if of == "schema_registry":
+        return {**public, _USER_INFO: f"{key.id}:{secret}"}
+    name, password = _NAMES[of]
+    return {name: key.id, password: secret, **public}
+
+
+def _open(of: KeyKind, values: dict[str, str]) -> tuple[ApiKey | None, dict[str, str]]:
+    """The key in a secret, and what is beside it."""
+    public = dict(values)
+    if of == "schema_registry":
+        name, _, secret = public.pop(_USER_INFO, "").partition(":")
+    else:
+        name, secret = (public.pop(field, "") for field in _NAMES[of])
+    return (ApiKey(name, SecretStr(secret)) if name and secret else None), public

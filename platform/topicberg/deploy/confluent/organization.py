@@ -1,0 +1,194 @@
+"""Environment, Kafka cluster and its Schema Registry: APIs org/v2, cmk/v2 and srcm/v3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topicberg.deploy.confluent.api import Api, ApiError
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.wait import until
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+PACKAGE = "ESSENTIALS"
+AVAILABILITY = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
+"""What the service calls in its answers what one asks for."""
+CLUSTER_SECONDS = 3600.0
+REGISTRY_SECONDS = 600.0
+
+
+def only(found: list[dict[str, Any]], what: str) -> dict[str, Any] | None:
+    """The one that has the name.
+
+    :raises ApiError: there are several: nobody can say which one is meant
+    """
+    if len(found) > 1:
+        ids = ", ".join(str(one["id"]) for one in found)
+        raise ApiError(f"there are {len(found)} {what}: {ids}", hint="delete all but one of them")
+    return found[0] if found else None
+
+
+def organization(cloud: Api) -> str:
+    """Id of the organization that the key belongs to."""
+    found = next(cloud.pages("/org/v2/organizations"), None)
+    if found is None:
+        raise ApiError("the Cloud API key sees no organization")
+    return str(found["id"])
+
+
+@dataclass(frozen=True)
+class Environment(Resource):
+    kind = "environment"
+    holds_data = True
+
+    def find(self, world: World) -> Live | None:
+        named = [
+            one
+            for one in world.cloud.pages("/org/v2/environments")
+            if one["display_name"] == self.name
+        ]
+        found = only(named, f"environments named {self.name}")
+        if found is None:
+            return None
+        package = (found.get("stream_governance_config") or {}).get("package")
+        crn = f"crn://confluent.cloud/organization={organization(world.cloud)}"
+        return Live(
+            found["id"],
+            {"stream_governance": package},
+            {"organization_crn": crn, "crn": f"{crn}/environment={found['id']}"},
+        )
+
+    def desired(self, world: World) -> Fields:
+        live = world.live.get(self.key)
+        has = live.fields["stream_governance"] if live else None
+        return {"stream_governance": "ADVANCED" if has == "ADVANCED" else PACKAGE}
+
+    def create(self, world: World) -> None:
+        governance = {"package": PACKAGE}
+        body = {"display_name": self.name, "stream_governance_config": governance}
+        world.cloud.post("/org/v2/environments", body)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        governance = {"package": changes["stream_governance"][1]}
+        world.cloud.patch(
+            f"/org/v2/environments/{live.id}", {"stream_governance_config": governance}
+        )
+
+    def delete(self, world: World, live: Live) -> None:
+        world.cloud.delete(f"/org/v2/environments/{live.id}")
+
+
+@dataclass(frozen=True)
+class Cluster(Resource):
+    """A Standard cluster in one zone, in AWS, in the region of the bucket."""
+
+    kind = "Kafka cluster"
+    holds_data = True
+    replaced_for = frozenset({"cloud", "region", "type", "availability"})
+
+    def find(self, world: World) -> Live | None:
+        pages = world.cloud.pages("/cmk/v2/clusters", environment=world.environment)
+        named = [one for one in pages if one["spec"].get("display_name") == self.name]
+        found = only(named, f"Kafka clusters named {self.name} in {world.environment}")
+        if found is None:
+            return None
+        spec = found["spec"]
+        availability = spec.get("availability")
+        endpoint = spec.get("http_endpoint")
+        crn = f"{world.need('confluent/environment').facts['crn']}/cloud-cluster={found['id']}"
+        return Live(
+            found["id"],
+            {
+                "cloud": str(spec.get("cloud", "")).upper(),
+                "region": spec.get("region"),
+                "type": (spec.get("config") or {}).get("kind"),
+                "availability": AVAILABILITY.get(availability, availability),
+            },
+            {
+                "phase": (found.get("status") or {}).get("phase"),
+                "http_endpoint": endpoint.rstrip("/") if endpoint else None,
+                "bootstrap": _bootstrap(spec),
+                "crn": crn,
+                "kafka_crn": f"{crn}/kafka={found['id']}",
+            },
+        )
+
+    def desired(self, world: World) -> Fields:
+        return {
+            "cloud": "AWS",
+            "region": world.region,
+            "type": "Standard",
+            "availability": AVAILABILITY["SINGLE_ZONE"],
+        }
+
+    def create(self, world: World) -> None:
+        spec = {
+            "display_name": self.name,
+            "availability": "SINGLE_ZONE",
+            "cloud": "AWS",
+            "region": world.region,
+            "config": {"kind": "Standard"},
+            "environment": {"id": world.environment},
+        }
+        world.cloud.post("/cmk/v2/clusters", {"spec": spec})
+
+    def settle(self, world: World, live: Live) -> None:
+        def provisioned() -> bool:
+            found = self.find(world)
+            phase = found.facts["phase"] if found else None
+            if phase == "FAILED":
+                raise ApiError(f"{self.title}: Confluent could not provision it")
+            return phase == "PROVISIONED"
+
+        until(provisioned, f"{self.title} is provisioned", CLUSTER_SECONDS, sleep=world.sleep)
+
+    def delete(self, world: World, live: Live) -> None:
+        world.cloud.delete(f"/cmk/v2/clusters/{live.id}", environment=world.environment)
+
+
+def _bootstrap(spec: dict[str, Any]) -> str | None:
+    """``host:port``, from the endpoint's old place or its new one."""
+    address = spec.get("kafka_bootstrap_endpoint")
+    if not address:
+        endpoints = spec.get("endpoints") or {}
+        address = next(
+            (
+                one["kafka_bootstrap_endpoint"]
+                for one in endpoints.values()
+                if one.get("kafka_bootstrap_endpoint")
+            ),
+            None,
+        )
+    return str(address).removeprefix("SASL_SSL://") if address else None
+
+
+@dataclass(frozen=True)
+class SchemaRegistry(Resource):
+    """It appears by itself with the environment's first Kafka cluster, and goes with it."""
+
+    kind = "Schema Registry"
+    built_in = True
+
+    def find(self, world: World) -> Live | None:
+        found = next(world.cloud.pages("/srcm/v3/clusters", environment=world.environment), None)
+        if found is None:
+            return None
+        crn = f"{world.need('confluent/environment').facts['crn']}/schema-registry={found['id']}"
+        return Live(
+            found["id"],
+            {},
+            {
+                "phase": (found.get("status") or {}).get("phase"),
+                "http_endpoint": found["spec"].get("http_endpoint"),
+                "crn": crn,
+            },
+        )
+
+    def settle(self, world: World, live: Live) -> None:
+        def provisioned() -> bool:
+            found = self.find(world)
+            return found is not None and found.facts["phase"] == "PROVISIONED"
+
+        until(provisioned, f"{self.title} is provisioned", REGISTRY_SECONDS, sleep=world.sleep)

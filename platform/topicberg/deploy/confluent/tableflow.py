@@ -1,0 +1,161 @@
+"""Tableflow on a topic: API tableflow/v1, with a Tableflow key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from topicberg.deploy.confluent.api import ApiError, GoneError
+from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.wait import until
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+    from topicberg.topics import TopicSpec
+
+TOPICS = "/tableflow/v1/tableflow-topics"
+RUNNING_SECONDS = 30 * 60.0
+FAILED_POLLS = 8
+"""Times in a row that FAILED must be seen: right after the IAM role was made it passes."""
+
+
+def config_of(spec: TopicSpec) -> dict[str, Any]:
+    """``spec.config`` for a topic. ``record_failure_strategy`` must not stand beside it."""
+    tableflow = spec.tableflow
+    handling: dict[str, str] = {"mode": tableflow.error_handling.mode}
+    if tableflow.error_handling.mode == "LOG":
+        handling["target"] = tableflow.error_handling.target or "error_log"
+    config: dict[str, Any] = {
+        "retention_ms": str(tableflow.retention_ms),
+        "error_handling": handling,
+        "metadata_column_naming_scheme": tableflow.metadata_column_naming_scheme,
+    }
+    if tableflow.data_retention_ms is not None:
+        config["data_retention_ms"] = str(tableflow.data_retention_ms)
+    return config
+
+
+@dataclass(frozen=True)
+class TableflowTopic(Resource):
+    spec: TopicSpec | None = None
+
+    kind = "Tableflow topic"
+    holds_data = True
+    replaced_for = frozenset({"storage"})
+
+    def _where(self, world: World) -> dict[str, str]:
+        return {"environment": world.environment, "spec.kafka_cluster": world.cluster}
+
+    @property
+    def _path(self) -> str:
+        return f"{TOPICS}/{quote(self.name, safe='')}"
+
+    def _topic(self) -> TopicSpec:
+        assert self.spec is not None  # noqa: S101  every Tableflow topic is made with one
+        return self.spec
+
+    def find(self, world: World) -> Live | None:
+        try:
+            found = world.tableflow.get(self._path, **self._where(world))
+        except GoneError as error:
+            if error.status == 403:
+                raise
+            return None
+        spec, status = found["spec"], found.get("status") or {}
+        storage, config = spec.get("storage") or {}, spec.get("config") or {}
+        fields = {
+            "storage": [
+                storage.get(name) for name in ("kind", "bucket_name", "provider_integration_id")
+            ],
+            "table_formats": sorted(spec.get("table_formats") or []),
+            "suspended": bool(spec.get("suspended")),
+            **{f"config.{name}": value for name, value in config.items()},
+        }
+        fields["config.error_handling"] = _handling(config)
+        return Live(self.name, fields, {"status": status, "table_path": storage.get("table_path")})
+
+    def desired(self, world: World) -> Fields:
+        config = config_of(self._topic())
+        return {
+            "storage": ["ByobAws", world.bucket, world.need(PROVIDER_INTEGRATION).id],
+            "table_formats": sorted(self._topic().tableflow.table_formats),
+            "suspended": False,
+            **{f"config.{name}": value for name, value in config.items()},
+        }
+
+    def create(self, world: World) -> None:
+        storage = {
+            "kind": "ByobAws",
+            "bucket_name": world.bucket,
+            "provider_integration_id": world.need(PROVIDER_INTEGRATION).id,
+        }
+        spec = {
+            "display_name": self.name,
+            "environment": {"id": world.environment},
+            "kafka_cluster": {"id": world.cluster},
+            "storage": storage,
+            "table_formats": list(self._topic().tableflow.table_formats),
+            "config": config_of(self._topic()),
+        }
+        world.tableflow.post(TOPICS, {"spec": spec})
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        spec: dict[str, Any] = {
+            "environment": {"id": world.environment},
+            "kafka_cluster": {"id": world.cluster},
+        }
+        if any(name.startswith("config.") for name in changes):
+            spec["config"] = config_of(self._topic())
+        if "table_formats" in changes:
+            spec["table_formats"] = list(self._topic().tableflow.table_formats)
+        if "suspended" in changes:
+            spec["suspended"] = False
+        world.tableflow.patch(self._path, {"spec": spec})
+
+    def settle(self, world: World, live: Live) -> None:
+        """It runs, writes every format, and the catalogs know of it."""
+        failures = 0
+
+        def running() -> bool:
+            nonlocal failures
+            found = self.find(world)
+            status = found.facts["status"] if found else {}
+            problem = _problem(status)
+            failures = failures + 1 if problem else 0
+            if failures >= FAILED_POLLS:
+                raise ApiError(f"{self.title}: {problem}")
+            synced = all(
+                one.get("sync_status") == "SYNCED"
+                for one in status.get("catalog_sync_statuses") or []
+            )
+            return status.get("phase") == "RUNNING" and synced and not problem
+
+        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
+
+    def delete(self, world: World, live: Live) -> None:
+        world.tableflow.delete(self._path, **self._where(world))
+
+
+def _handling(config: dict[str, Any]) -> dict[str, Any]:
+    """How errors are handled, also where the deprecated field says it."""
+    handling = config.get("error_handling")
+    if handling:
+        return {name: value for name, value in handling.items() if value}
+    return {"mode": config.get("record_failure_strategy") or "SUSPEND"}
+
+
+def _problem(status: dict[str, Any]) -> str:
+    if status.get("phase") == "FAILED":
+        return str(status.get("error_message") or "it failed and does not say why")
+    failing = [
+        f"{one.get('format')}: {one.get('error_message')}"
+        for one in status.get("failing_table_formats") or []
+    ]
+    catalogs = [
+        f"{one.get('catalog_type')}: {one.get('error_message')}"
+        for one in status.get("catalog_sync_statuses") or []
+        if one.get("sync_status") == "FAILED"
+    ]
+    return "; ".join([*failing, *catalogs])

@@ -1,0 +1,381 @@
+"""Plan, create and delete: the resource graph, walked in its order.
+
+Every step looks before it acts, so a walk that was killed is simply started again. Steps that do
+not need each other run at the same time: most of the time is waiting for a vendor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from graphlib import TopologicalSorter
+
+from botocore.exceptions import ClientError
+
+from topicberg.deploy.confluent.api import (
+    ConflictError,
+    CredentialsError,
+    GoneError,
+    UncertainError,
+)
+from topicberg.deploy.resource import (
+    Action,
+    CannotChangeError,
+    Changes,
+    Live,
+    MissingError,
+    Resource,
+    Step,
+    compare,
+)
+from topicberg.deploy.wait import until
+from topicberg.deploy.world import World
+from topicberg.errors import TopicbergError
+
+Report = Callable[[Resource, str], None]
+"""Is told what happens to a resource."""
+
+GONE_SECONDS = 30 * 60.0
+TRIES = 8
+EVENTUAL = ("NoSuchEntity", "MalformedPolicyDocument", "DeleteConflict")
+"""What IAM answers while a change is not everywhere: a principal that it does not know yet is
+called a malformed policy."""
+PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
+"""Seconds between attempts that were refused: permissions take about 90 seconds to spread."""
+WORKERS = 8
+
+
+class DeployError(TopicbergError):
+    """Some resources could not be made, or are left after a delete."""
+
+
+def in_order(resources: Iterable[Resource]) -> list[Resource]:
+    """Each resource after all that it needs."""
+    by_key = {resource.key: resource for resource in resources}
+    order = TopologicalSorter({key: by_key[key].needs for key in by_key}).static_order()
+    return [by_key[key] for key in order]
+
+
+# --- looking ---
+
+
+def look(resource: Resource, world: World) -> Live | None:
+    """The resource as it is now; what depends on it then finds it in ``world``.
+
+    :raises MissingError: it cannot be seen because something that is needed to look is missing
+    """
+    world.forget(resource.key)
+    for key in resource.within:
+        world.need(key)
+    live = resource.find(world)
+    if live is not None:
+        world.remember(resource.key, live)
+    return live
+
+
+def examine(resource: Resource, world: World) -> Step:
+    """What ``create`` would do with it."""
+    try:
+        live = look(resource, world)
+    except (MissingError, CredentialsError, GoneError) as error:
+        key = error.key if isinstance(error, MissingError) else "its key"
+        if key in resource.within:
+            return Step(resource, Action.CREATE if resource.wanted else Action.KEEP)
+        return Step(resource, Action.LOOK, reason=f"{key} comes first")
+    if not resource.wanted:
+        return Step(resource, Action.KEEP if live is None else Action.DELETE)
+    if live is None:
+        return Step(resource, Action.CREATE)
+    try:
+        changes = difference(resource, world, live)
+    except MissingError as error:
+        return Step(resource, Action.CHANGE, reason=f"follows {error.key}")
+    if not changes:
+        return Step(resource, Action.KEEP)
+    if set(changes) & resource.replaced_for:
+        return Step(resource, Action.REPLACE, changes)
+    return Step(resource, Action.CHANGE, changes)
+
+
+def difference(resource: Resource, world: World, live: Live) -> Changes:
+    """
+    :raises MissingError: what it is made from is not there yet
+    """
+    changes = compare(live.fields, resource.desired(world))
+    orphans = resource.orphans(world, live)
+    if orphans:
+        changes["unused"] = (orphans, [])
+    return changes
+
+
+def plan(resources: Iterable[Resource], world: World) -> list[Step]:
+    """What ``create`` would do with each resource, in order."""
+    return [examine(resource, world) for resource in in_order(resources)]
+
+
+# --- creating ---
+
+
+def converge(resource: Resource, world: World, report: Report) -> Live:
+    """Make or mend one resource whose needs are there, and wait until it can be used.
+
+    :raises TopicbergError: it could not be done
+    """
+    live = look(resource, world)
+    if live is None:
+        if not resource.built_in:
+            report(resource, "creating")
+            _make(resource, world)
+        live = until(
+            lambda: look(resource, world), f"{resource.title} appears", resource_seconds(resource)
+        )
+        report(resource, "created" if not resource.built_in else "is there")
+    else:
+        changes = difference(resource, world, live)
+        if changes:
+            live = _mend(resource, world, live, changes, report)
+    resource.settle(world, live)
+    settled = look(resource, world)
+    if settled is None:
+        raise TopicbergError(f"{resource.title} was there and is gone")
+    return settled
+
+
+def resource_seconds(resource: Resource) -> float:
+    """How long what was made may take to be seen."""
+    return 600.0 if resource.built_in else 120.0
+
+
+def _make(resource: Resource, world: World) -> None:
+    """Create it; after an answer that leaves it open whether that worked, look first.
+
+    A 403 or 404 passes when it is about a permission or an object that is not known everywhere
+    yet; a 409 may be about what an earlier, unanswered request made.
+    """
+    pause = 1.0
+    for attempt in range(1, TRIES + 1):
+        try:
+            resource.create(world)
+        except (UncertainError, GoneError, ConflictError) as error:
+            if attempt == TRIES:
+                raise
+            world.sleep(pause)
+            pause = min(30.0, pause * 2)
+            if look(resource, world) is not None:
+                return
+            if isinstance(error, ConflictError) and attempt > 4:
+                raise
+        else:
+            return
+
+
+def _mend(resource: Resource, world: World, live: Live, changes: Changes, report: Report) -> Live:
+    if not set(changes) & resource.replaced_for:
+        report(resource, f"changing {', '.join(changes)}")
+        for attempt in range(1, TRIES + 1):
+            try:
+                resource.update(world, live, changes)
+                break
+            except UncertainError:
+                if attempt == TRIES:
+                    raise
+                world.sleep(min(30.0, 2.0**attempt))
+                live = look(resource, world) or live
+                changes = difference(resource, world, live)
+        report(resource, "changed")
+        return look(resource, world) or live
+    if resource.holds_data:
+        fields = ", ".join(sorted(set(changes) & resource.replaced_for))
+        raise CannotChangeError(
+            f"{resource.title} differs in {fields}, which cannot be changed: it would have to be "
+            "deleted with its data",
+            hint="set what it is, or `topicberg deploy delete` first",
+        )
+    report(resource, "replacing")
+    remove(resource, world, live)
+    _make(resource, world)
+    report(resource, "replaced")
+    return until(lambda: look(resource, world), f"{resource.title} appears", 120)
+
+
+def create(resources: Iterable[Resource], world: World, report: Report) -> None:
+    """Converge every resource, those that do not need each other at the same time.
+
+    Of a part of the graph, the rest must have been looked at before.
+
+    :raises DeployError: names what failed; what needs it was not tried
+    """
+    graph = list(resources)
+    _clear(graph, world, report)
+    by_key = {resource.key: resource for resource in graph if resource.wanted}
+    failed = _walk(by_key, lambda resource: _patiently(resource, world, report))
+    if failed:
+        raise _summary("could not be created", by_key, failed)
+
+
+def _clear(graph: list[Resource], world: World, report: Report) -> None:
+    """Delete what is not wanted any more, each after all that needs it.
+
+    :raises DeployError: something could not be deleted
+    """
+    if all(resource.wanted for resource in graph):
+        return
+    dead = [step.resource for step in plan(graph, world) if step.action is Action.DELETE]
+    found = [(resource, world.live.get(resource.key)) for resource in reversed(dead)]
+    left = delete(found, world, report)
+    if left:
+        lines = [f"{title}: {reason}" for title, reason in left.items()]
+        raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
+
+
+def _patiently(resource: Resource, world: World, report: Report) -> None:
+    """Converge, again while a new key or a new permission is not known everywhere yet."""
+    for pause in (*PAUSES, None):
+        try:
+            converge(resource, world, report)
+            return
+        except (GoneError, CredentialsError, UncertainError):
+            if pause is None:
+                raise
+            world.sleep(pause)
+        except ClientError as error:
+            if pause is None or error.response["Error"]["Code"] not in EVENTUAL:
+                raise
+            world.sleep(pause)
+
+
+def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dict[str, Exception]:
+    """Act on each resource after all that it needs. Returns key → what went wrong."""
+    sorter = TopologicalSorter(
+        {key: [need for need in by_key[key].needs if need in by_key] for key in by_key}
+    )
+    sorter.prepare()
+    failed: dict[str, Exception] = {}
+    running: dict[Future[object], str] = {}
+    with ThreadPoolExecutor(WORKERS) as pool:
+        while True:
+            for key in sorter.get_ready():
+                running[pool.submit(act, by_key[key])] = key
+            if not running:
+                return failed
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                key = running.pop(future)
+                error = future.exception()
+                if isinstance(error, Exception):
+                    failed[key] = error
+                elif error is not None:
+                    raise error
+                else:
+                    sorter.done(key)
+
+
+def _summary(what: str, by_key: dict[str, Resource], failed: dict[str, Exception]) -> DeployError:
+    lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
+    return DeployError(
+        f"{len(failed)} resources {what}:\n  " + "\n  ".join(lines),
+        hint="mend the cause and run the command again: it goes on where it stopped",
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TopicbergError):
+        return str(error)
+    if isinstance(error, MissingError):
+        return f"needs {error.key}, which is not there"
+    return f"{type(error).__name__}: {error}"
+
+
+# --- deleting ---
+
+
+def existing(
+    resources: Iterable[Resource], world: World, report: Report
+) -> list[tuple[Resource, Live | None]]:
+    """What there is to delete, in the order of deletion. None: it cannot be seen.
+
+    A key without which something cannot be seen, and so not deleted, is made anew.
+    """
+    order = in_order(resources)
+    by_key = {resource.key: resource for resource in order}
+    found: list[tuple[Resource, Live | None]] = []
+    for resource in order:
+        try:
+            live = _reveal(resource, world, by_key, report)
+        except MissingError as error:
+            if error.key not in resource.within:
+                found.append((resource, None))
+        except (CredentialsError, GoneError):
+            found.append((resource, None))
+        else:
+            if live is not None and resource.is_ours(world):
+                found.append((resource, live))
+    found.reverse()
+    return found
+
+
+def _reveal(
+    resource: Resource, world: World, by_key: dict[str, Resource], report: Report
+) -> Live | None:
+    try:
+        return look(resource, world)
+    except MissingError as error:
+        if error.key in resource.within:
+            raise
+        converge(by_key[error.key], world, report)
+    return look(resource, world)
+
+
+def remove(resource: Resource, world: World, live: Live) -> None:
+    """Delete it and wait until it is gone.
+
+    :raises TopicbergError: it was refused, or takes too long
+    """
+    for attempt in range(1, TRIES + 1):
+        try:
+            resource.delete(world, live)
+            break
+        except GoneError:
+            break
+        except ConflictError:  # something that used it is not gone everywhere yet
+            if attempt == TRIES:
+                raise
+            world.sleep(min(30.0, 2.0**attempt))
+    until(lambda: look(resource, world) is None, f"{resource.title} is gone", GONE_SECONDS)
+
+
+def delete(
+    found: list[tuple[Resource, Live | None]], world: World, report: Report
+) -> dict[str, str]:
+    """Delete what :func:`existing` found, each after all that needs it.
+
+    Goes on after a failure, but keeps what the failed resource needs: without it the next run
+    could not delete it either.
+
+    :returns: title → why it is left
+    """
+    left: dict[str, str] = {}
+    kept: dict[str, str] = {}
+    for resource, live in found:
+        if resource.key in kept:
+            left[resource.title] = f"{kept[resource.key]} is left and needs it"
+            _keep(kept, resource)
+            continue
+        if live is None:
+            left[resource.title] = "cannot be seen; dies with what contains it"
+            continue
+        report(resource, "deleting")
+        try:
+            remove(resource, world, live)
+        except Exception as error:  # whatever it is, the others are still to be deleted
+            left[resource.title] = _reason(error)
+            _keep(kept, resource)
+            report(resource, "left")
+        else:
+            report(resource, "deleted")
+    return left
+
+
+def _keep(kept: dict[str, str], resource: Resource) -> None:
+    for key in resource.needs:
+        kept.setdefault(key, resource.title)

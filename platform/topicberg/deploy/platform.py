@@ -1,0 +1,378 @@
+"""The resource graph: every resource of a deployment, and what each one needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from topicberg.deploy.aws.bucket import Bucket
+from topicberg.deploy.aws.glue import GlueDatabase
+from topicberg.deploy.aws.iam import (
+    Policy,
+    Role,
+    confluent_trust,
+    snowflake_policy,
+    snowflake_trust,
+    tableflow_policy,
+)
+from topicberg.deploy.aws.parameters import CONSUMER, PRODUCER, Parameters
+from topicberg.deploy.confluent.connect import QUICKSTARTS, Connector
+from topicberg.deploy.confluent.iam import RoleBinding, ServiceAccount
+from topicberg.deploy.confluent.integrations import (
+    PROVIDER_INTEGRATION,
+    CatalogIntegration,
+    ProviderIntegration,
+)
+from topicberg.deploy.confluent.kafka import Subject, Topic
+from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
+from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
+from topicberg.deploy.confluent.tableflow import TableflowTopic
+from topicberg.deploy.names import Names
+from topicberg.deploy.resource import Resource
+from topicberg.deploy.snowflake.principals import KEYS, Grant, RoleGrant, User, UserKeys
+from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
+from topicberg.deploy.snowflake.storage import (
+    Container,
+    IcebergTable,
+    Integration,
+    ReadingRole,
+    Volume,
+    Warehouse,
+)
+from topicberg.deploy.world import CLUSTER, ENVIRONMENT, REGISTRY
+from topicberg.snowflake import Names as SnowflakeNames
+
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+ACCOUNTS = {
+    "app_manager": "creates topics and runs Tableflow",
+    "app_consumer": "reads the topics",
+    "app_producer": "writes to the topics",
+    "app_connector": "writes what the source connectors make",
+    "schema_registry": "reads and registers schemas",
+}
+"""Service account → what it is for."""
+
+
+def account(role: str) -> str:
+    """Resource key of a service account."""
+    return f"confluent/service_account/{role}"
+
+
+def binding(name: str) -> str:
+    return f"confluent/role_binding/{name}"
+
+
+def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
+    """Every resource of the deployment, and those that a spec has turned off."""
+    names = Names(config.prefix)
+    found = [
+        *_organization(names),
+        *_keys(names),
+        *_aws(names),
+        *_integrations(names),
+        *_snowflake(names, config),
+    ]
+    for spec in specs:
+        found += _topic(spec, names, config)
+    return found
+
+
+def _organization(names: Names) -> Iterator[Resource]:
+    yield Environment(ENVIRONMENT, names.environment)
+    within = (ENVIRONMENT,)
+    yield Cluster(CLUSTER, names.cluster, within, within)
+    yield SchemaRegistry(REGISTRY, "of the environment", (ENVIRONMENT, CLUSTER), within)
+    for role, purpose in ACCOUNTS.items():
+        yield ServiceAccount(
+            account(role), names.service_account(role), description=f"topicberg: {purpose}"
+        )
+    yield _binding("cluster_admin", "app_manager", "CloudClusterAdmin", CLUSTER)
+    for role in ("DeveloperRead", "DeveloperWrite"):
+        name = f"subjects_{role.removeprefix('Developer').lower()}"
+        yield _binding(name, "schema_registry", role, REGISTRY, pattern="/subject=*")
+    yield _binding(
+        "consumer_group",
+        "app_consumer",
+        "DeveloperRead",
+        CLUSTER,
+        fact="kafka_crn",
+        pattern=f"/group={names.prefix}*",
+    )
+
+
+def _binding(
+    name: str, role_of: str, role: str, on: str, *, fact: str = "crn", pattern: str = ""
+) -> RoleBinding:
+    needs = (account(role_of), on)
+    return RoleBinding(
+        binding(name),
+        f"{role} of {role_of} on {on}{pattern}",
+        needs,
+        needs,
+        account=account(role_of),
+        role=role,
+        on=on,
+        fact=fact,
+        pattern=pattern,
+    )
+
+
+def _keys(names: Names) -> Iterator[Resource]:
+    def key(name: str, role: str, of: KeyKind, path: str, *needs: str) -> RotatingKey:
+        return RotatingKey(
+            f"key/{name}",
+            names.confluent_secret(path),
+            (account(role), *needs),
+            account=account(role),
+            of=of,
+        )
+
+    admin = binding("cluster_admin")
+    yield key("cloud", "app_manager", "cloud", "cloud", admin)
+    for role in ("app_manager", "app_consumer", "app_producer"):
+        path = f"kafka_cluster/{role}/python_client"
+        yield key(f"kafka_{role}", role, "kafka", path, CLUSTER, *_kafka_rights(role))
+    yield key(
+        "schema_registry",
+        "schema_registry",
+        "schema_registry",
+        "schema_registry_cluster/python_client",
+        REGISTRY,
+        binding("subjects_read"),
+        binding("subjects_write"),
+    )
+    yield key("tableflow", "app_manager", "tableflow", "tableflow", CLUSTER, admin)
+
+
+def _kafka_rights(role: str) -> tuple[str, ...]:
+    return {
+        "app_manager": (binding("cluster_admin"),),
+        "app_consumer": (binding("consumer_group"),),
+    }.get(role, ())
+
+
+def _aws(names: Names) -> Iterator[Resource]:
+    yield Bucket("aws/bucket", "of the tables")
+    yield GlueDatabase("aws/glue_database", "of the cluster", (CLUSTER,), (CLUSTER,))
+    yield Policy(
+        "aws/policy/tableflow",
+        names.tableflow_policy,
+        (CLUSTER, "aws/bucket"),
+        grants=tableflow_policy,
+    )
+    yield Role(
+        "aws/role/tableflow",
+        names.tableflow_role,
+        ("aws/policy/tableflow", PROVIDER_INTEGRATION),
+        trust=confluent_trust,
+        policy="aws/policy/tableflow",
+    )
+    for client, values in (("consumer", CONSUMER), ("producer", PRODUCER)):
+        path = names.confluent_secret(f"{client}_kafka_client")
+        yield Parameters(f"aws/ssm/{client}", path, values=values)
+
+
+def _integrations(names: Names) -> Iterator[Resource]:
+    yield ProviderIntegration(
+        PROVIDER_INTEGRATION,
+        names.provider_integration,
+        (ENVIRONMENT,),
+        (ENVIRONMENT,),
+        role=names.tableflow_role,
+    )
+    yield _binding("provider_integration", "app_manager", "ResourceOwner", PROVIDER_INTEGRATION)
+    yield CatalogIntegration(
+        "confluent/catalog_integration",
+        names.catalog_integration,
+        (
+            *(CLUSTER, "key/tableflow", PROVIDER_INTEGRATION),
+            *(binding("provider_integration"), "aws/role/tableflow", "aws/glue_database"),
+        ),
+        (CLUSTER, PROVIDER_INTEGRATION),
+    )
+
+
+def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource]:
+    name = spec.asset_name
+    topic = f"confluent/topic/{name}"
+    yield Topic(topic, spec.name, (CLUSTER, "key/kafka_app_manager"), (CLUSTER,), spec=spec)
+    for role, right in (("app_producer", "Write"), ("app_consumer", "Read")):
+        yield _binding(
+            f"{name}_{role}",
+            role,
+            f"Developer{right}",
+            CLUSTER,
+            fact="kafka_crn",
+            pattern=f"/topic={spec.name}",
+        )
+    subjects = []
+    for part, schema, path in (
+        ("value", spec.value_schema, spec.value_schema_path(config)),
+        ("key", spec.key, spec.key_schema_path(config)),
+    ):
+        if path is None:
+            continue
+        subjects.append(f"confluent/subject/{name}_{part}")
+        yield Subject(
+            subjects[-1],
+            f"{spec.name}-{part}",
+            (REGISTRY, "key/schema_registry"),
+            (REGISTRY,),
+            file=path,
+            format=schema.format,
+            message=schema.message,
+        )
+    before = [topic, *subjects]
+    quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
+    if quickstart:
+        yield from _connector(spec, names, quickstart, before)
+        before.append(f"confluent/connector/{name}")
+    yield TableflowTopic(
+        f"confluent/tableflow/{name}",
+        spec.name,
+        (*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
+        (CLUSTER, PROVIDER_INTEGRATION),
+        spec.tableflow.enabled,
+        spec=spec,
+    )
+    yield from _snowflake_table(spec, config)
+
+
+def _connector(
+    spec: TopicSpec, names: Names, quickstart: str, before: list[str]
+) -> Iterator[Resource]:
+    name = spec.asset_name
+    rights = []
+    for what, on, fact, pattern in (
+        ("topic", CLUSTER, "kafka_crn", f"/topic={spec.name}"),
+        ("subject", REGISTRY, "crn", f"/subject={spec.value_subject}"),
+    ):
+        right = _binding(
+            f"{name}_connector_{what}",
+            "app_connector",
+            "DeveloperWrite",
+            on,
+            fact=fact,
+            pattern=pattern,
+        )
+        rights.append(right.key)
+        yield right
+    yield Connector(
+        f"confluent/connector/{name}",
+        names.connector(spec.name),
+        (CLUSTER, account("app_connector"), *before, *rights),
+        (CLUSTER,),
+        topic=spec.name,
+        quickstart=quickstart,
+        account=account("app_connector"),
+    )
+
+
+def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
+    called = SnowflakeNames.of(config)
+    user = config.snowflake_name("user")
+    reader = config.snowflake_name("system_admin_role")
+    manager = config.snowflake_name("security_admin_role")
+    database: tuple[str, ...] = (called.database,)
+    schema: tuple[str, ...] = (called.database, called.schema)
+
+    yield Warehouse("snowflake/warehouse", called.warehouse)
+    containers: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
+        ("snowflake/database", "DATABASE", database, ()),
+        ("snowflake/schema", "SCHEMA", schema, ("snowflake/database",)),
+    ]
+    for key, of, path, needs in containers:
+        comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
+        name = f"{of.lower()} {'.'.join(path)}"
+        yield Container(key, name, needs, needs, of=of, path=path, comment=comment)
+    for key, role, what in (
+        ("snowflake/role/security_admin", manager, "Security Admin"),
+        ("snowflake/role/system_admin", reader, "System Admin"),
+    ):
+        yield SnowflakeRole(key, role, comment=f"{what} role for {user}")
+    yield UserKeys(KEYS, names.snowflake_secret, user=user)
+    properties = {
+        "DEFAULT_WAREHOUSE": called.warehouse,
+        "DEFAULT_ROLE": reader,
+        "DEFAULT_NAMESPACE": f"{called.database}.{called.schema}",
+    }
+    yield User("snowflake/user", user, (KEYS, "snowflake/warehouse"), properties=properties)
+    for key, role in (("security_admin", manager), ("system_admin", reader)):
+        needs = (f"snowflake/role/{key}", "snowflake/user")
+        name = f"{role} to {user}"
+        yield RoleGrant(f"snowflake/role_grant/{key}", name, needs, needs, role=role, user=user)
+
+    yield Volume("snowflake/volume", called.volume, (CLUSTER, "aws/bucket"))
+    yield Integration("snowflake/integration", called.integration, (CLUSTER,))
+    yield Policy(
+        "aws/policy/snowflake",
+        names.snowflake_policy,
+        (CLUSTER, "aws/bucket"),
+        grants=snowflake_policy,
+    )
+    yield ReadingRole(
+        "aws/role/snowflake",
+        names.snowflake_role,
+        ("aws/policy/snowflake", "snowflake/volume", "snowflake/integration"),
+        trust=snowflake_trust,
+        policy="aws/policy/snowflake",
+        volume=called.volume,
+    )
+    for on, target, needed in (
+        ("WAREHOUSE", (called.warehouse,), "snowflake/warehouse"),
+        ("DATABASE", database, "snowflake/database"),
+        ("SCHEMA", schema, "snowflake/schema"),
+        ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
+        ("INTEGRATION", (called.integration,), "snowflake/integration"),
+    ):
+        yield _grant(reader, "USAGE", on, target, needed, "snowflake/role/system_admin")
+    for on, target, needed in (
+        ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
+        ("INTEGRATION", (called.integration,), "snowflake/integration"),
+    ):  # SYSADMIN makes the tables that use them
+        yield _grant("SYSADMIN", "USAGE", on, target, needed)
+
+
+def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str) -> Grant:
+    """``needs`` begins with the key of what the privilege is on."""
+    name = ".".join(target)
+    who = "sysadmin" if role == "SYSADMIN" else "reader"
+    return Grant(
+        f"snowflake/grant/{who}/{needs[0].removeprefix('snowflake/')}",
+        f"{privilege} on {on.lower()} {name} to {role}",
+        needs,
+        needs,
+        role=role,
+        privilege=privilege,
+        on=on,
+        target=target,
+    )
+
+
+def _snowflake_table(spec: TopicSpec, config: Settings) -> Iterator[Resource]:
+    called = SnowflakeNames.of(config)
+    table = f"snowflake/table/{spec.asset_name}"
+    within = ("snowflake/schema", "snowflake/volume", "snowflake/integration")
+    grants = ("snowflake/grant/sysadmin/volume", "snowflake/grant/sysadmin/integration")
+    yield IcebergTable(
+        table,
+        spec.snowflake_name,
+        (
+            *within,
+            *grants,
+            *(f"confluent/tableflow/{spec.asset_name}", "aws/role/snowflake"),
+            *("aws/glue_database", "snowflake/warehouse"),
+        ),
+        within,
+        spec.tableflow.enabled,
+        spec=spec,
+    )
+    reader = config.snowflake_name("system_admin_role")
+    target = (called.database, called.schema, spec.snowflake_name)
+    role = "snowflake/role/system_admin"
+    select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
+    yield replace(select, wanted=spec.tableflow.enabled)

@@ -1,0 +1,39 @@
+"""Do the accounts let us in? Asked before anything is touched, and told all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from topicberg.deploy.confluent.organization import organization
+from topicberg.deploy.snowflake.session import admin
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+
+def check(world: World) -> None:
+    """
+    :raises TopicbergError: names every account that does not let us in
+    """
+    asked: list[tuple[str, Callable[[], object]]] = [
+        ("Confluent Cloud", lambda: organization(world.cloud)),
+        ("AWS", lambda: world.account),
+        ("Snowflake's admin user", lambda: admin(world)),
+    ]
+    problems = []
+    for name, ask in asked:
+        try:
+            ask()
+        except TopicbergError as error:
+            problems.append(f"{name}: {error.message}")
+        except (BotoCoreError, ClientError) as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise TopicbergError(
+            "nothing was touched, because:\n  " + "\n  ".join(problems),
+            hint="docs/cloud.md says what is needed",
+        )

@@ -1,0 +1,162 @@
+"""What a resource of the platform is, and how what is wanted is compared with what is there.
+
+There is no state file. A resource is found by its natural key, so that whatever exists under its
+name is adopted, and a second run sees exactly what the first one made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+
+class Action(StrEnum):
+    """What ``create`` would do with a resource."""
+
+    KEEP = "keep"
+    CREATE = "create"
+    CHANGE = "change"
+    REPLACE = "replace"
+    DELETE = "delete"
+    LOOK = "look again"
+    """It cannot be seen before something else is mended, e.g. the key that shows it."""
+
+
+Fields = dict[str, Any]
+"""Field → value as JSON has it. Never a secret: fields are printed."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A resource as it is.
+
+    :param id: how its vendor calls it
+    :param fields: what is compared with :meth:`Resource.desired`
+    :param facts: what others need of it, e.g. its address
+    """
+
+    id: str
+    fields: Fields = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class MissingError(Exception):
+    """Something that is needed to look at a resource is not there.
+
+    :param key: of the resource that is missing
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is not there")
+        self.key = key
+
+
+class CannotChangeError(TopicbergError):
+    """A resource differs in a way that only making it anew would mend, which would lose data."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource. Subclasses say how it is found, made, changed and deleted.
+
+    :param key: e.g. ``confluent/topic/stock_trades``; the asset key too
+    :param name: the natural key
+    :param needs: keys of the resources that come first
+    :param within: those of ``needs`` without which it cannot exist
+    :param wanted: False: it is to be deleted where it exists
+    """
+
+    key: str
+    name: str
+    needs: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
+    wanted: bool = True
+
+    kind: ClassVar[str] = ""
+    """What people call it, e.g. ``Kafka cluster``."""
+    replaced_for: ClassVar[frozenset[str]] = frozenset()
+    """Fields that cannot be changed in place."""
+    holds_data: ClassVar[bool] = False
+    """Deleting it deletes data: it is never replaced, and the confirmation names it."""
+    built_in: ClassVar[bool] = False
+    """It appears and goes with another resource; nothing makes or deletes it."""
+
+    def find(self, world: World) -> Live | None:
+        """:raises MissingError: what is needed to look is not there"""
+        raise NotImplementedError
+
+    def desired(self, world: World) -> Fields:
+        """
+        :raises MissingError: what it is made from is not there yet
+        """
+        return {}
+
+    def create(self, world: World) -> None:
+        raise NotImplementedError
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        """Mend the fields in ``changes``."""
+        raise NotImplementedError
+
+    def delete(self, world: World, live: Live) -> None:
+        """Ask for its deletion. It may take until :meth:`find` does not see it any more."""
+        raise NotImplementedError
+
+    def is_ours(self, world: World) -> bool:
+        """Whether a delete takes it: not what the local stack brings along."""
+        return not self.built_in
+
+    def settle(self, world: World, live: Live) -> None:
+        """Wait until others can use it.
+
+        :raises TopicbergError: it failed, or takes too long
+        """
+
+    def orphans(self, world: World, live: Live) -> list[str]:
+        """Ids of things that were made for it and that nothing uses, e.g. after a kill."""
+        return []
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+Changes = dict[str, tuple[Any, Any]]
+"""Field → (as it is, as it should be)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One resource in a plan."""
+
+    resource: Resource
+    action: Action
+    changes: Changes = field(default_factory=dict)
+    reason: str = ""
+
+    def lines(self) -> list[str]:
+        """The differing fields, for people."""
+        return [f"{name}: {shown(old)} → {shown(new)}" for name, (old, new) in self.changes.items()]
+
+
+def compare(live: Mapping[str, Any], desired: Mapping[str, Any]) -> Changes:
+    """The desired fields that are different. A live field that nobody wants is not compared."""
+    return {
+        name: (live.get(name), wanted)
+        for name, wanted in desired.items()
+        if live.get(name) != wanted
+    }
+
+
+def shown(value: Any) -> str:
+    """A value on one line."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return text if len(text) <= 160 else text[:157] + "…"

@@ -1,0 +1,166 @@
+"""Rotation of every key: the newest working one is active, the one before stays for a period.
+
+A rotation makes a key, stores it, waits until it works everywhere, publishes it with one call, and
+only then deletes what is old enough. Killed anywhere, the next one finishes it: a stored key that
+was not published is used, a key that was not stored is deleted.
+
+Old enough is a key when more than the number to retain are newer, *and* the key that took its place
+has been there for a whole period. So rotating by hand, however often, never takes away a key that a
+consumer may still hold. Snowflake has two slots for a user's keys and no more: there a third
+rotation within one period has to take the slot of the oldest key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from topicberg.deploy import rsa
+from topicberg.deploy.confluent.api import UncertainError
+from topicberg.deploy.confluent.keys import RotatingKey
+from topicberg.deploy.engine import TRIES, converge, look, plan
+from topicberg.deploy.resource import Action, Resource
+from topicberg.deploy.secrets import ApiKey
+from topicberg.deploy.snowflake.principals import User, UserKeys
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Aged:
+    """A key that is alive, and when it was made."""
+
+    id: str
+    made: datetime
+
+
+@dataclass(frozen=True)
+class Decision:
+    """
+    :param create: a new key is due
+    :param revoke: ids of those to delete once the newest one is published
+    """
+
+    create: bool
+    revoke: tuple[str, ...]
+
+
+def decide(
+    keys: Sequence[Aged], now: datetime, period: timedelta, retain: int, *, force: bool = False
+) -> Decision:
+    """What to do with the keys of one kind.
+
+    :param keys: those that are alive; there is at least one
+    :param retain: how many stay alive at least, the active one included
+    """
+    newest_first = sorted(keys, key=lambda key: key.made, reverse=True)
+    create = force or newest_first[0].made + period <= now
+    after = [Aged("", now), *newest_first] if create else newest_first
+    revoke = [
+        key.id
+        for number, key in enumerate(after)
+        if number >= retain and after[number - 1].made + period <= now
+    ]
+    return Decision(create, tuple(revoke))
+
+
+def rotate(
+    graph: Sequence[Resource],
+    world: World,
+    tell: Tell,
+    *,
+    force: bool = False,
+    now: datetime | None = None,
+) -> int:
+    """Rotate every key that is due, or all with ``force``. Returns how many were.
+
+    :raises TopicbergError: some could not be rotated; their active keys still work
+    """
+    at = now or datetime.now(UTC)
+    missing = {s.resource.key for s in plan(graph, world) if s.action is Action.CREATE}
+    rotated = 0
+    problems: list[str] = []
+    for resource in graph:
+        if not isinstance(resource, RotatingKey | UserKeys):
+            continue
+        try:
+            if resource.key in missing:
+                raise TopicbergError("it is not there", hint="`topicberg deploy create` makes it")
+            if isinstance(resource, RotatingKey):
+                rotated += _rotate_key(resource, world, tell, force=force, now=at)
+            else:
+                user = next(one for one in graph if isinstance(one, User))
+                rotated += _rotate_pair(resource, user, world, tell, force=force, now=at)
+        except Exception as error:  # whatever it is, the other keys are still to be rotated
+            problems.append(f"{resource.title}: {error}")
+    if problems:
+        raise TopicbergError(
+            f"{len(problems)} keys could not be rotated:\n  " + "\n  ".join(problems),
+            hint="what is active still works; run the command again",
+        )
+    return rotated
+
+
+def _rotate_key(
+    resource: RotatingKey, world: World, tell: Tell, *, force: bool, now: datetime
+) -> bool:
+    converge(resource, world, lambda _, what: tell(f"{what}: {resource.title}"))
+    period = timedelta(days=world.deploy.day_count)
+    keys = [Aged(key, made) for key, made in resource.alive(world).items()]
+    decision = decide(keys, now, period, world.deploy.number_of_api_keys_to_retain, force=force)
+    if decision.create:
+        key = _add(resource, world)
+        converge(resource, world, lambda *_: None)
+        tell(f"rotated: {resource.title}: {key.id} works and is active")
+    else:
+        due = max(key.made for key in keys) + period
+        tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
+    for old in decision.revoke:
+        resource.revoke(world, old)
+        tell(f"deleted: {resource.title}: {old}")
+    return decision.create
+
+
+def _add(resource: RotatingKey, world: World) -> ApiKey:
+    """A new key; one whose answer was lost is deleted before another one is made."""
+    for _ in range(TRIES):
+        try:
+            return resource.add(world)
+        except UncertainError:
+            world.sleep(1.0)
+            converge(resource, world, lambda *_: None)
+    return resource.add(world)
+
+
+def _rotate_pair(
+    resource: UserKeys, user: User, world: World, tell: Tell, *, force: bool, now: datetime
+) -> bool:
+    def quiet(*_: object) -> None:
+        return
+
+    converge(resource, world, quiet)
+    converge(user, world, quiet)  # a pair that was stored is put in, tried and published
+    live = look(resource, world)
+    assert live is not None  # noqa: S101  it was just converged
+    active = live.facts["versions"][-1]
+    due = active.created + timedelta(days=world.deploy.day_count)
+    if not force and now < due:
+        tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
+        return False
+    values = live.facts["values"]
+    slot = 3 - rsa.active_slot(values)
+    replaced = rsa.public_key(values, slot)
+    pair = rsa.generate()
+    world.secrets.add(resource.name, rsa.with_pair(values, slot, pair), rsa.label(pair.public))
+    converge(resource, world, quiet)
+    converge(user, world, quiet)
+    if replaced:
+        world.secrets.forget(resource.name, rsa.label(replaced))
+    tell(f"rotated: {resource.title}: the pair in slot {slot} works and is active")
+    return True

@@ -1,0 +1,153 @@
+"""Secrets with a history, in AWS Secrets Manager.
+
+A version holds one key. Besides AWS's own stages each version has a label, ``key-<id>``, for as
+long as its key is alive: AWS drops versions that have none, and the labels tell which keys are
+known without reading a single value. ``AWSCURRENT`` moves in one call, so a reader sees either the
+key before or the new one, both of which work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import SecretStr
+
+CURRENT = "AWSCURRENT"
+_LABEL = "key-"
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """An API key, or any other pair of a name and a secret."""
+
+    id: str
+    secret: SecretStr
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a secret, without its value.
+
+    :param label: id of the key in it
+    """
+
+    id: str
+    label: str
+    created: datetime
+    current: bool
+
+
+@dataclass
+class Secrets:
+    """
+    :param client: boto3's ``secretsmanager``
+    """
+
+    client: Any
+
+    def exists(self, name: str) -> bool:
+        """A secret that waits for its deletion does not."""
+        described = self._describe(name)
+        return described is not None and "DeletedDate" not in described
+
+    def versions(self, name: str) -> list[Version]:
+        """Those with a label, oldest first."""
+        if not self.exists(name):
+            return []
+        found: list[Version] = []
+        token: dict[str, str] = {}
+        while True:
+            page = self.client.list_secret_version_ids(SecretId=name, MaxResults=100, **token)
+            for version in page["Versions"]:
+                stages = version.get("VersionStages") or []
+                labels = [stage for stage in stages if stage.startswith(_LABEL)]
+                for label in labels:
+                    found.append(
+                        Version(
+                            version["VersionId"],
+                            label.removeprefix(_LABEL),
+                            version["CreatedDate"],
+                            CURRENT in stages,
+                        )
+                    )
+            if not page.get("NextToken"):
+                return sorted(found, key=lambda version: version.created)
+            token = {"NextToken": page["NextToken"]}
+
+    def read(self, name: str, version: str | None = None) -> dict[str, str] | None:
+        """The values of a version, the current one by default; None when there is none."""
+        which = {"VersionId": version} if version else {}
+        try:
+            answer = self.client.get_secret_value(SecretId=name, **which)
+        except (
+            self.client.exceptions.ResourceNotFoundException,
+            self.client.exceptions.InvalidRequestException,  # it waits for its deletion
+        ):
+            return None
+        try:
+            value = json.loads(answer["SecretString"])
+        except (KeyError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def add(self, name: str, values: Mapping[str, str], label: str) -> str:
+        """A new version, which is not the current one unless it is the first. Returns its id."""
+        text = json.dumps(dict(values))
+        described = self._describe(name)
+        if described is None:
+            created = self.client.create_secret(Name=name, Description="made by topicberg")
+            described = {"ARN": created["ARN"]}
+        elif "DeletedDate" in described:
+            self.client.restore_secret(SecretId=name)
+        answer = self.client.put_secret_value(
+            SecretId=name, SecretString=text, VersionStages=[f"{_LABEL}{label}"]
+        )
+        return str(answer["VersionId"])
+
+    def publish(self, name: str, version: str) -> None:
+        """Make a version the current one."""
+        stages = self._stages(name)
+        current = next((one for one, labels in stages.items() if CURRENT in labels), None)
+        if current == version:
+            return
+        before = {"RemoveFromVersionId": current} if current else {}
+        self.client.update_secret_version_stage(
+            SecretId=name, VersionStage=CURRENT, MoveToVersionId=version, **before
+        )
+
+    def forget(self, name: str, label: str) -> None:
+        """Take a dead key's label away; AWS then drops its version."""
+        for version in self.versions(name):
+            if version.label == label:
+                self.client.update_secret_version_stage(
+                    SecretId=name,
+                    VersionStage=f"{_LABEL}{label}",
+                    RemoveFromVersionId=version.id,
+                )
+
+    def delete(self, name: str, *, purge: bool) -> None:
+        """
+        :param purge: at once and for ever, instead of after AWS's 30 days
+        """
+        if self._describe(name) is None:
+            return
+        how: dict[str, Any] = (
+            {"ForceDeleteWithoutRecovery": True} if purge else {"RecoveryWindowInDays": 30}
+        )
+        self.client.delete_secret(SecretId=name, **how)
+
+    def _stages(self, name: str) -> dict[str, list[str]]:
+        described = self._describe(name) or {}
+        stages: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
+        return stages
+
+    def _describe(self, name: str) -> dict[str, Any] | None:
+        try:
+            described: dict[str, Any] = self.client.describe_secret(SecretId=name)
+        except self.client.exceptions.ResourceNotFoundException:
+            return None
+        return described

@@ -1,0 +1,126 @@
+"""What a deployment needs to know, from flags, the environment and ``.env``.
+
+Every field is ``TOPICBERG_<FIELD>``; the command line's flags come before it. AWS is reached as
+every AWS tool does it: ``AWS_PROFILE``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from topicberg.errors import TopicbergError
+from topicberg.settings import ENV_FILE, Settings
+
+
+class DeploySettings(BaseSettings):
+    """Addresses, credentials and choices of ``topicberg deploy``. URLs without a trailing slash."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore", populate_by_name=True
+    )
+
+    confluent_api_key: str = Field(min_length=1, description="a Cloud API key")
+    confluent_api_secret: SecretStr = Field(min_length=1)
+    confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
+    kafka_rest_url: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    """By default what Confluent says of the cluster."""
+    schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
+    """By default what Confluent says of the Schema Registry."""
+
+    profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")
+    """AWS profile, e.g. of SSO; by default the usual AWS variables."""
+
+    admin_user_secrets_root_path: str | None = None
+    """Secrets Manager secret with Snowflake's admin user and its key pairs."""
+    snowflake_warehouse: str | None = None
+    """Warehouse of the admin's session; the platform's own by default."""
+    snowflake_host: str | None = None
+    snowflake_port: int | None = Field(default=None, ge=1, le=65535)
+    snowflake_protocol: str | None = Field(default=None, pattern="^https?$")
+
+    day_count: int = Field(default=30, ge=1)
+    """Days between two rotations of every key."""
+    number_of_api_keys_to_retain: int = Field(default=2, ge=2)
+    """Keys of one kind that are alive at least, the active one included."""
+
+
+def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
+    """The settings; flags that are not None come before the environment.
+
+    In the local deployment the running stack's own are the defaults.
+
+    :raises TopicbergError: names every setting that is missing or wrong, never a value of a secret
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    values = _local(config) | given
+    problems: list[str] = []
+    found = None
+    try:
+        found = DeploySettings(**values)
+    except ValidationError as error:
+        problems += [_problem(one) for one in error.errors(include_input=False)]
+    if config.deployment == "cloud":
+        problems += _cloud_problems(found or _Stated(**given))
+    if found is None or problems:
+        raise TopicbergError(
+            "the deployment's settings are incomplete or wrong:\n  " + "\n  ".join(problems),
+            hint="set them in the environment or in .env, or by the flag of the same name",
+        )
+    return found
+
+
+def _cloud_problems(known: DeploySettings | _Stated) -> list[str]:
+    """What only the cloud needs: Snowflake's admin, and credentials for AWS."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    problems = []
+    if not known.admin_user_secrets_root_path:
+        problems.append(
+            f"{_called('admin_user_secrets_root_path')}: missing; it is the login to Snowflake"
+        )
+    try:
+        if boto3.Session(profile_name=known.profile).get_credentials() is None:
+            problems.append("AWS: no credentials (AWS_PROFILE or --profile, or AWS_ACCESS_KEY_ID)")
+    except BotoCoreError as error:
+        problems.append(f"AWS_PROFILE (--profile): {error}")
+    return problems
+
+
+def _problem(error: Any) -> str:
+    return f"{_called(str(error['loc'][0]))}: {error['msg']}"
+
+
+def _called(name: str) -> str:
+    return f"TOPICBERG_{name.upper()} (--{name.replace('_', '-')})"
+
+
+def _local(config: Settings) -> dict[str, Any]:
+    """What the local stack knows by itself, where the environment does not say otherwise."""
+    if config.deployment != "local":
+        return {}
+    from topicberg.endpoints import load_endpoints
+
+    endpoints = load_endpoints(config)
+    known = {
+        "confluent_url": endpoints.confluent,
+        "confluent_api_key": endpoints.confluent_api_key,
+        "confluent_api_secret": endpoints.confluent_api_secret,
+    }
+    stated = _Stated().model_fields_set
+    return {name: value for name, value in known.items() if value and name not in stated}
+
+
+class _Stated(BaseSettings):
+    """What is set outside, whether it is complete or not."""
+
+    model_config = DeploySettings.model_config
+
+    confluent_url: str | None = None
+    confluent_api_key: str | None = None
+    confluent_api_secret: SecretStr | None = None
+    admin_user_secrets_root_path: str | None = None
+    profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")

@@ -1,0 +1,236 @@
+"""The service user with its key pairs, its roles, and what they may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from topicberg.deploy import rsa
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.snowflake.session import account, can_log_in
+from topicberg.deploy.wait import until
+from topicberg.snowflake import quote, text
+
+if TYPE_CHECKING:
+    from topicberg.deploy.secrets import Version
+    from topicberg.deploy.world import World
+
+OWNER = "SECURITYADMIN"
+GRANTOR = "ACCOUNTADMIN"
+KEYS = "snowflake/user_keys"
+LOGIN_SECONDS = 300.0
+_SLOTS = {1: "RSA_PUBLIC_KEY", 2: "RSA_PUBLIC_KEY_2"}
+
+
+@dataclass(frozen=True)
+class UserKeys(Resource):
+    """The secret with the user's key pairs."""
+
+    user: str = ""
+
+    kind = "RSA key pairs"
+
+    def find(self, world: World) -> Live | None:
+        versions = world.secrets.versions(self.name)
+        if not versions:
+            return Live("", {"key": None}) if world.secrets.exists(self.name) else None
+        newest = versions[-1]
+        values = world.secrets.read(self.name, newest.id) or {}
+        facts = {"versions": versions, "values": values}
+        return Live(newest.label, {"key": "there"}, facts)
+
+    def desired(self, world: World) -> Fields:
+        return {"key": "there"}
+
+    def create(self, world: World) -> None:
+        pair = rsa.generate()
+        values = {
+            "snowflake_account_identifier": account(world),
+            "snowflake_service_user": self.user,
+            "secrets_path": self.name,
+        }
+        values = rsa.with_pair(values, 1, pair)
+        version = world.secrets.add(self.name, values, rsa.label(pair.public))
+        world.secrets.publish(self.name, version)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        self.create(world)
+
+    def delete(self, world: World, live: Live) -> None:
+        world.secrets.delete(self.name, purge=world.purge_secrets)
+
+
+@dataclass(frozen=True)
+class User(Resource):
+    """A user of TYPE SERVICE, who logs in by key pair alone.
+
+    :param properties: what it is given besides its keys
+    """
+
+    properties: dict[str, str] = field(default_factory=dict, hash=False)
+
+    kind = "Snowflake user"
+
+    def find(self, world: World) -> Live | None:
+        with world.snowflake() as session:
+            rows = session.find(f"DESC USER {quote(self.name)}", OWNER)
+        if rows is None:
+            return None
+        values = {row["property"]: row["value"] for row in rows}
+        fields: Fields = {name: values.get(name) for name in self.properties}
+        for slot in _SLOTS.values():
+            print_ = values.get(f"{slot}_FP")
+            fields[slot] = None if print_ in (None, "", "null") else print_
+        versions: list[Version] = world.need(KEYS).facts.get("versions", [])
+        fields["secret"] = "published" if versions and versions[-1].current else "not published"
+        return Live(self.name, fields)
+
+    def desired(self, world: World) -> Fields:
+        values = world.need(KEYS).facts["values"]
+        wanted: Fields = {**self.properties, "secret": "published"}
+        for number, slot in _SLOTS.items():
+            public = rsa.public_key(values, number)
+            wanted[slot] = rsa.fingerprint(public) if public else None
+        return wanted
+
+    def create(self, world: World) -> None:
+        values = world.need(KEYS).facts["values"]
+        given = {"TYPE": "SERVICE"}
+        parts = [f"{name} = {text(value)}" for name, value in self.properties.items()]
+        parts += [f"{name} = {value}" for name, value in given.items()]
+        for number, slot in _SLOTS.items():
+            public = rsa.public_key(values, number)
+            if public:
+                parts.append(f"{slot} = {text(public)}")
+        with world.snowflake() as session:
+            session.run(f"CREATE USER IF NOT EXISTS {quote(self.name)} {' '.join(parts)}", OWNER)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        values = world.need(KEYS).facts["values"]
+        with world.snowflake() as session:
+            for number, slot in _SLOTS.items():
+                if slot in changes:
+                    public = rsa.public_key(values, number)
+                    change = f"SET {slot} = {text(public)}" if public else f"UNSET {slot}"
+                    session.run(f"ALTER USER {quote(self.name)} {change}", OWNER)
+            for name, value in self.properties.items():
+                if name in changes:
+                    change = f"SET {name} = {text(value)}"
+                    session.run(f"ALTER USER {quote(self.name)} {change}", OWNER)
+
+    def settle(self, world: World, live: Live) -> None:
+        """The active key lets the user in; only then it is published."""
+        facts = world.need(KEYS).facts
+        private = rsa.private_key(facts["values"])
+        until(
+            lambda: can_log_in(world, self.name, private),
+            f"{self.title} can log in with its newest key",
+            LOGIN_SECONDS,
+            sleep=world.sleep,
+        )
+        if not facts["versions"][-1].current:
+            name = world.names.snowflake_secret
+            world.secrets.publish(name, facts["versions"][-1].id)
+            fresh = {**facts, "versions": world.secrets.versions(name)}
+            world.remember(KEYS, Live(world.need(KEYS).id, world.need(KEYS).fields, fresh))
+
+    def delete(self, world: World, live: Live) -> None:
+        with world.snowflake() as session:
+            session.run(f"DROP USER IF EXISTS {quote(self.name)}", OWNER)
+
+
+@dataclass(frozen=True)
+class Role(Resource):
+    comment: str = ""
+
+    kind = "Snowflake role"
+
+    def find(self, world: World) -> Live | None:
+        with world.snowflake() as session:
+            rows = session.run(f"SHOW ROLES LIKE {text(_pattern(self.name))}", OWNER)
+        found = next((row for row in rows if row["name"] == self.name), None)
+        return Live(self.name, {"comment": found["comment"]}) if found else None
+
+    def desired(self, world: World) -> Fields:
+        return {"comment": self.comment}
+
+    def create(self, world: World) -> None:
+        comment = f"COMMENT = {text(self.comment)}"
+        with world.snowflake() as session:
+            session.run(f"CREATE ROLE IF NOT EXISTS {quote(self.name)} {comment}", OWNER)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        comment = f"SET COMMENT = {text(self.comment)}"
+        with world.snowflake() as session:
+            session.run(f"ALTER ROLE {quote(self.name)} {comment}", OWNER)
+
+    def delete(self, world: World, live: Live) -> None:
+        with world.snowflake() as session:
+            session.run(f"DROP ROLE IF EXISTS {quote(self.name)}", OWNER)
+
+
+def _pattern(name: str) -> str:
+    """A name as a LIKE pattern that matches it alone."""
+    return name.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
+
+
+@dataclass(frozen=True)
+class RoleGrant(Resource):
+    """A role that the user has."""
+
+    role: str = ""
+    user: str = ""
+
+    kind = "grant of role"
+
+    def find(self, world: World) -> Live | None:
+        with world.snowflake() as session:
+            rows = session.find(f"SHOW GRANTS TO USER {quote(self.user)}", OWNER)
+        granted = any(row["role"] == self.role for row in rows or [])
+        return Live(f"{self.role} → {self.user}") if granted else None
+
+    def create(self, world: World) -> None:
+        self._run(world, f"GRANT ROLE {quote(self.role)} TO USER {quote(self.user)}")
+
+    def delete(self, world: World, live: Live) -> None:
+        self._run(world, f"REVOKE ROLE {quote(self.role)} FROM USER {quote(self.user)}")
+
+    def _run(self, world: World, statement: str) -> None:
+        with world.snowflake() as session:
+            session.run(statement, OWNER)
+
+
+@dataclass(frozen=True)
+class Grant(Resource):
+    """One privilege of a role on one object.
+
+    :param on: its kind, e.g. ``EXTERNAL VOLUME``
+    :param target: its name, in parts
+    """
+
+    role: str = ""
+    privilege: str = "USAGE"
+    on: str = ""
+    target: tuple[str, ...] = ()
+
+    kind = "grant"
+
+    def find(self, world: World) -> Live | None:
+        with world.snowflake() as session:
+            rows = session.find(f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)
+        name = ".".join(self.target)
+        for row in rows or []:
+            if row["privilege"] == self.privilege and row["name"].replace('"', "") == name:
+                return Live(f"{self.privilege} ON {self.on} {name}")
+        return None
+
+    def create(self, world: World) -> None:
+        self._run(world, "GRANT", "TO")
+
+    def delete(self, world: World, live: Live) -> None:
+        self._run(world, "REVOKE", "FROM")
+
+    def _run(self, world: World, verb: str, to: str) -> None:
+        on = f"{self.privilege} ON {self.on} {quote(*self.target)}"
+        with world.snowflake() as session:
+            session.run(f"{verb} {on} {to} ROLE {quote(self.role)}", GRANTOR)

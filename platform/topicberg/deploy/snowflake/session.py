@@ -1,0 +1,134 @@
+"""Sessions: the admin's, by key pair or by the local stack's password, and a test of a login."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topicberg.endpoints import load_endpoints
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from snowflake.connector import SnowflakeConnection
+
+    from topicberg.deploy.world import World
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 60
+NOT_THERE = (2003, 2043)
+"""Snowflake's error numbers for an object that does not exist (or that one may not see)."""
+_ADMIN_KEYS = ("snowflake_account_identifier", "admin_service_user", "active_key_number")
+
+
+@dataclass
+class Session:
+    """One connection, which takes the role that a statement asks for."""
+
+    connection: SnowflakeConnection
+    role: str = ""
+
+    def run(self, statement: str, role: str) -> list[dict[str, Any]]:
+        """The rows of a statement, columns in lower case."""
+        cursor = self.connection.cursor()
+        if role != self.role:
+            cursor.execute(f"USE ROLE {role}")
+            self.role = role
+        cursor.execute(statement)
+        names = [column[0].lower() for column in cursor.description or []]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def find(self, statement: str, role: str) -> list[dict[str, Any]] | None:
+        """The same; None when what it names does not exist."""
+        from snowflake.connector.errors import ProgrammingError
+
+        try:
+            return self.run(statement, role)
+        except ProgrammingError as error:
+            if error.errno in NOT_THERE:
+                return None
+            raise
+
+
+def open_session(world: World) -> Session:
+    """
+    :raises TopicbergError: the admin's secret is missing or incomplete
+    """
+    return Session(_connect(world, **admin(world)))
+
+
+def admin(world: World) -> dict[str, Any]:
+    """How the admin user logs in.
+
+    :raises TopicbergError: its secret is missing or incomplete
+    """
+    path = world.deploy.admin_user_secrets_root_path
+    if not path:
+        endpoint = load_endpoints(world.config).snowflake
+        return {"user": endpoint.user, "password": endpoint.password.get_secret_value()}
+    secret = world.secrets.read(path)
+    if secret is None:
+        raise TopicbergError(
+            f"Secrets Manager has no secret {path} of JSON",
+            hint="it is Snowflake's admin user: see docs/cloud.md",
+        )
+    number = secret.get("active_key_number", "")
+    missing = [name for name in (*_ADMIN_KEYS, _private(number)) if not secret.get(name)]
+    if missing:
+        raise TopicbergError(f"secret {path} lacks {', '.join(missing)}")
+    return {"user": secret["admin_service_user"], "private_key": secret[_private(number)]}
+
+
+def _private(number: object) -> str:
+    return f"snowflake_rsa_private_key_{1 if str(number) == '1' else 2}_pem"
+
+
+def account(world: World) -> str:
+    """The account's identifier, ``organization-account``."""
+    path = world.deploy.admin_user_secrets_root_path
+    if not path:
+        return load_endpoints(world.config).snowflake.account
+    return (world.secrets.read(path) or {}).get("snowflake_account_identifier", "")
+
+
+def _connect(world: World, **who: Any) -> SnowflakeConnection:
+    from dagster_snowflake import SnowflakeResource
+
+    deploy = world.deploy
+    address: dict[str, Any] = {
+        "host": deploy.snowflake_host,
+        "port": deploy.snowflake_port,
+        "protocol": deploy.snowflake_protocol,
+    }
+    if world.config.deployment == "local":
+        endpoint = load_endpoints(world.config).snowflake
+        address = {name: value or getattr(endpoint, name) for name, value in address.items()}
+    arguments = {name: value for name, value in address.items() if value is not None}
+    if deploy.snowflake_warehouse:
+        arguments["warehouse"] = deploy.snowflake_warehouse
+    resource = SnowflakeResource(
+        account=account(world),
+        additional_snowflake_connection_args={**arguments, "login_timeout": TIMEOUT_SECONDS},
+        **who,
+    )
+    # The resource's context manager would close what this keeps for the whole command.
+    connection: SnowflakeConnection = resource.get_connection().__enter__()
+    return connection
+
+
+def can_log_in(world: World, user: str, private_key: bytes) -> bool:
+    """Whether the user is let in with this key (PEM)."""
+    from snowflake.connector.errors import Error
+
+    try:
+        connection = _connect(world, user=user, private_key=base64.b64encode(private_key).decode())
+        try:
+            connection.cursor().execute("SELECT 1")
+        finally:
+            connection.close()
+    except Error as error:
+        logger.info("%s cannot log in yet: %s", user, error.errno)
+        return False
+    return True

@@ -1,0 +1,200 @@
+"""The accounts that a deployment is made in: clients, and what was seen there last."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from topicberg.deploy.confluent.api import Api
+from topicberg.deploy.names import Names
+from topicberg.deploy.resource import Live, MissingError
+from topicberg.deploy.secrets import ApiKey, Secrets
+from topicberg.deploy.settings import DeploySettings, load
+from topicberg.endpoints import load_endpoints
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec, load_topics
+
+if TYPE_CHECKING:
+    from topicberg.deploy.snowflake.session import Session
+
+ENVIRONMENT = "confluent/environment"
+CLUSTER = "confluent/cluster"
+REGISTRY = "confluent/schema_registry"
+
+
+def open_world(config: Settings, flags: dict[str, Any] | None = None) -> World:
+    """A world whose settings are complete; nothing is connected yet.
+
+    :raises TopicbergError: settings are missing or wrong: names all of them
+    """
+    return World(config, load(flags or {}, config), load_topics(config))
+
+
+@dataclass
+class World:
+    """Clients for one deployment. Resources find each other by their keys in it."""
+
+    config: Settings
+    deploy: DeploySettings
+    specs: list[TopicSpec]
+    purge_secrets: bool = False
+    """Deleting a secret leaves no way back."""
+    sleep: Callable[[float], None] = time.sleep
+    live: dict[str, Live] = field(default_factory=dict)
+    _apis: dict[tuple[str, str], Api] = field(default_factory=dict, repr=False)
+    _clients: dict[str, Any] = field(default_factory=dict, repr=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.config.prefix)
+
+    # --- what was seen ---
+
+    def need(self, key: str) -> Live:
+        """:raises MissingError: it was not seen"""
+        live = self.live.get(key)
+        if live is None:
+            raise MissingError(key)
+        return live
+
+    def remember(self, key: str, live: Live) -> None:
+        self.live[key] = live
+
+    def forget(self, key: str) -> None:
+        self.live.pop(key, None)
+
+    @property
+    def environment(self) -> str:
+        return self.need(ENVIRONMENT).id
+
+    @property
+    def cluster(self) -> str:
+        return self.need(CLUSTER).id
+
+    # --- Confluent ---
+
+    @property
+    def cloud(self) -> Api:
+        """The control plane, with the key of whoever deploys."""
+        return self._api(
+            self.deploy.confluent_url,
+            ApiKey(self.deploy.confluent_api_key, self.deploy.confluent_api_secret),
+        )
+
+    def cloud_as(self, key: ApiKey) -> Api:
+        return self._api(self.deploy.confluent_url, key)
+
+    def kafka_as(self, key: ApiKey) -> Api:
+        """Kafka's REST API of the cluster."""
+        url = self.deploy.kafka_rest_url or self.need(CLUSTER).facts["http_endpoint"]
+        return self._api(str(url).rstrip("/"), key)
+
+    def registry_as(self, key: ApiKey) -> Api:
+        url = self.deploy.schema_registry_url or self.need(REGISTRY).facts["http_endpoint"]
+        return self._api(str(url).rstrip("/"), key)
+
+    @property
+    def kafka(self) -> Api:
+        return self.kafka_as(self.active_key("key/kafka_app_manager"))
+
+    @property
+    def registry(self) -> Api:
+        return self.registry_as(self.active_key("key/schema_registry"))
+
+    @property
+    def tableflow(self) -> Api:
+        return self.cloud_as(self.active_key("key/tableflow"))
+
+    def active_key(self, key: str) -> ApiKey:
+        """The key that consumers use now.
+
+        :raises MissingError: it was not seen
+        """
+        found: ApiKey | None = self.need(key).facts.get("key")
+        if found is None:
+            raise MissingError(key)
+        return found
+
+    def _api(self, url: str, key: ApiKey) -> Api:
+        with self._lock:
+            found = self._apis.get((url, key.id))
+            if found is None:
+                found = self._apis[url, key.id] = Api(url, key.id, key.secret, self.sleep)
+            return found
+
+    # --- AWS ---
+
+    def aws(self, service: str) -> Any:
+        """A boto3 client: thread-safe, and retrying as AWS's SDK does."""
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self._client(service)
+            return self._clients[service]
+
+    def _client(self, service: str) -> Any:
+        if self.config.deployment == "local":
+            return load_endpoints(self.config).boto3(service, self.config)
+        import boto3
+        from botocore.config import Config
+
+        session = boto3.Session(
+            profile_name=self.deploy.profile, region_name=self.config.aws_region
+        )
+        retries: Any = {"mode": "standard", "max_attempts": 8}
+        return session.client(service, config=Config(retries=retries))
+
+    @property
+    def deploy_on_aws(self) -> bool:
+        """Whether the object store is Amazon's: the local one has no settings of buckets."""
+        return self.config.deployment == "cloud"
+
+    @cached_property
+    def account(self) -> str:
+        """The AWS account's number."""
+        return str(self.aws("sts").get_caller_identity()["Account"])
+
+    @property
+    def region(self) -> str:
+        return self.config.aws_region
+
+    @cached_property
+    def bucket(self) -> str:
+        """A bucket's name is global, so in the cloud the default one carries the account."""
+        if self.config.deployment == "local" or "bucket" in self.config.model_fields_set:
+            return self.config.bucket
+        return f"{self.config.bucket}-{self.account}"
+
+    @property
+    def seen(self) -> Settings:
+        """The settings with what only the accounts know."""
+        known = {
+            "aws_account_id": self.account,
+            "bucket": self.bucket,
+            "cluster_id": self.cluster,
+        }
+        return self.config.model_copy(update=known)
+
+    def role_arn(self, name: str) -> str:
+        return f"arn:aws:iam::{self.account}:role/{name}"
+
+    @cached_property
+    def secrets(self) -> Secrets:
+        return Secrets(self.aws("secretsmanager"))
+
+    # --- Snowflake ---
+
+    @contextmanager
+    def snowflake(self) -> Iterator[Session]:
+        """The admin's session; one at a time has it."""
+        from topicberg.deploy.snowflake.session import open_session
+
+        with self._lock:
+            if "snowflake" not in self._clients:
+                self._clients["snowflake"] = open_session(self)
+            yield self._clients["snowflake"]

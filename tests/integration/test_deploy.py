@@ -1,0 +1,223 @@
+"""The platform in the local stand-ins: made through faults and kills, mended, rotated, deleted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from topicberg.deploy import engine
+from topicberg.deploy.aws.iam import document
+from topicberg.deploy.confluent.api import Api
+from topicberg.deploy.confluent.keys import RotatingKey
+from topicberg.deploy.lock import LockedError, exclusive
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Action, Resource, Step
+from topicberg.deploy.rotate import rotate
+from topicberg.deploy.secrets import ApiKey
+from topicberg.deploy.world import World, open_world
+from topicberg.endpoints import Endpoints
+from topicberg.settings import settings
+from topicberg.snowflake import quote
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
+TOPICBERG = Path(sys.executable).parent / "topicberg"
+FAULTS = [
+    {"kind": "429", "percent": 4, "seed": 1, "seconds": 0.2},
+    {"kind": "500", "percent": 3, "seed": 2},
+    {"kind": "lost", "percent": 2, "seed": 3},
+    {"kind": "timeout", "percent": 1, "seed": 4, "seconds": 0.5},
+]
+KILLED_AFTER = (3, 18, 40)
+"""Lines of progress after which `create` is killed."""
+
+
+class Platform:
+    """A deployment of the test's topics, looked at anew each time."""
+
+    def __init__(self, stack: Endpoints) -> None:
+        self.stack = stack
+
+    def open(self) -> tuple[World, list[Resource]]:
+        world = open_world(settings())
+        return world, resources(world.config, world.specs)
+
+    def create(self) -> None:
+        world, graph = self.open()
+        engine.create(graph, world, lambda *_: None)
+
+    def plan(self) -> dict[str, Step]:
+        """What differs, by key."""
+        world, graph = self.open()
+        steps = engine.plan(graph, world)
+        return {step.resource.key: step for step in steps if step.action is not Action.KEEP}
+
+    def delete(self) -> dict[str, str]:
+        world, graph = self.open()
+        world.purge_secrets = True
+        found = engine.existing(graph, world, lambda *_: None)
+        return engine.delete(found, world, lambda *_: None)
+
+    def faults(self, method: str, fault: object = None) -> None:
+        assert self.stack.confluent_admin_token
+        token = self.stack.confluent_admin_token.get_secret_value()
+        requests.request(
+            method,
+            f"{self.stack.confluent}/stand-in/v1/faults",
+            json=fault,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=10,
+        ).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def platform(stack: Endpoints) -> Iterator[Platform]:
+    platform = Platform(stack)
+    yield platform
+    platform.faults("DELETE")
+    platform.delete()
+
+
+def _kill_create(after: int) -> None:
+    """Start `create`, and kill it once it has told of so many things."""
+    command = [str(TOPICBERG), "deploy", "create"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for number, _ in enumerate(process.stderr, start=1):
+            if number == after:
+                process.kill()
+                break
+
+
+def _ours(world: World) -> list[dict[str, object]]:
+    keys = world.cloud.pages("/iam/v2/api-keys")
+    return [key for key in keys if key["spec"]["display_name"].endswith("(topicberg)")]
+
+
+def test_1_create_through_faults_and_kills_ends_with_an_empty_plan(platform: Platform) -> None:
+    for fault in FAULTS:
+        platform.faults("POST", fault)
+    for after in KILLED_AFTER:
+        _kill_create(after)
+    platform.create()
+    platform.faults("DELETE")
+    assert platform.plan() == {}
+
+    world, graph = platform.open()
+    for path in ("/org/v2/environments", "/iam/v2/service-accounts"):
+        names = [one["display_name"] for one in world.cloud.pages(path)]
+        assert len(names) == len(set(names)), "a duplicate"
+    assert len(_ours(world)) == sum(isinstance(one, RotatingKey) for one in graph)
+
+
+def test_2_the_pipeline_runs(platform: Platform) -> None:
+    world, graph = platform.open()
+    engine.plan(graph, world)
+    table = world.live["snowflake/table/stock_trades"]
+    assert table.fields["auto_refresh"]
+    with world.snowflake() as session:
+        name = quote(
+            world.config.snowflake_name("database"),
+            world.config.snowflake_name("schema"),
+            "STOCK_TRADES",
+        )
+        statement = f"SELECT COUNT(*) AS rows_ FROM {name}"
+        assert session.run(statement, "SYSADMIN")[0]["rows_"] >= 0
+
+
+def test_3_two_at_once_do_not_meet(platform: Platform) -> None:
+    world, _ = platform.open()
+    with exclusive(world), pytest.raises(LockedError), exclusive(world):
+        pass
+    with exclusive(world):
+        pass
+
+
+def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
+    world, graph = platform.open()
+    engine.plan(graph, world)
+    account = world.need("confluent/service_account/app_consumer").id
+    world.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
+    binding = "confluent/role_binding/stock_trades_app_producer"
+    world.cloud.delete(f"/iam/v2/role-bindings/{world.need(binding).id}")
+    connector = world.need("confluent/connector/stock_trades")
+    world.cloud.put(
+        f"/connect/v1/environments/{world.environment}/clusters/{world.cluster}"
+        "/connectors/SampleSourceConnector/pause"
+    )
+    assert connector.fields["state"] == "RUNNING"
+    dead = world.active_key("key/kafka_app_consumer").id
+    world.cloud.delete(f"/iam/v2/api-keys/{dead}")
+    by_hand = {
+        "Effect": "Allow",
+        "Principal": {"Service": "glue.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+    }
+    world.aws("iam").update_assume_role_policy(
+        RoleName=world.names.tableflow_role, PolicyDocument=json.dumps(document(by_hand))
+    )
+    warehouse = world.config.snowflake_name("warehouse")
+    with world.snowflake() as session:
+        session.run(f"ALTER WAREHOUSE {quote(warehouse)} SET WAREHOUSE_SIZE = 'LARGE'", "SYSADMIN")
+    drift = platform.plan()
+    assert {key: step.action.value for key, step in drift.items()} == {
+        "confluent/service_account/app_consumer": "change",
+        binding: "create",
+        "confluent/connector/stock_trades": "change",
+        "key/kafka_app_consumer": "change",
+        "aws/role/tableflow": "change",
+        "snowflake/warehouse": "change",
+    }
+    assert drift["snowflake/warehouse"].changes == {"size": ("LARGE", "XSMALL")}
+    platform.create()
+    assert platform.plan() == {}
+
+
+def test_5_rotated_keys_overlap(platform: Platform) -> None:
+    world, graph = platform.open()
+    engine.plan(graph, world)
+    before: list[ApiKey] = [world.active_key("key/cloud")]
+    slots = []
+    for _ in range(3):
+        platform_world, _ = platform.open()
+        told: list[str] = []
+        assert rotate(graph, platform_world, told.append, force=True) == 7
+        assert not any(key.secret.get_secret_value() in "".join(told) for key in before)
+        engine.plan(graph, platform_world)
+        before.append(platform_world.active_key("key/cloud"))
+        slots.append(
+            platform_world.need("snowflake/user_keys").facts["values"]["active_key_number"]
+        )
+    assert len({key.id for key in before}) == 4
+    for key in before:  # none is older than a period, so each still works
+        Api(world.cloud.url, key.id, key.secret).get("/org/v2/environments")
+    assert slots == ["2", "1", "2"]
+    current = world.secrets.read(world.names.confluent_secret("cloud"))
+    assert current == {
+        "api.key": before[-1].id,
+        "api.key.secret": before[-1].secret.get_secret_value(),
+    }
+    assert platform.plan() == {}
+
+
+def test_6_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> None:
+    world, graph = platform.open()
+    engine.plan(graph, world)
+    for key in world.cloud.pages("/iam/v2/api-keys"):
+        if "tableflow (topicberg)" in key["spec"]["display_name"]:
+            world.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
+    for fault in FAULTS:
+        platform.faults("POST", fault)
+    left = platform.delete()
+    platform.faults("DELETE")
+    assert left == {}
+    world, graph = platform.open()
+    assert engine.existing(graph, world, lambda *_: None) == []
+    assert _ours(world) == []
+    secrets = world.aws("secretsmanager").list_secrets()["SecretList"]
+    assert [one["Name"] for one in secrets if world.names.prefix in one["Name"]] == []

@@ -1,0 +1,121 @@
+"""What is sent: request bodies, IAM documents and SQL, made without a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, cast
+
+import pytest
+
+from topicberg.deploy.aws import iam
+from topicberg.deploy.confluent.keys import _open, _values
+from topicberg.deploy.confluent.tableflow import config_of
+from topicberg.deploy.draw import draw, places
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Live, compare
+from topicberg.deploy.secrets import ApiKey
+from topicberg.deploy.world import World
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec, load_topics
+
+CONFIG = Settings(prefix="demo")
+(SPEC,) = [spec for spec in load_topics() if spec.name == "stock_trades"]
+
+
+class Facts:
+    """As much of a world as documents are made from."""
+
+    bucket = "demo-bucket"
+    region = "us-east-1"
+    account = "123456789012"
+    cluster = "lkc-1"
+    live: ClassVar[dict[str, Live]] = {
+        "confluent/provider_integration": Live(
+            "cspi-1", {}, {"principal": "arn:aws:iam::1:role/c", "external_id": "ext-c"}
+        ),
+        "snowflake/volume": Live(
+            "V", {}, {"principal": "arn:aws:iam::2:user/s", "external_id": "ext-v"}
+        ),
+        "snowflake/integration": Live(
+            "I", {}, {"principal": "arn:aws:iam::2:user/s", "external_id": "ext-i"}
+        ),
+    }
+    need = World.need
+
+
+WORLD = cast(World, Facts())
+
+
+def test_confluent_is_trusted_with_its_external_id_and_may_tag() -> None:
+    assume, tag = iam.confluent_trust(WORLD)["Statement"]
+    assert assume["Condition"] == {"StringEquals": {"sts:ExternalId": "ext-c"}}
+    assert (tag["Action"], "Condition" in tag) == ("sts:TagSession", False)
+
+
+def test_snowflake_is_trusted_for_the_volume_and_for_the_integration() -> None:
+    ids = [
+        one["Condition"]["StringEquals"]["sts:ExternalId"]
+        for one in iam.snowflake_trust(WORLD)["Statement"]
+    ]
+    assert ids == ["ext-v", "ext-i"]
+
+
+@pytest.mark.parametrize("policy", [iam.tableflow_policy, iam.snowflake_policy])
+def test_policies_name_their_resources(policy: Any) -> None:
+    document = policy(WORLD)
+    for statement in document["Statement"]:
+        arns = statement["Resource"]
+        for arn in [arns] if isinstance(arns, str) else arns:
+            assert arn.startswith(
+                ("arn:aws:s3:::demo-bucket", "arn:aws:glue:us-east-1:123456789012:")
+            )
+        assert not any(action.endswith("*") for action in statement["Action"])
+    assert len(json.dumps(document)) < 6144  # AWS's limit
+
+
+def test_snowflake_may_not_write() -> None:
+    text = json.dumps(iam.snowflake_policy(WORLD))
+    assert not any(verb in text for verb in ("Put", "Delete", "Create", "Update"))
+
+
+@pytest.mark.parametrize("of", ["kafka", "schema_registry", "tableflow", "cloud"])
+def test_a_secret_is_read_as_it_was_written(of: Any) -> None:
+    from pydantic import SecretStr
+
+    key = ApiKey("KEY", SecretStr("a:b=c"))
+    found, public = _open(of, _values(of, key, {"some.url": "http://x"}))
+    assert found == key
+    assert public == {"some.url": "http://x"}
+
+
+def test_tableflow_is_told_of_errors_once() -> None:
+    config = config_of(SPEC)
+    assert config["error_handling"] == {"mode": "SUSPEND"}
+    assert config["retention_ms"] == "604800000"
+    assert "record_failure_strategy" not in config
+
+
+def test_dead_letters_have_a_target() -> None:
+    document = SPEC.model_dump(by_alias=True)
+    document["tableflow"]["error_handling"] = {"mode": "LOG"}
+    config = config_of(TopicSpec.model_validate(document))
+    assert config["error_handling"] == {"mode": "LOG", "target": "error_log"}
+
+
+def test_what_nobody_wants_is_not_compared() -> None:
+    assert compare({"a": 1, "b": 2}, {"a": 1}) == {}
+    assert compare({"a": 1}, {"a": 2, "c": 3}) == {"a": (1, 2), "c": (None, 3)}
+
+
+def test_the_picture(tmp_path: Any) -> None:
+    graph = resources(CONFIG, load_topics())
+    boxes = places(graph)
+    assert len({(box.x, box.y) for box in boxes.values()}) == len(graph)
+    for box in boxes.values():
+        assert all(boxes[need].x < box.x for need in box.resource.needs)
+    for name, start in (("a.svg", b"<svg"), ("a.png", b"\x89PNG"), ("a.dot", b"digraph")):
+        draw(graph, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(start)
+    with pytest.raises(TopicbergError, match="gif"):
+        draw(graph, tmp_path / "a.gif")

@@ -1,0 +1,251 @@
+"""Plan, create and delete over a graph of resources whose world is a dictionary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pytest
+
+from topicberg.deploy import engine
+from topicberg.deploy.confluent.api import ConflictError, UncertainError
+from topicberg.deploy.names import Names
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg.deploy.world import World
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec, load_topics
+
+CONFIG = Settings(prefix="demo")
+
+
+@dataclass(frozen=True)
+class Thing(Resource):
+    """Lives in the dictionary ``there``; ``trouble`` is raised by its next calls, in order."""
+
+    size: int = 1
+    kind = "thing"
+    replaced_for = frozenset({"color"})
+
+    def find(self, world: World) -> Live | None:
+        fields = _there(world).get(self.key)
+        return None if fields is None else Live(self.key, dict(fields))
+
+    def desired(self, world: World) -> Fields:
+        return {"size": self.size, "color": "blue"}
+
+    def create(self, world: World) -> None:
+        _there(world)[self.key] = self.desired(world)
+        _log(world).append(f"create {self.key}")
+        _stumble(world, self.key)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        _there(world)[self.key] |= {name: new for name, (_, new) in changes.items()}
+        _log(world).append(f"update {self.key}")
+        _stumble(world, self.key)
+
+    def delete(self, world: World, live: Live) -> None:
+        _stumble(world, self.key)
+        del _there(world)[self.key]
+        _log(world).append(f"delete {self.key}")
+
+
+@dataclass(frozen=True)
+class Precious(Thing):
+    holds_data = True
+
+
+class Toy:
+    """As much of a world as the engine uses."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, Fields] = {}
+        self.log: list[str] = []
+        self.trouble: dict[str, list[Exception]] = {}
+        self.live: dict[str, Live] = {}
+
+    def sleep(self, _: float) -> None:
+        pass
+
+    need = World.need
+    remember = World.remember
+    forget = World.forget
+
+
+def _there(world: World) -> dict[str, Fields]:
+    return cast(Any, world).there
+
+
+def _log(world: World) -> list[str]:
+    return cast(Any, world).log
+
+
+def _stumble(world: World, key: str) -> None:
+    trouble = cast(Any, world).trouble.get(key)
+    if trouble:
+        raise trouble.pop(0)
+
+
+@pytest.fixture
+def world() -> World:
+    return cast(World, Toy())
+
+
+GRAPH = [Thing("c", "C", ("b",), ("b",)), Thing("a", "A"), Thing("b", "B", ("a",), ("a",))]
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+def actions(world: World, graph: list[Thing] = GRAPH) -> dict[str, str]:
+    return {step.resource.key: step.action.value for step in engine.plan(graph, world)}
+
+
+def test_create_goes_in_order_and_then_the_plan_is_empty(world: World) -> None:
+    assert actions(world) == {"a": "create", "b": "create", "c": "create"}
+    engine.create(GRAPH, world, quiet)
+    assert _log(world) == ["create a", "create b", "create c"]
+    assert set(actions(world).values()) == {"keep"}
+
+
+def test_an_answer_that_was_lost_makes_no_second_one(world: World) -> None:
+    cast(Any, world).trouble = {"b": [UncertainError("lost")]}
+    engine.create(GRAPH, world, quiet)
+    assert _log(world).count("create b") == 1
+
+
+def test_drift_is_a_change_with_its_fields(world: World) -> None:
+    engine.create(GRAPH, world, quiet)
+    _there(world)["b"]["size"] = 7
+    steps = {step.resource.key: step for step in engine.plan(GRAPH, world)}
+    assert steps["b"].changes == {"size": (7, 1)}
+    assert steps["b"].lines() == ["size: 7 → 1"]
+    engine.create(GRAPH, world, quiet)
+    assert set(actions(world).values()) == {"keep"}
+    assert _log(world)[-1] == "update b"
+
+
+def test_what_cannot_be_changed_is_replaced(world: World) -> None:
+    engine.create(GRAPH, world, quiet)
+    _there(world)["c"]["color"] = "red"
+    assert actions(world)["c"] == "replace"
+    engine.create(GRAPH, world, quiet)
+    assert _log(world)[-2:] == ["delete c", "create c"]
+
+
+def test_what_holds_data_is_never_replaced(world: World) -> None:
+    graph = [Precious("a", "A")]
+    engine.create(graph, world, quiet)
+    _there(world)["a"]["color"] = "red"
+    with pytest.raises(engine.DeployError, match="color"):
+        engine.create(graph, world, quiet)
+    assert "a" in _there(world)
+    assert issubclass(CannotChangeError, Exception)
+
+
+def test_a_failure_stops_only_what_needs_it(world: World) -> None:
+    graph = [*GRAPH, Thing("d", "D")]
+    cast(Any, world).trouble = {"b": [ValueError("no")]}
+    with pytest.raises(engine.DeployError, match="thing B: ValueError: no"):
+        engine.create(graph, world, quiet)
+    assert set(_there(world)) == {"a", "b", "d"}
+
+
+def test_a_part_of_the_graph(world: World) -> None:
+    engine.create(GRAPH[1:], world, quiet)
+    engine.plan(GRAPH, world)
+    engine.create(GRAPH[:1], world, quiet)
+    assert set(actions(world).values()) == {"keep"}
+
+
+def test_delete_goes_backwards(world: World) -> None:
+    engine.create(GRAPH, world, quiet)
+    left = engine.delete(engine.existing(GRAPH, world, quiet), world, quiet)
+    assert left == {}
+    assert _log(world)[-3:] == ["delete c", "delete b", "delete a"]
+
+
+def test_delete_goes_on_and_keeps_what_the_rest_needs(world: World) -> None:
+    graph = [*GRAPH, Thing("d", "D")]
+    engine.create(graph, world, quiet)
+    cast(Any, world).trouble = {"b": [ConflictError("in use")] * 20}
+    left = engine.delete(engine.existing(graph, world, quiet), world, quiet)
+    assert set(left) == {"thing A", "thing B"}
+    assert "in use" in left["thing B"]
+    assert set(_there(world)) == {"a", "b"}
+    cast(Any, world).trouble = {}
+    assert engine.delete(engine.existing(graph, world, quiet), world, quiet) == {}
+
+
+def test_what_is_not_wanted_any_more_is_deleted_first(world: World) -> None:
+    engine.create(GRAPH, world, quiet)
+    graph = [replace(GRAPH[0], wanted=False), *GRAPH[1:]]
+    assert actions(world, graph) == {"a": "keep", "b": "keep", "c": "delete"}
+    engine.create(graph, world, quiet)
+    assert set(_there(world)) == {"a", "b"}
+    assert set(actions(world, graph).values()) == {"keep"}
+
+
+def test_tableflow_that_is_turned_off_is_deleted_with_its_table() -> None:
+    (spec,) = [spec for spec in load_topics() if spec.name == "stock_trades"]
+    document = spec.model_dump(by_alias=True)
+    document["tableflow"]["enabled"] = False
+    graph = resources(CONFIG, [TopicSpec.model_validate(document)])
+    assert {one.key for one in graph if not one.wanted} == {
+        "confluent/tableflow/stock_trades",
+        "snowflake/table/stock_trades",
+        "snowflake/grant/reader/table/stock_trades",
+    }
+
+
+# --- the real graph ---
+
+
+def test_every_need_is_there_and_comes_first() -> None:
+    graph = resources(CONFIG, load_topics())
+    keys = [resource.key for resource in graph]
+    assert len(keys) == len(set(keys))
+    place = {resource.key: n for n, resource in enumerate(engine.in_order(graph))}
+    for resource in graph:
+        for need in (*resource.needs, *resource.within):
+            assert place[need] < place[resource.key]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("snowflake/table/stock_trades", "snowflake/integration"),
+        ("snowflake/table/stock_trades", "snowflake/volume"),
+        ("confluent/tableflow/stock_trades", "confluent/catalog_integration"),
+        ("confluent/tableflow/stock_trades", "confluent/connector/stock_trades"),
+        ("confluent/connector/stock_trades", "confluent/topic/stock_trades"),
+        ("confluent/catalog_integration", "confluent/provider_integration"),
+        ("confluent/catalog_integration", "aws/glue_database"),
+        ("confluent/tableflow/stock_trades", "aws/bucket"),
+        ("confluent/topic/stock_trades", "key/kafka_app_manager"),
+        ("confluent/tableflow/stock_trades", "key/tableflow"),
+    ],
+)
+def test_order_of_deletion(first: str, then: str) -> None:
+    order = [one.key for one in reversed(engine.in_order(resources(CONFIG, load_topics())))]
+    assert order.index(first) < order.index(then)
+
+
+def test_names_with_the_default_prefix_are_the_kickstarters() -> None:
+    names = Names("tableflow_kickstarter")
+    assert names.service_account("app_manager") == "tableflow_app_manager"
+    assert names.snowflake_role == "snowflake_s3_glue_role"
+    assert names.provider_integration == "tableflow_aws_integration"
+
+
+def test_names_with_another_prefix_share_nothing() -> None:
+    def all_names(prefix: str) -> set[str]:
+        config = Settings(prefix=prefix)
+        kinds = ("environment", "service account", "IAM role", "IAM policy", "API key")
+        kinds += ("external volume", "Snowflake user", "Snowflake warehouse", "RSA key pairs")
+        graph = resources(config, load_topics())
+        return {one.name for one in graph if one.kind in kinds}
+
+    assert all_names("demo").isdisjoint(all_names("tableflow_kickstarter"))
+    assert all("demo" in name.lower() for name in all_names("demo"))

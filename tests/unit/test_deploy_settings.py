@@ -1,0 +1,86 @@
+"""Settings of a deployment: all problems at once, no secret in any of them."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from topicberg.cli import app
+from topicberg.deploy.settings import DeploySettings, load
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
+
+CLOUD = Settings(deployment="cloud")
+RIGHT = {
+    "confluent_api_key": "KEY",
+    "confluent_api_secret": "very-secret",
+    "admin_user_secrets_root_path": "/snowflake_admin",
+}
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+
+
+def test_every_problem_is_told_at_once() -> None:
+    flags = {"day_count": 0, "number_of_api_keys_to_retain": 1, "confluent_api_secret": "hush"}
+    with pytest.raises(TopicbergError) as raised:
+        load(flags, CLOUD)
+    message = str(raised.value)
+    for part in (
+        "TOPICBERG_CONFLUENT_API_KEY (--confluent-api-key)",
+        "TOPICBERG_ADMIN_USER_SECRETS_ROOT_PATH (--admin-user-secrets-root-path)",
+        "TOPICBERG_DAY_COUNT (--day-count)",
+        "TOPICBERG_NUMBER_OF_API_KEYS_TO_RETAIN (--number-of-api-keys-to-retain)",
+        "AWS: no credentials",
+    ):
+        assert part in message
+    assert "hush" not in message
+
+
+@pytest.mark.usefixtures("aws")
+def test_flags_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICBERG_DAY_COUNT", "7")
+    monkeypatch.setenv("TOPICBERG_CONFLUENT_URL", "http://127.0.0.1:1")
+    assert load(RIGHT, CLOUD).day_count == 7
+    assert load({**RIGHT, "day_count": 9}, CLOUD).day_count == 9
+    assert load(RIGHT, CLOUD).confluent_url == "http://127.0.0.1:1"
+
+
+@pytest.mark.usefixtures("aws")
+def test_an_unknown_profile_is_a_problem() -> None:
+    with pytest.raises(TopicbergError, match="nobody"):
+        load({**RIGHT, "profile": "nobody"}, CLOUD)
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "very-secret" not in repr(DeploySettings(**RIGHT))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["deploy", "create", "--day-counts", "3"],
+        ["deploy", "delete", "--no-such-flag"],
+        ["deploy", "destroy"],
+    ],
+)
+def test_an_unknown_flag_or_command_is_an_error(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+
+
+def test_the_source_s_flags_are_known() -> None:
+    for command in ("create", "delete", "plan"):
+        text = CliRunner().invoke(app, ["deploy", command, "--help"], terminal_width=200).output
+        for flag in (
+            "--profile",
+            "--confluent-api-key",
+            "--confluent-api-secret",
+            "--snowflake-warehouse",
+            "--admin-user-secrets-root",
+            "--day-count",
+        ):
+            assert flag in text

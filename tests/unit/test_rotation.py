@@ -1,0 +1,86 @@
+"""Which keys a rotation makes and deletes, over any sequence of rotations."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topicberg.deploy import rsa
+from topicberg.deploy.rotate import Aged, decide
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def test_a_young_key_stays() -> None:
+    decision = decide([Aged("a", START)], START + 29 * DAY, 30 * DAY, 2)
+    assert not decision.create
+    assert not decision.revoke
+
+
+def test_on_its_day_a_key_gets_a_successor_and_stays() -> None:
+    decision = decide([Aged("a", START)], START + 30 * DAY, 30 * DAY, 2)
+    assert decision.create
+    assert not decision.revoke
+
+
+def test_the_key_before_the_last_one_goes_when_the_next_one_comes() -> None:
+    keys = [Aged("b", START + 30 * DAY), Aged("a", START)]
+    decision = decide(keys, START + 60 * DAY, 30 * DAY, 2)
+    assert decision.create
+    assert decision.revoke == ("a",)
+
+
+def test_rotating_by_hand_deletes_nothing_that_a_consumer_may_hold() -> None:
+    keys = [Aged(name, START + n * timedelta(minutes=1)) for n, name in enumerate("abc")]
+    decision = decide(keys, START + timedelta(hours=1), 30 * DAY, 2, force=True)
+    assert decision.create
+    assert not decision.revoke
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 40 * 24), st.booleans()), max_size=40),
+    period_days=st.integers(1, 60),
+    retain=st.integers(2, 5),
+)
+def test_any_sequence(steps: list[tuple[int, bool]], period_days: int, retain: int) -> None:
+    """Hours until the next run, and whether it is forced."""
+    period = timedelta(days=period_days)
+    now, number = START, 0
+    keys = [Aged("0", START)]
+    superseded: dict[str, datetime] = {}
+    for hours, force in steps:
+        now += timedelta(hours=hours)
+        decision = decide(keys, now, period, retain, force=force)
+        newest = max(keys, key=lambda key: key.made)
+        assert decision.create == (force or now - newest.made >= period)
+        if decision.create:
+            number += 1
+            superseded[newest.id] = now
+            keys.append(Aged(str(number), now + timedelta(microseconds=number)))
+        for old in decision.revoke:
+            # The active key never goes, nor one whose successor is younger than a period.
+            assert now - superseded[old] >= period - timedelta(seconds=1)
+        keys = [key for key in keys if key.id not in decision.revoke]
+        assert len(keys) >= min(retain, number + 1)
+        assert str(number) in {key.id for key in keys}
+        assert keys[-1].made - now <= timedelta(seconds=1)
+        too_many = [
+            key
+            for key in sorted(keys, key=lambda key: key.made, reverse=True)[retain:]
+            if now - superseded[key.id] >= period + timedelta(seconds=1)
+        ]
+        assert not too_many
+
+
+def test_a_new_pair_takes_the_other_slot() -> None:
+    first, second = rsa.generate(), rsa.generate()
+    values = rsa.with_pair({"snowflake_service_user": "U"}, 1, first)
+    assert rsa.active_slot(values) == 1
+    values = rsa.with_pair(values, 2, second)
+    assert rsa.active_slot(values) == 2
+    assert rsa.private_key(values) == second.private
+    assert rsa.public_key(values, 1) == first.public
+    assert "PRIVATE" not in repr(first)
