@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -11,6 +12,7 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
+from confluent_kafka.schema_registry import Schema, ServerConfig
 from kafka_topics import ORDER, Row, Topic, avro, encode
 
 from topicberg import kafka
@@ -172,3 +174,69 @@ def test_offsets_survive_other_commits(make_topic: Callable[..., Topic]) -> None
     assert topic.ingest() == 10
     assert sorted(row["id"] for row in topic.rows("id")) == list(range(5, 20))
     assert commit.CHECKPOINT_TAG in table.refresh().metadata.refs
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "encoded"),
+    [
+        ("avro", '"string"', b"\x02k"),
+        ("json", '{"type": "string"}', b'"k"'),
+    ],
+)
+def test_a_key_that_is_no_record_is_the_column_key(
+    make_topic: Callable[..., Topic], kind: str, schema: str, encoded: bytes
+) -> None:
+    topic = make_topic(key={"format": kind, "file": "from-the-registry"})
+    registry = topic.endpoints.schema_registry_client()
+    prefix = wire_prefix(
+        registry.register_schema(topic.spec.key_subject, Schema(schema, kind.upper()))
+    )
+    topic.send(ORDER, [{"id": 1, "note": "a"}], key=lambda _: prefix + encoded)
+    topic.ingest()
+    assert topic.rows("key", "id") == [{"key": "k", "id": 1}]
+
+
+def test_bytes_without_a_schema_and_several_event_types(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(schema={"format": "none"})
+    topic.send_raw([b"anything", None], key=lambda number: b"%d" % number)
+    topic.ingest()
+    assert topic.rows("key", "value") == [
+        {"key": b"0", "value": b"anything"},
+        {"key": b"1", "value": None},
+    ]
+    several = make_topic()
+    registry = several.endpoints.schema_registry_client()
+    union = [ORDER, {**ORDER, "name": "Refund"}]
+    registry.register_schema(several.spec.value_subject, Schema(json.dumps(union), "AVRO"))
+    several.send_raw([b"\x00\x00\x00\x00\x01\x00"])
+    several.ingest()
+    assert several.rows("value") == [{"value": b"\x00\x00\x00\x00\x01\x00"}]
+
+
+def test_a_new_table_starts_where_the_spec_says(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(tableflow={"start_position": "latest"})
+    topic.send(ORDER, [{"id": 1, "note": "before"}])
+    assert topic.ingest() == 0
+    topic.send(ORDER, [{"id": 2, "note": "after"}])
+    assert topic.ingest() == 1
+    assert topic.rows("id") == [{"id": 2}]
+
+
+def test_an_illegal_change_suspends_and_the_mend_loses_nothing(
+    make_topic: Callable[..., Topic],
+) -> None:
+    topic = make_topic()
+    topic.send(ORDER, [{"id": 1, "note": "a"}])
+    topic.ingest()
+    registry = topic.endpoints.schema_registry_client()
+    registry.set_config(topic.spec.value_subject, ServerConfig("NONE"))
+    text = avro({"name": "id", "type": "string"}, {"name": "note", "type": "string"})
+    topic.register(text)
+    topic.send_raw([wire_prefix(1), None])
+    with pytest.raises(TableflowError, match="cannot follow"):
+        topic.ingest()
+    topic.send(ORDER, [{"id": 2, "note": "b"}])
+    topic.respec(tableflow={"error_handling": {"mode": "SKIP"}})
+    registry.delete_version(topic.spec.value_subject, 2)
+    topic.ingest()
+    assert [row["id"] for row in topic.rows("id") if row["id"]] == [1, 2]

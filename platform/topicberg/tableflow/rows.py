@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, cast
@@ -108,6 +109,9 @@ def _decode(
     for number, writer in writers.items():
         # Not around the result: Spark runs Python functions for every row, also inside of a CASE.
         of_writer = F.when(prefix == F.lit(wire_prefix(number)), payload)
+        if writer.wrapped_as is not None:
+            opening = F.lit(f"{{{json.dumps(writer.wrapped_as)}:".encode())
+            of_writer = F.concat(opening, of_writer, F.lit(b"}"))
         branches[number] = format_of(writer).decode(of_writer, writer, latest, fields, half.message)
     if len(branches) > 1:
         kinds = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema

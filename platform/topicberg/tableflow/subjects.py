@@ -28,13 +28,15 @@ class RegisteredSchema:
     """A schema as the registry holds it.
 
     ``references``: (name, text) of every schema that it refers to, directly or through another
-    one, each after those that it needs itself.
+    one, each after those that it needs itself. ``wrapped_as``: records are JSON values that become
+    an object's property of that name.
     """
 
     schema_id: int
     schema_type: SchemaType
     text: str
     references: tuple[tuple[str, str], ...] = ()
+    wrapped_as: str | None = None
 
 
 @dataclass(frozen=True)

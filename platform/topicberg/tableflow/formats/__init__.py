@@ -79,17 +79,24 @@ def is_union(schema: RegisteredSchema) -> bool:
 
 
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
-    """A key's schema that is no record as a record with one field, which is written alike.
+    """A key's schema that is no record as a record with one field.
 
-    Avro alone: an Avro record of one field is written as the field.
+    An Avro record of one field is written as the field is; a JSON value is put into an object when
+    it is read (``RegisteredSchema.wrapped_as``). Protobuf has messages only.
     """
-    if schema.schema_type != "AVRO":
+    if schema.schema_type == "PROTOBUF":
         return schema
     parsed = json.loads(schema.text)
-    if isinstance(parsed, list) or (isinstance(parsed, dict) and parsed["type"] == "record"):
+    if schema.schema_type == "AVRO":
+        if isinstance(parsed, list) or (isinstance(parsed, dict) and parsed["type"] == "record"):
+            return schema
+        record = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
+        return replace(schema, text=json.dumps(record))
+    if not isinstance(parsed, dict) or "properties" in parsed or parsed.get("type") == "object":
         return schema
-    text = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
-    return replace(schema, text=json.dumps(text))
+    shared = {key: parsed[key] for key in ("$schema", "definitions", "$defs") if key in parsed}
+    wrapped = {**shared, "type": "object", "properties": {name: parsed}}
+    return replace(schema, text=json.dumps(wrapped), wrapped_as=name)
 
 
 def format_of(schema: RegisteredSchema) -> Format:
