@@ -101,8 +101,9 @@ def test_random_kills(stack: Endpoints) -> None:
     config, mark = settings(), uuid.uuid4().hex[:6]
     append, upsert = f"kills_append_{mark}", f"kills_upsert_{mark}"
     registry = stack.schema_registry_client()
+    admin = stack.kafka_admin()
     for name in (append, upsert):
-        stack.kafka_admin().create_topics([NewTopic(name, 3)])[name].result(30)
+        admin.create_topics([NewTopic(name, 3)])[name].result(30)
         schema_id = registry.register_schema(f"{name}-value", Schema(json.dumps(SCHEMA), "AVRO"))
     cadence = {"commit_interval_seconds": 2}
     control.enable(config, append, cadence)
