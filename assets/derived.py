@@ -58,7 +58,6 @@ class DerivedTable:
     description: str
     lookups: tuple[str, ...] = ()
     lookback: Lookback | None = None
-    versions: tuple[str, ...] = ()
     parameters: type[BaseModel] | None = None
     checks: tuple[DataCheck, ...] = ()
     chart: Chart | None = None
@@ -106,7 +105,6 @@ def derived_table(
     time_column: str,
     lookups: tuple[str, ...] = (),
     lookback: Lookback | None = None,
-    versions: tuple[str, ...] = (),
     parameters: type[BaseModel] | None = None,
     checks: tuple[DataCheck, ...] = (),
     chart: Chart | None = None,
@@ -122,8 +120,6 @@ def derived_table(
     :param lookups: further tables, of which it gets all rows
     :param lookback: the function also sees this much of event time before the window; what it
         returns of it is left out. With ``parameters``, a function of them.
-    :param versions: for a source in write mode upsert, of which the function then gets every row
-        that was ever committed; these columns of the result tell the versions apart
     :param parameters: a model whose values stand in the source's spec under
         ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
     :param checks: asset checks on the rows of the partitions that a run computed
@@ -142,7 +138,6 @@ def derived_table(
             description=inspect.getdoc(function) or "",
             lookups=lookups,
             lookback=lookback,
-            versions=versions,
             parameters=parameters,
             checks=checks,
             chart=chart,
@@ -169,17 +164,13 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
     origins = [lake.origin(name) for name in derived.sources]
     return Derivation(
         sources=(
-            *(
-                Source(origin.table.identifier, origin.time, versions=bool(derived.versions))
-                for origin in origins
-            ),
+            *(Source(origin.table.identifier, origin.time) for origin in origins),
             *(Source(lake.origin(name).table.identifier, None) for name in derived.lookups),
         ),
         target=lake.table(derived).identifier,
         transform=with_parameters(derived.transform, parameters),
         target_time=derived.time_column,
         lookback=derived.lookback_of(root),
-        keep=derived.versions,
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
     )
 

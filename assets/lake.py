@@ -10,8 +10,9 @@ from functools import cached_property
 
 from assets import pipelines
 from assets.derived import DerivedTable
-from assets.tables import LakeTable, topic_table
+from assets.tables import LakeTable, history_lake_table, topic_table
 from topicberg.errors import SpecError
+from topicberg.history import history_table
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -49,13 +50,19 @@ class Lake:
         return {spec.name: spec for spec in self.topics if spec.tableflow.enabled}
 
     @cached_property
+    def histories(self) -> dict[str, TopicSpec]:
+        """The tables of every record of an upsert topic."""
+        return {history_table(s)[1]: s for s in self.materialized.values() if s.history}
+
+    @cached_property
     def derived_by_name(self) -> dict[str, DerivedTable]:
         return {table.name: table for table in self.derived}
 
     def root(self, table: DerivedTable) -> TopicSpec:
         """The topic at the beginning: its spec gives pipeline, partitions, owners, parameters."""
         first = table.sources[0]
-        return self.materialized.get(first) or self.root(self.derived_by_name[first])
+        topics = self.materialized | self.histories
+        return topics.get(first) or self.root(self.derived_by_name[first])
 
     def table(self, derived: DerivedTable) -> LakeTable:
         return derived.table(self.root(derived))
@@ -64,6 +71,8 @@ class Lake:
         """A topic or a derived table, as something to read."""
         if spec := self.materialized.get(name):
             return Origin(name, topic_table(spec, self.config), spec.event_time, spec)
+        if spec := self.histories.get(name):
+            return Origin(name, history_lake_table(spec), spec.event_time, spec)
         derived = self.derived_by_name[name]
         return Origin(name, self.table(derived), derived.time_column, self.root(derived))
 
@@ -71,6 +80,8 @@ class Lake:
         """Every table: those of topics, then the derived ones."""
         for spec in self.materialized.values():
             yield topic_table(spec, self.config)
+        for spec in self.histories.values():
+            yield history_lake_table(spec)
         for derived in self.derived:
             yield self.table(derived)
 
@@ -96,14 +107,16 @@ class Lake:
             raise SpecError(
                 f"derived table {table.name} comes from itself: {' → '.join((*below, table.name))}"
             )
-        if any(table.name == spec.asset_name for spec in self.materialized.values()):
+        topics = {spec.asset_name for spec in self.materialized.values()} | set(self.histories)
+        if table.name in topics:
             raise SpecError(
                 f"derived table {table.name} has the name of a topic's table",
                 hint="rename the function, or set tableflow.enabled: false in the topic's spec",
             )
         for source in (*table.sources, *table.lookups):
-            if source not in self.materialized and source not in self.derived_by_name:
-                there = ", ".join(sorted((*self.materialized, *self.derived_by_name)))
+            known = (*self.materialized, *self.histories, *self.derived_by_name)
+            if source not in known:
+                there = ", ".join(sorted(known))
                 raise SpecError(
                     f"derived table {table.name}: there is no table {source!r} to derive it from",
                     hint=f"topics with Tableflow enabled, and derived tables: {there or 'none'}",

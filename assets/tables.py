@@ -9,6 +9,7 @@ import dagster as dg
 from assets.metadata import table_metadata
 from resources import Lakehouse, Snowflake
 from topicberg import glue
+from topicberg.history import history_table
 from topicberg.settings import Settings, settings
 from topicberg.snowflake import Names, sync
 from topicberg.topics import TopicSpec
@@ -43,6 +44,19 @@ def topic_table(spec: TopicSpec, config: Settings) -> LakeTable:
         identifier=spec.table_identifier(config),
         glue_name=spec.glue_name,
         snowflake_name=spec.snowflake_name,
+        owners=spec.owners,
+    )
+
+
+def history_lake_table(spec: TopicSpec) -> LakeTable:
+    """The table of every record of an upsert topic, see :mod:`topicberg.history`."""
+    namespace, name = history_table(spec)
+    return LakeTable(
+        name=name,
+        group=spec.pipeline,
+        identifier=(namespace, name),
+        glue_name=name.lower(),
+        snowflake_name=name.upper(),
         owners=spec.owners,
     )
 

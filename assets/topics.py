@@ -7,7 +7,14 @@ from typing import Any
 import dagster as dg
 
 from assets.metadata import table_metadata
-from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset, topic_table
+from assets.tables import (
+    RETRY,
+    LakeTable,
+    glue_asset,
+    history_lake_table,
+    snowflake_asset,
+    topic_table,
+)
 from resources import Lakehouse
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -24,6 +31,11 @@ def topic_assets(
         yield _iceberg_asset(spec, table)
         yield glue_asset(table)
         yield snowflake_asset(table)
+    if spec.history:
+        history = history_lake_table(spec)
+        yield _history_asset(spec, table, history)
+        yield glue_asset(history)
+        yield snowflake_asset(history)
 
 
 def _kafka_asset(spec: TopicSpec, table: LakeTable) -> dg.SourceAsset:
@@ -87,6 +99,33 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
         )
 
     return materialize
+
+
+def _history_asset(spec: TopicSpec, table: LakeTable, history: LakeTable) -> dg.AssetsDefinition:
+    name = ".".join(history.identifier)
+
+    @dg.asset(
+        key=history.key("iceberg"),
+        deps=[table.key("kafka")],
+        group_name=history.group,
+        kinds={"iceberg", "spark"},
+        owners=list(history.owners),
+        retry_policy=RETRY,
+        pool="spark",
+        description=f"{spec.description}\n\nIceberg table `{name}`: every record of the topic, "
+        "while the topic's own table keeps the newest of each key.",
+        metadata={"dagster/table_name": name},
+    )
+    def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
+        from topicberg.history import ingest_history
+
+        iceberg = ingest_history(spec, lakehouse.endpoints(), lakehouse.config)
+        return dg.MaterializeResult(
+            metadata=table_metadata(iceberg),
+            data_version=_data_version(iceberg.current_snapshot()),
+        )
+
+    return append
 
 
 def _data_version(snapshot: object) -> dg.DataVersion | None:

@@ -7,7 +7,7 @@ import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
 
 from assets import Lake
-from assets.tables import RETRY, LakeTable, topic_table
+from assets.tables import RETRY, LakeTable, history_lake_table, topic_table
 from resources import Lakehouse
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -26,7 +26,8 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
     """An op for each table, so that one that fails keeps no other from its turn."""
     topics = [_topic_op(spec, lake.config) for spec in lake.materialized.values()]
     derived = [_derived_op(lake.table(table), lake.root(table)) for table in lake.derived]
-    ops = [*topics, *derived]
+    histories = [_derived_op(history_lake_table(spec), spec) for spec in lake.histories.values()]
+    ops = [*topics, *histories, *derived]
 
     @dg.job(
         name=MAINTAIN,

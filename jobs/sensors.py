@@ -29,7 +29,7 @@ from assets.partitions import (
     partition_keys,
     time_partitions,
 )
-from assets.tables import LakeTable, topic_table
+from assets.tables import LakeTable, history_lake_table, topic_table
 from assets.topics import kafka_data_version, kafka_metadata
 from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
 from resources import Lakehouse
@@ -66,8 +66,6 @@ class Watch:
     derived: tuple[dg.AssetKey, ...]
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
-    added_only: bool = False
-    """What the table loses does not matter to what is derived from it."""
     reported: bool = True
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
 
@@ -83,13 +81,15 @@ def watches(lake: Lake) -> Iterator[Watch]:
     """What there is to watch: every topic's table, and the sources of tables with a lookback."""
     for spec in lake.materialized.values():
         origin = lake.origin(spec.name)
-        direct = [derived for derived in lake.derived if spec.name in derived.sources]
+        keys = [origin.table.key("glue"), origin.table.key("snowflake")]
+        if spec.history:
+            history = history_lake_table(spec)
+            keys += [history.key(system) for system in ("iceberg", "glue", "snowflake")]
         yield Watch(
             name=f"{spec.asset_name}_snapshots",
             origin=origin,
-            registrations=(origin.table.key("glue"), origin.table.key("snowflake")),
+            registrations=tuple(keys),
             derived=_assets(lake, lake.downstream(spec.name)),
-            added_only=bool(direct) and all(derived.versions for derived in direct),
         )
     for derived in lake.derived:
         reach = derived.lookback_of(lake.root(derived))
@@ -182,7 +182,7 @@ def _look(
     def touched(snapshot: Snapshot) -> set[str]:
         if partitions is None:
             return set()
-        hours = touched_hours(iceberg, snapshot, watch.origin.time, added_only=watch.added_only)
+        hours = touched_hours(iceberg, snapshot, watch.origin.time)
         return partition_keys(partitions, (watch.reached(each, now) for each in hours), now)
 
     changes = changes_since(iceberg, cursor.snapshot)

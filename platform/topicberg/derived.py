@@ -95,15 +95,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Source:
-    """A table that is read; without ``time`` as a whole, else the window of this event time.
-
-    ``versions``: not the rows that it has, but all that were appended to it as far as its snapshots
-    are kept, those included that an upsert replaced since.
-    """
+    """A table that is read; without ``time`` as a whole, else the window of this event time."""
 
     table: TableName
     time: str | None
-    versions: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,8 +112,6 @@ class Derivation:
     """The event time in the target, by which a window is replaced."""
     lookback: timedelta | None = None
     """How far before the window the sources are read; None: the function sees the window alone."""
-    keep: tuple[str, ...] = ()
-    """Columns that tell rows apart: rows of the window that the target has already stay in it."""
     partitioned_by: str = "hour"
     """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
 
@@ -293,16 +286,6 @@ def _overwrite(
     else:
         moved = F.raise_error(F.lit(_OUTSIDE))
         frame = frame.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
-    head = table.current_snapshot()
-    assert head is not None  # noqa: S101  see _create
-    if derivation.keep:
-        kept = spark.read.option("versionAsOf", str(head.snapshot_id))
-        frame = (
-            kept.table(spark_name(derivation.target))
-            .filter(inside)
-            .unionByName(frame, allowMissingColumns=True)
-            .dropDuplicates(list(derivation.keep))
-        )
     present = set(frame.columns)
     frame = frame.select(
         *(
@@ -312,6 +295,8 @@ def _overwrite(
             for column in columns
         )
     )
+    head = table.current_snapshot()
+    assert head is not None  # noqa: S101  see _create
     options = {
         "isolation-level": "serializable",
         "validate-from-snapshot-id": str(head.snapshot_id),
@@ -327,28 +312,10 @@ def _rows(spark: SparkSession, source: Source, head: int | None, window: Window)
     """What a window shows of a source, as of one snapshot."""
     if head is None:
         return spark.read.table(spark_name(source.table)).limit(0)
-    if source.versions:
-        frame = _versions(spark, source, head)
-    else:
-        frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
+    frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
     if source.time is None:
         return frame
     return frame.filter(window.condition(source.time, frame.schema[source.time].dataType))
-
-
-def _versions(spark: SparkSession, source: Source, head: int) -> DataFrame:
-    """All rows that the kept snapshots up to ``head`` appended, and those of the oldest one."""
-    from pyspark.sql import functions as F
-
-    name = spark_name(source.table)
-    history = spark.read.table(f"{name}.history").filter("is_current_ancestor")
-    oldest = history.orderBy(F.col("made_current_at")).select("snapshot_id").first()
-    first = oldest["snapshot_id"] if oldest else head
-    rows = spark.read.option("versionAsOf", str(first)).table(name)
-    if first == head:
-        return rows
-    appended = spark.read.option("start-snapshot-id", str(first))
-    return rows.unionByName(appended.option("end-snapshot-id", str(head)).table(name))
 
 
 def _time_changed(derivation: Derivation) -> TopicbergError:

@@ -109,16 +109,12 @@ def changes_since(table: Table, last: int | None, head: Snapshot | None = None) 
     return Changes([s for s in newer if s.snapshot_id not in known], undone)
 
 
-def touched_hours(
-    table: Table, snapshot: Snapshot, column: str, *, added_only: bool = False
-) -> list[Hours]:
+def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
     """The hours of ``column`` in which the snapshot added or removed rows, one range a file.
 
     From the partition values if the table is partitioned by hour or day of the column, else from
     the files' bounds; a file that says neither may have touched every hour until its commit. Rows
     without a time belong before all others. Compaction changes no row.
-
-    :param added_only: what is removed does not matter
     """
     if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
         return []
@@ -126,8 +122,7 @@ def touched_hours(
     anything = Hours(_BEFORE_EVERYTHING, committed + 1)
     return [
         hours
-        for file, added in changed_files(table, snapshot)
-        if not added_only or (added and file.content == DataFileContent.DATA)
+        for file, _ in changed_files(table, snapshot)
         for hours in _hours_of(table, file, column) or [anything]
     ]
 

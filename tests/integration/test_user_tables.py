@@ -8,16 +8,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from assets.pipelines.users import TRADE_COLUMNS, sample_data_users_history, trades_by_region
-from topicberg.derived import Derivation, Source, Window, spark_name, write_window
-from topicberg.endpoints import CATALOG, Endpoints
+from assets.pipelines.users import TRADE_COLUMNS, trades_by_region
+from topicberg import kafka
+from topicberg.datagen.producer import avro_encoder
+from topicberg.endpoints import Endpoints
+from topicberg.history import ingest_history
 from topicberg.settings import settings
-from topicberg.testing import create_table, rows, spark_session, topic_frame
+from topicberg.tableflow.engine import run_once
+from topicberg.testing import rows, spark_session, topic_frame
+from topicberg.topics import load_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -86,58 +91,39 @@ def reference(trades: list[Row], users: list[Row]) -> list[Row]:
 )
 def test_trades_by_region(spark: SparkSession, trades: list[Row], users: list[Row]) -> None:
     users = [user | {"$$offset": offset} for offset, user in enumerate(users)]
-    history = sample_data_users_history.transform(topic_frame(spark, "sample_data_users", users))
+    keyed = [user | {"key": user["userid"] and user["userid"].encode()} for user in users]
+    history = topic_frame(spark, "sample_data_users", keyed)
     frame = topic_frame(spark, "stock_trades", trades)
     found = rows(trades_by_region.transform(frame, history))
     assert ordered(found) == ordered(reference(trades, users))
 
 
-def test_versions_outlive_their_replacement_and_their_snapshots(
-    stack: Endpoints, spark: SparkSession
-) -> None:
-    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
-    catalog.create_namespace_if_not_exists("versions")
-    source, target = ("versions", f"{name}_users"), ("versions", name)
+def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> None:
+    """Those that an upsert replaced, those of one batch, and tombstones; each once."""
+    name = f"users{uuid.uuid4().hex[:8]}"
+    spec = load_topic("sample_data_users").model_copy(update={"name": name, "partitions": 1})
+    ensured = kafka.ensure_topic(spec, stack)
+    path = spec.value_schema_path()
+    assert path is not None
+    encode = avro_encoder(path.read_text(), ensured.value_schema_id or 0)
 
-    def version(offset: int, user: str) -> Row:
-        at = START + timedelta(minutes=offset)
-        return {"$$timestamp": at, "userid": user, "$$partition": 0, "$$offset": offset}
+    def send(*regions: str | None) -> None:
+        producer = Producer(stack.kafka_config())
+        for region in regions:
+            user = {"registertime": 1, "userid": "u", "regionid": region, "gender": "OTHER"}
+            producer.produce(name, encode(user) if region else None, b"u")
+        assert producer.flush(30) == 0
 
-    def upsert(*versions: Row) -> None:
-        """As the engine: position deletes of the rows of these keys, then the new rows."""
-        frame = topic_frame(spark, "sample_data_users", versions).drop("$$headers")
-        if not catalog.table_exists(source):
-            create_table(spark, frame, source, "$$timestamp")
-            spark.sql(
-                f"ALTER TABLE {spark_name(source)} SET TBLPROPERTIES "
-                "('format-version'='2', 'write.delete.mode'='merge-on-read')"
-            )
-            return
-        users = ", ".join(f"'{each['userid']}'" for each in versions)
-        spark.sql(f"DELETE FROM {spark_name(source)} WHERE userid IN ({users})")
-        frame.writeTo(spark_name(source)).append()
+    def history() -> list[tuple[int, str | None, bytes]]:
+        table = ingest_history(spec, stack, settings())
+        found = table.scan().to_arrow().to_pylist()
+        return sorted((row["$$offset"], row["regionid"], row["key"]) for row in found)
 
-    derivation = Derivation(
-        sources=(Source(source, "$$timestamp", versions=True),),
-        target=target,
-        transform=sample_data_users_history.transform,
-        target_time="valid_from",
-        keep=sample_data_users_history.versions,
-    )
-
-    def history() -> list[int]:
-        write_window(spark, catalog, derivation, Window(START, START + timedelta(hours=1)))
-        found = rows(spark.table(spark_name(target)))
-        return sorted(row["kafka_offset"] for row in found)
-
-    upsert(version(0, "a"), version(1, "b"))
-    upsert(version(2, "a"))
-    upsert(version(3, "a"))
-    assert history() == [0, 1, 2, 3]
-    upsert(version(4, "b"))
-    spark.sql(
-        f"CALL {CATALOG}.system.expire_snapshots(table => 'versions.{source[1]}', retain_last => 1,"
-        " older_than => TIMESTAMP '2100-01-01 00:00:00')"
-    )
-    assert history() == [0, 1, 2, 3, 4]
-    assert history() == [0, 1, 2, 3, 4]
+    send("a", "b")
+    assert history() == [(0, "a", b"u"), (1, "b", b"u")]
+    send(None, "c")
+    run_once(spec, stack, settings())
+    for _ in range(2):
+        assert history() == [(0, "a", b"u"), (1, "b", b"u"), (2, None, b"u"), (3, "c", b"u")]
+    newest = stack.catalog(settings()).load_table(spec.table_identifier()).scan().to_arrow()
+    assert newest["regionid"].to_pylist() == ["c"]

@@ -27,7 +27,8 @@ GRAPH = REPOSITORY.asset_graph
 
 def table_names() -> set[str]:
     topics = {spec.asset_name for spec in load_topics() if spec.tableflow.enabled}
-    return topics | {table.name for table in find_derived()}
+    histories = {f"{spec.asset_name}_history" for spec in load_topics() if spec.history}
+    return topics | histories | {table.name for table in find_derived()}
 
 
 def test_asset_keys() -> None:
@@ -85,9 +86,7 @@ def test_jobs_and_sensors() -> None:
 
 def test_every_table_is_maintained() -> None:
     job = REPOSITORY.get_job("maintain_tables")
-    topics = [spec.asset_name for spec in load_topics() if spec.tableflow.enabled]
-    tables = [*topics, *(table.name for table in find_derived())]
-    assert {node.name for node in job.nodes} == {f"maintain_{name}" for name in tables}
+    assert {node.name for node in job.nodes} == {f"maintain_{name}" for name in table_names()}
     (schedule,) = (s for s in REPOSITORY.schedule_defs if s.job_name == job.name)
     assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
 
@@ -144,7 +143,7 @@ def test_lineage_names_columns_that_there_are(derived: DerivedTable) -> None:
     assert lineage.deps_by_column
     columns = {
         origin.table.key("iceberg"): set(spec.columns())
-        for name, spec in LAKE.materialized.items()
+        for name, spec in (LAKE.materialized | LAKE.histories).items()
         if (origin := LAKE.origin(name))
     } | {LAKE.table(table).key("iceberg"): set(table.lineage) for table in LAKE.derived}
     for dependencies in lineage.deps_by_column.values():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import dagster as dg
     from rich.console import Console
 
+    from assets import Lake
     from topicberg.endpoints import Endpoints
     from topicberg.query import Engine
     from topicberg.settings import Settings
@@ -108,7 +109,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
         held = _records_in_kafka(config, endpoints)
         counts = {
             table: {engine: _count(table, engine, endpoints, config) for engine in ENGINES}
-            for table in _tables(config)
+            for table in [table.name for table in _lake(config).tables()]
         }
     _print_counts(console, held, counts)
     _print_totals(console, config, endpoints)
@@ -118,13 +119,11 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
     return same and all(passed for _, passed, _ in checks)
 
 
-def _tables(config: Settings) -> list[str]:
-    """Every table, by the name that Dagster and Snowflake know it by."""
+def _lake(config: Settings) -> Lake:
     from assets import Lake, find_derived
     from topicberg.topics import load_topics
 
-    lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
-    return [table.name for table in lake.tables()]
+    return Lake(config, tuple(load_topics(config)), tuple(find_derived()))
 
 
 def _records_in_kafka(config: Settings, endpoints: Endpoints) -> dict[str, int]:
@@ -200,28 +199,34 @@ def _partition_range(config: Settings, endpoints: Endpoints, since: datetime) ->
 
 
 def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
-    """The hours (since 1970) of the trades if the totals lack some, as after a killed run."""
+    """All hours (since 1970) with records if a derived table is missing, or the totals lack some.
+
+    So it is after a killed run, and with a new derived table.
+    """
     from pyiceberg.exceptions import NoSuchTableError
 
     from topicberg.snapshots import report, touched_hours
     from topicberg.tableflow.commit import ancestry
-    from topicberg.topics import load_topic
 
-    spec, catalog = load_topic(TOPIC, config), endpoints.catalog(config)
-    rows = []
-    for identifier in (spec.table_identifier(config), (spec.pipeline, TOTALS)):
+    lake, catalog = _lake(config), endpoints.catalog(config)
+
+    def rows(identifier: tuple[str, str]) -> int:
         try:
             head = catalog.load_table(identifier).current_snapshot()
         except NoSuchTableError:
-            head = None
-        rows.append(report(head).total_records if head else 0)
-    if rows[0] == rows[1]:
+            return 0
+        return report(head).total_records if head else 0
+
+    trades, totals = (rows(lake.origin(name).table.identifier) for name in (TOPIC, TOTALS))
+    if trades == totals and all(rows(lake.table(each).identifier) for each in lake.derived):
         return set()
-    trades = catalog.load_table(spec.table_identifier(config))
     return {
         hours.start
-        for snapshot in ancestry(trades)
-        for hours in touched_hours(trades, snapshot, spec.event_time)
+        for spec in lake.materialized.values()
+        if spec.write_mode == "append" and catalog.table_exists(spec.table_identifier(config))
+        for table in [catalog.load_table(spec.table_identifier(config))]
+        for snapshot in ancestry(table)
+        for hours in touched_hours(table, snapshot, spec.event_time)
     }
 
 

@@ -153,6 +153,15 @@ def _upsert_key(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         yield "key.format", "write_mode upsert needs a key: it is the primary key of the table"
 
 
+@_rule("history", "write_mode", "tableflow.enabled")
+def _history(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.history and (spec.write_mode != "upsert" or not spec.tableflow.enabled):
+        yield (
+            "history",
+            "is for materialized topics in write_mode upsert: others keep all anyway",
+        )
+
+
 @_rule("tableflow.table_formats", "write_mode")
 def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.write_mode == "upsert" and "DELTA" in spec.tableflow.table_formats:

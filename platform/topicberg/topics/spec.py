@@ -276,6 +276,8 @@ class TopicSpec(SpecModel):
     partitions: PositiveInt = Field(default=6, le=10_000)
     write_mode: Literal["append", "upsert"] = "append"
     """upsert: the key is the primary key, and the topic is compacted."""
+    history: bool = Field(default=False, strict=True)
+    """A second table ``<pipeline>.<topic>_history`` with every record (write mode upsert)."""
     tableflow: TableflowSpec = TableflowSpec()
     event_time: str = Field(
         default_factory=lambda fields: _metadata_column(fields["tableflow"], "timestamp")

@@ -1,0 +1,38 @@
+"""Every record of an upsert topic, in a table beside the topic's own, which keeps the newest ones.
+
+The same engine reads the same topic into it, in write mode append: exactly once, by the offsets in
+the table's snapshots. It holds what it read before Kafka compacted the topic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+
+
+class _HistorySpec(TopicSpec):
+    def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
+        return history_table(self)
+
+
+def history_table(spec: TopicSpec) -> tuple[str, str]:
+    """Namespace and name."""
+    return spec.pipeline, f"{spec.asset_name}_history"
+
+
+def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
+    """The table, with every record that the topic holds now."""
+    from topicberg import kafka
+    from topicberg.tableflow.engine import run_once
+
+    kafka.ensure_topic(spec, endpoints, config)
+    appended = {**spec.model_dump(by_alias=True), "write_mode": "append"}
+    run_once(_HistorySpec.model_validate(appended), endpoints, config)
+    return endpoints.catalog(config).load_table(history_table(spec))
