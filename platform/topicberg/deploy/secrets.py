@@ -1,9 +1,9 @@
 """Secrets with a history, in AWS Secrets Manager.
 
 A version holds one key. Besides AWS's own stages each version has a label, ``key-<id>-<when it was
-made, in ms>``, for as long as its key is alive: AWS drops versions that have none, and the labels tell which keys are
-known without reading a single value. ``AWSCURRENT`` moves in one call, so a reader sees either the
-key before or the new one, both of which work.
+made, in ms>``, for as long as its key is alive: AWS drops versions that have none, and the labels
+tell which keys are known without reading a single value. ``AWSCURRENT`` moves in one call, so a
+reader sees either the key before or the new one, both of which work.
 """
 
 from __future__ import annotations
