@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,3 +190,19 @@ def test_a_state_that_cannot_be_loaded_is_not_dropped(
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
     assert state.path.read_bytes() == content
+
+
+def test_a_secret_is_read_as_its_current_version_says(stack: Endpoints) -> None:
+    client = stack.boto3("secretsmanager")
+    name = f"/test/{uuid.uuid4().hex}"
+    first = client.create_secret(Name=name, SecretString="one")["VersionId"]
+    second = client.put_secret_value(SecretId=name, SecretString="two", VersionStages=["next"])
+    assert client.get_secret_value(SecretId=name)["SecretString"] == "one"
+    client.update_secret_version_stage(
+        SecretId=name,
+        VersionStage="AWSCURRENT",
+        MoveToVersionId=second["VersionId"],
+        RemoveFromVersionId=first,
+    )
+    assert client.get_secret_value(SecretId=name)["SecretString"] == "two"
+    client.delete_secret(SecretId=name, ForceDeleteWithoutRecovery=True)

@@ -1,17 +1,18 @@
 """Secrets with a history, in AWS Secrets Manager.
 
-A version holds one key. Besides AWS's own stages each version has a label, ``key-<id>``, for as
-long as its key is alive: AWS drops versions that have none, and the labels tell which keys are
-known without reading a single value. ``AWSCURRENT`` moves in one call, so a reader sees either the
-key before or the new one, both of which work.
+A version holds one key. Besides AWS's own stages each version has a label, ``key-<id>-<when it was
+made, in ms>``, for as long as its key is alive: AWS drops versions that have none, and the labels
+tell which keys are known without reading a single value. ``AWSCURRENT`` moves in one call, so a
+reader sees either the key before or the new one, both of which work.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import SecretStr
@@ -33,10 +34,12 @@ class Version:
     """One version of a secret, without its value.
 
     :param label: id of the key in it
+    :param stage: the whole label, as Secrets Manager has it
     """
 
     id: str
     label: str
+    stage: str
     created: datetime
     current: bool
 
@@ -65,15 +68,11 @@ class Secrets:
             for version in page["Versions"]:
                 stages = version.get("VersionStages") or []
                 labels = [stage for stage in stages if stage.startswith(_LABEL)]
-                for label in labels:
-                    found.append(
-                        Version(
-                            version["VersionId"],
-                            label.removeprefix(_LABEL),
-                            version["CreatedDate"],
-                            CURRENT in stages,
-                        )
-                    )
+                for stage in labels:
+                    label, _, made = stage.removeprefix(_LABEL).rpartition("-")
+                    created = datetime.fromtimestamp(int(made) / 1000, UTC)
+                    current = CURRENT in stages
+                    found.append(Version(version["VersionId"], label, stage, created, current))
             if not page.get("NextToken"):
                 return sorted(found, key=lambda version: version.created)
             token = {"NextToken": page["NextToken"]}
@@ -97,6 +96,7 @@ class Secrets:
     def add(self, name: str, values: Mapping[str, str], label: str) -> str:
         """A new version, which is not the current one unless it is the first. Returns its id."""
         text = json.dumps(dict(values))
+        stage = f"{_LABEL}{label}-{int(time.time() * 1000)}"
         described = self._describe(name)
         if described is None:
             created = self.client.create_secret(Name=name, Description="made by topicberg")
@@ -104,7 +104,7 @@ class Secrets:
         elif "DeletedDate" in described:
             self.client.restore_secret(SecretId=name)
         answer = self.client.put_secret_value(
-            SecretId=name, SecretString=text, VersionStages=[f"{_LABEL}{label}"]
+            SecretId=name, SecretString=text, VersionStages=[stage]
         )
         return str(answer["VersionId"])
 
@@ -125,7 +125,7 @@ class Secrets:
             if version.label == label:
                 self.client.update_secret_version_stage(
                     SecretId=name,
-                    VersionStage=f"{_LABEL}{label}",
+                    VersionStage=version.stage,
                     RemoveFromVersionId=version.id,
                 )
 

@@ -7,7 +7,8 @@ Secrets Manager and SSM Parameter Store. What moto leaves to be wished for is ad
   kill -9 loses nothing that a client was told;
 * requests are signed by a known key: the stack's own (``AWS_ACCESS_KEY_ID`` and
   ``AWS_SECRET_ACCESS_KEY``), one made through IAM's CreateAccessKey, or one of STS;
-* Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``.
+* Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
+* Secrets Manager's GetSecretValue follows ``AWSCURRENT`` when UpdateSecretVersionStage moves it.
 
 S3 is not served: objects and buckets are S3Proxy's, in the local stack as for Spark and DuckDB.
 ``GET /health`` answers without a signature.
@@ -89,7 +90,11 @@ class Application:
                         f"not supported by the local AWS stand-in: {service} (it serves "
                         f"{', '.join(SERVICES)}; objects and buckets are the object store's)",
                     )
-                keep = _guard_update_table(body, region) if action == "UpdateTable" else None
+                keep = None
+                if action == "UpdateTable":
+                    keep = _guard_update_table(body, region)
+                elif action == "UpdateSecretVersionStage":
+                    keep = _follow_current(body, region)
             except Refusal as refusal:
                 return _refused(environ, refusal)
             answer = self._forward(environ, body)
@@ -173,6 +178,23 @@ def _guard_update_table(body: bytes, region: str) -> Callable[[], None] | None:
         table.versions.pop(current, None)
 
     return drop_replaced
+
+
+def _follow_current(body: bytes, region: str) -> Callable[[], None]:
+    """What GetSecretValue reads without a version is the one with AWSCURRENT; moto forgets that.
+
+    :returns: makes it so, once the stage was moved
+    """
+    name = json.loads(body)["SecretId"]
+    manager = backends("secretsmanager")[os.environ["MOTO_ACCOUNT_ID"]][region]
+
+    def follow() -> None:
+        secret = manager.secrets[name]
+        for version, held in secret.versions.items():
+            if "AWSCURRENT" in held["version_stages"]:
+                secret.set_default_version_id(version)
+
+    return follow
 
 
 def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:

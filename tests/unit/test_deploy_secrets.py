@@ -1,0 +1,59 @@
+"""Secrets with a history, in moto: what is current, what is known, when it was made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from topicberg.deploy.secrets import Secrets
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Secrets]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    with mock_aws():
+        yield Secrets(boto3.client("secretsmanager", region_name="us-east-1"))
+
+
+def test_a_new_version_is_current_once_it_is_published(secrets: Secrets) -> None:
+    before = time.time()
+    secrets.publish("s", secrets.add("s", {"k": "1"}, "ONE"))
+    second = secrets.add("s", {"k": "2"}, "TWO")
+    versions = secrets.versions("s")
+    assert [(v.label, v.current) for v in versions] == [("ONE", True), ("TWO", False)]
+    assert secrets.read("s", second) == {"k": "2"}
+    secrets.publish("s", second)
+    secrets.publish("s", second)
+    assert [(v.label, v.current) for v in secrets.versions("s")] == [("ONE", False), ("TWO", True)]
+    assert all(abs(v.created.timestamp() - before) < 60 for v in versions)
+    assert versions[0].created <= versions[1].created
+
+
+def test_a_dead_key_is_forgotten(secrets: Secrets) -> None:
+    for number in ("1", "2"):
+        secrets.publish("s", secrets.add("s", {"k": number}, f"K{number}"))
+    secrets.forget("s", "K1")
+    assert [version.label for version in secrets.versions("s")] == ["K2"]
+
+
+def test_a_secret_that_waits_for_its_deletion_is_taken_back(secrets: Secrets) -> None:
+    secrets.publish("s", secrets.add("s", {"k": "1"}, "K1"))
+    secrets.delete("s", purge=False)
+    assert not secrets.exists("s")
+    assert secrets.read("s") is None
+    assert secrets.versions("s") == []
+    secrets.publish("s", secrets.add("s", {"k": "2"}, "K2"))
+    assert secrets.exists("s")
+    assert secrets.versions("s")[-1].label == "K2"
+
+
+def test_a_purged_secret_is_gone(secrets: Secrets) -> None:
+    secrets.add("s", {"k": "1"}, "K1")
+    secrets.delete("s", purge=True)
+    secrets.delete("s", purge=True)
+    assert not secrets.exists("s")
