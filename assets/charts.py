@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, DPI = 8.0, 3.2, 80
 """Inches, and dots per inch: about 20 kB, since every event of the asset stores it."""
+
+_MINUTE = 1 / (24 * 60)
+"""In days, as matplotlib counts."""
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
@@ -27,6 +32,32 @@ def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     drawn.set_ylabel(y)
     drawn.grid(visible=True, alpha=0.3)
     return figure, drawn
+
+
+def times(drawn: Axes) -> None:
+    """Short labels for an x axis of times in UTC."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(tz=UTC)
+    drawn.xaxis.set_major_locator(locator)
+    drawn.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
+
+
+def minute_bars(drawn: Axes, points: Iterable[tuple[str, datetime, float]]) -> None:
+    """Bars of a minute, stacked: (series, minute, height)."""
+    from matplotlib.dates import date2num
+
+    bottom: dict[datetime, float] = {}
+    series: dict[str, list[tuple[datetime, float]]] = {}
+    for name, minute, height in points:
+        series.setdefault(name, []).append((minute, height))
+    for name, bars in sorted(series.items()):
+        days = [float(date2num(minute)) for minute, _ in bars]
+        heights = [height for _, height in bars]
+        below = [bottom.get(minute, 0.0) for minute, _ in bars]
+        drawn.bar(days, heights, _MINUTE, below, align="edge", label=name)
+        bottom |= {minute: bottom.get(minute, 0.0) + height for minute, height in bars}
+    times(drawn)
 
 
 def legend(drawn: Axes) -> None:

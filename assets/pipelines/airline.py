@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from assets.charts import axes, legend
+from assets.charts import axes, legend, minute_bars
 from assets.derived import derived_table
 from topicberg.derived import FOREVER
 
@@ -57,14 +57,7 @@ def flights_by_airline(flights: DataFrame) -> Figure:
         .to_pylist()
     )
     figure, drawn = axes("flights by airline", "time of booking (UTC)", "bookings a minute")
-    for airline in sorted({row["airline"] for row in found}):
-        points = [row for row in found if row["airline"] == airline]
-        drawn.plot(
-            [row["minute"] for row in points],
-            [row["bookings"] for row in points],
-            marker=".",
-            label=airline,
-        )
+    minute_bars(drawn, ((row["airline"], row["minute"], row["bookings"]) for row in found))
     legend(drawn)
     return figure
 

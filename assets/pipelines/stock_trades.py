@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
-from assets.charts import axes, legend
+from assets.charts import axes, legend, minute_bars, times
 from assets.derived import derived_table
 from assets.metadata import markdown
 
@@ -27,20 +27,15 @@ def totals_by_symbol(totals: DataFrame) -> Figure:
     minute = F.date_trunc("minute", "trade_timestamp")
     found = (
         totals.groupBy("symbol", minute.alias("minute"))
-        .agg((F.sum("total_price") / 100).cast("double").alias("dollars"))
+        .agg((F.sum("total_price") / 100_000_000).cast("double").alias("millions"))
         .orderBy("minute")
         .toArrow()
         .to_pylist()
     )
-    figure, drawn = axes("traded value by symbol", "time (UTC)", "dollars a minute")
-    for symbol in sorted({str(row["symbol"]) for row in found}):
-        points = [row for row in found if str(row["symbol"]) == symbol]
-        drawn.plot(
-            [row["minute"] for row in points],
-            [row["dollars"] for row in points],
-            marker=".",
-            label=symbol,
-        )
+    figure, drawn = axes("traded value by symbol", "time (UTC)", "million dollars a minute")
+    minute_bars(
+        drawn, ((str(row["symbol"]), row["minute"], row["millions"] or 0.0) for row in found)
+    )
     legend(drawn)
     return figure
 
@@ -167,6 +162,7 @@ def prices_with_anomalies(trades: DataFrame, parameters: AnomalyRules) -> Figure
             c="lightgrey" if kind == NORMAL else None,
             label=kind,
         )
+    times(drawn)
     legend(drawn)
     return figure
 

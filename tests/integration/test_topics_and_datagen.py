@@ -22,9 +22,10 @@ from topicberg.datagen import runner
 from topicberg.datagen.producer import DeliveryError, GeneratorRun
 from topicberg.datagen.status import read_status
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TopicbergError
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic
+from topicberg.topics.new import new_topic
 
 pytestmark = pytest.mark.integration
 
@@ -256,3 +257,20 @@ def test_a_start_that_fails_says_why(stack: Endpoints, spec: TopicSpec, config: 
     status = read_status(config, spec.name)
     assert status is not None
     assert status.state == "failed"
+
+
+def test_a_spec_from_a_subject(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+    kafka.ensure_topic(spec, stack, config)
+    name = f"new-{spec.name}"
+    written, schema_file = new_topic(name, spec.value_subject, "shop", stack, config)
+    made = load_topic(name, config)
+    assert (made.name, made.pipeline, made.value_schema.format) == (name, "shop", "avro")
+    assert made.columns(config) == spec.columns(config)
+    assert {written.name, schema_file.name} == {f"{name}.yaml", f"{name}.avsc"}
+    with pytest.raises(SpecError, match="exists already"):
+        new_topic(name, spec.value_subject, "shop", stack, config)
+    with pytest.raises(TopicbergError, match="nothing-value"):
+        new_topic("nothing", "nothing-value", "shop", stack, config)
+    with pytest.raises(SpecError, match="pipeline"):
+        new_topic("other", spec.value_subject, "Not a group", stack, config)
+    assert not (config.topics_dir / "other.yaml").exists()
