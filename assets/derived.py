@@ -217,6 +217,10 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
         time_window = context.partition_time_window
         asked = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
+        for name, origin in parents.items():
+            if not catalog.table_exists(origin.table.identifier):
+                context.log.info(f"there is no table of {name} yet: making it")
+                lake.make(name, lakehouse)
         written = write_window(
             spark.spark_session,
             catalog,

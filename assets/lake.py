@@ -11,8 +11,9 @@ from functools import cached_property
 from assets import pipelines
 from assets.derived import DerivedTable
 from assets.tables import LakeTable, history_lake_table, topic_table
+from resources import Lakehouse
 from topicberg.errors import SpecError
-from topicberg.history import history_table
+from topicberg.history import history_table, ingest_history
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -75,6 +76,16 @@ class Lake:
             return Origin(name, history_lake_table(spec), spec.event_time, spec)
         derived = self.derived_by_name[name]
         return Origin(name, self.table(derived), derived.time_column, self.root(derived))
+
+    def make(self, name: str, lakehouse: Lakehouse) -> None:
+        """Make the table of a topic; a derived one is left to its own asset.
+
+        So a table that reads two topics can be computed when only one of them has records yet.
+        """
+        if spec := self.materialized.get(name):
+            lakehouse.ingest(spec, lambda missing: None)
+        elif spec := self.histories.get(name):
+            ingest_history(spec, lakehouse.endpoints(), self.config)
 
     def tables(self) -> Iterator[LakeTable]:
         """Every table: those of topics, then the derived ones."""

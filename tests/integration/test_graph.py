@@ -96,6 +96,7 @@ def test_pipeline_and_three_doors(stack: Endpoints, daemon: Daemon) -> None:
     assert {e.check_name: e.passed for e in result.get_asset_check_evaluations()} == {
         "parity": True,
         "kafka_lag": True,
+        "anomaly_rate": True,
     }
     produced = sum(kafka.end_offsets(stack, TOPIC).values())
     for engine in ENGINES:
@@ -216,3 +217,34 @@ def test_a_rollback_is_computed_again(stack: Endpoints, daemon: Daemon) -> None:
     produced = sum(kafka.end_offsets(stack, TOPIC).values())
     assert count(TOPIC, "duckdb", stack) == produced
     assert count(TOTALS, "duckdb", stack) == count(TOTALS, "snowflake", stack)
+
+
+def test_everything_on_a_stack_where_one_topic_has_records(
+    stack: Endpoints, daemon: Daemon
+) -> None:
+    """The other topics' tables are made, and every pipeline runs; again, nothing is sent twice."""
+    kafka.ensure_topic(load_topic("airline.sunset"), stack, settings())
+    run_here(settings(), "airline.sunset", rate=0, count=200)
+    run_once(load_topic("airline.sunset"), stack, settings())
+    key = partition_key(time_partitions(load_topic(TOPIC)), datetime.now(UTC))
+    derived = [
+        dg.AssetKey([system, name])
+        for name in ("flight", "flyer_stats", "flyer_totals")
+        for system in ("iceberg", "glue", "snowflake")
+    ]
+    published = dg.AssetKey(["kafka", "airline_flight"])
+    sent: list[int] = []
+    for _ in range(2):
+        result = defs.resolve_job_def("airline_pipeline").execute_in_process(
+            instance=daemon.instance, partition_key=key, asset_selection=[*derived, published]
+        )
+        (event,) = result.asset_materializations_for_node("kafka__airline_flight")
+        sent.append(int(event.metadata["records_sent"].value))
+    assert sent[0] > 0
+    assert sent[1] == 0
+    (event,) = result.asset_materializations_for_node("iceberg__flight")
+    assert set(event.metadata["source_snapshots"].value) == {
+        "lkc-local.airline.sunset",
+        "lkc-local.airline.skyone",
+    }
+    assert "data:image/png;base64," in str(event.metadata["chart"].value)
