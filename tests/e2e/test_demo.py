@@ -48,7 +48,7 @@ def test_demo_ends_with_the_same_counts_through_three_doors(stack: Endpoints) ->
     (trades,) = re.findall(r"^│ stock_trades +│(.*)│$", done.stdout, re.MULTILINE)
     (totals,) = re.findall(rf"^│ {TOTALS} +│(.*)│$", done.stdout, re.MULTILINE)
     numbers = re.findall(r"[\d,]+", trades) + re.findall(r"[\d,]+", totals)
-    assert numbers == [f"{produced:,}"] * 7  # Kafka and three engines, then three engines
+    assert numbers == [f"{produced:,}"] * 8  # Kafka and three engines, of both
     assert "agree" in done.stdout
     password = stack.snowflake.password.get_secret_value()
     assert password not in done.stdout + done.stderr

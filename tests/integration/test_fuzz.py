@@ -26,7 +26,7 @@ from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 
-SCHEMAS = int(os.environ.get("TOPICBERG_TEST_FUZZ", 9))
+SCHEMAS = int(os.environ.get("TOPICBERG_TEST_FUZZ", 6))
 Case = tuple[Schema, list[bytes], list[dict[str, Any]]]
 
 

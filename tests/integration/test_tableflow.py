@@ -12,7 +12,7 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
-from confluent_kafka.schema_registry import Schema, ServerConfig
+from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, ServerConfig
 from kafka_topics import ORDER, Row, Topic, avro, encode
 
 from topicberg import kafka
@@ -22,6 +22,8 @@ from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = pytest.mark.integration
+
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
 def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -> None:
@@ -180,7 +182,7 @@ def test_offsets_survive_other_commits(make_topic: Callable[..., Topic]) -> None
     ("kind", "schema", "encoded"),
     [
         ("avro", '"string"', b"\x02k"),
-        ("json", '{"type": "string"}', b'"k"'),
+        ("json", f'{{"$schema": "{DRAFT_7}", "type": "string"}}', b'"k"'),
     ],
 )
 def test_a_key_that_is_no_record_is_the_column_key(
@@ -229,7 +231,9 @@ def test_an_illegal_change_suspends_and_the_mend_loses_nothing(
     topic.send(ORDER, [{"id": 1, "note": "a"}])
     topic.ingest()
     registry = topic.endpoints.schema_registry_client()
-    registry.set_config(topic.spec.value_subject, ServerConfig("NONE"))
+    registry.set_config(
+        topic.spec.value_subject, ServerConfig(compatibility=ConfigCompatibilityLevel.NONE)
+    )
     text = avro({"name": "id", "type": "string"}, {"name": "note", "type": "string"})
     topic.register(text)
     topic.send_raw([wire_prefix(1), None])
