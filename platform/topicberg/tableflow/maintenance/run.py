@@ -88,7 +88,7 @@ def maintain_table(
     start, now = time.monotonic(), datetime.now(UTC)
     now_ms = int(now.timestamp() * 1000)
     before = TableSize.of(table.refresh())
-    daily = now_ms - int(table.properties.get(LISTED_AT_MS, 0)) >= _in_ms(policy.daily)
+    daily = now_ms - _listed_at_ms(table) >= _in_ms(policy.daily)
     run = _Run(table, endpoints)
     if timestamp is not None and policy.data_retention is not None:
         cutoff = now - policy.data_retention
@@ -207,6 +207,16 @@ class _Run:
 
         self.step("noting the search for orphan files", remember)
         return removed
+
+
+def _listed_at_ms(table: Table) -> int:
+    """When the folder was last searched for orphan files; a new table needs no search yet."""
+    if (noted := table.properties.get(LISTED_AT_MS)) is not None:
+        return int(noted)
+    metadata = table.metadata
+    known = [entry.timestamp_ms for entry in metadata.metadata_log]
+    known += [snapshot.timestamp_ms for snapshot in metadata.snapshots]
+    return min(known, default=metadata.last_updated_ms)
 
 
 def _milliseconds(number: int) -> timedelta:
