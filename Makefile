@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui test unit integration check format lock jars clean
+.PHONY: help install demo ui test test-all unit integration check format lock jars clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,8 +29,11 @@ demo: install  ## run the stock-trades pipeline end to end, then stop the stack
 ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
 
-test: install  ## every test: unit, then integration and end to end on a stack of its own
+test: install  ## unit, integration and end to end on a stack of its own, but for the slow ones
 	$(BIN)/python -m pytest $(ARGS)
+
+test-all: install  ## every test, also those that take minutes each
+	$(BIN)/python -m pytest -m "" $(ARGS)
 
 unit: install  ## the fast tests only
 	$(BIN)/python -m pytest tests/unit $(ARGS)

@@ -34,7 +34,11 @@ from topicberg.tableflow.subjects import wire_prefix
 from topicberg.tableflow.wait import wait_for
 
 MINUTES = float(os.environ.get("TOPICBERG_TEST_KILL_MINUTES", 0.5))
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(int(MINUTES * 60 + 900))]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(int(MINUTES * 60 + 900)),
+]
 
 SERVICES = ("kafka", "schema_registry", "s3", "iceberg_rest", "spark", "tableflow", "aws")
 KEYS = 500

@@ -16,7 +16,12 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.settings import PROJECT_ROOT, settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 DOCUMENT = PROJECT_ROOT / "docs" / "add-a-pipeline.md"
 COPIED = (
