@@ -69,6 +69,7 @@ def ensure_topic(
     """
     admin = _admin(endpoints)
     created = _create_topic(admin, spec, endpoints)
+    _await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:
         partitions = _converge_partitions(admin, spec, endpoints)
@@ -259,6 +260,17 @@ def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> 
         raise
     logger.info("created topic %s with %d partitions", spec.name, spec.partitions)
     return True
+
+
+@retry(
+    retry=retry_if_exception_type(NoSuchTopicError),
+    stop=stop_after_delay(LEADER_SECONDS),
+    wait=wait_fixed(0.1),
+    reraise=True,
+)
+def _await_topic(endpoints: Endpoints, topic: str) -> None:
+    """A topic that was just created, by us or by another, is not described at once."""
+    _describe(endpoints, topic)
 
 
 def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> int:
