@@ -25,7 +25,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.snowflake import quote
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
 TOPICBERG = Path(sys.executable).parent / "topicberg"
 FAULTS = [
     {"kind": "429", "percent": 4, "seed": 1, "seconds": 0.2},

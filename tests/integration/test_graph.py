@@ -132,6 +132,7 @@ def test_a_daemon_that_was_down_for_twenty_snapshots(stack: Endpoints, daemon: D
         assert count(TOTALS, engine, stack) == produced
 
 
+@pytest.mark.slow
 def test_computing_a_partition_again_changes_nothing(stack: Endpoints, daemon: Daemon) -> None:
     commit_some(stack, 100)
     while not daemon.tick().skip_message:
@@ -177,6 +178,7 @@ def test_parity_check_tells_what_is_wrong(stack: Endpoints, daemon: Daemon, faul
     assert mended.passed
 
 
+@pytest.mark.slow
 def test_records_older_than_the_first_partition(stack: Endpoints, daemon: Daemon) -> None:
     """Everything before the first partition belongs to it."""
     spec, config = load_topic(TOPIC), settings()
@@ -197,6 +199,7 @@ def test_records_older_than_the_first_partition(stack: Endpoints, daemon: Daemon
     assert run_query(old, "duckdb", stack, config).scalar() == 1
 
 
+@pytest.mark.slow
 def test_a_rollback_is_computed_again(stack: Endpoints, daemon: Daemon) -> None:
     spec, config = load_topic(TOPIC), settings()
     commit_some(stack, 10)

@@ -27,7 +27,7 @@ from topicberg.settings import settings
 from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 Row = dict[str, Any]
