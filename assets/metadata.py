@@ -15,12 +15,14 @@ from dagster import (
     TableSchema,
 )
 
-from topicberg.snapshots import SnapshotReport, newest_rows, report
+from topicberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
+from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED, summary
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
 
 SAMPLE_ROWS = 10
 _CELL = 40
@@ -87,6 +89,23 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
     }
 
 
+def skipped_metadata(table: Table) -> dict[str, int]:
+    """Records of its topic that are not in the table because they could not be decoded."""
+    skipped = table.properties.get(ROWS_SKIPPED)
+    return {} if skipped is None else {"rows_skipped": int(skipped)}
+
+
+def commit_lag_metadata(table: Table, snapshot: Snapshot, timestamp: str) -> dict[str, float]:
+    """Seconds from the arrival of the snapshot's oldest record in Kafka to its commit.
+
+    :param timestamp: the table's column with Kafka's timestamps
+    """
+    oldest = oldest_record(table, snapshot, timestamp)
+    if oldest is None or END_OFFSETS not in summary(snapshot):
+        return {}
+    return {"commit_lag_seconds": round(snapshot.timestamp_ms / 1000 - oldest.timestamp(), 3)}
+
+
 def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
     """The table as it is: columns, location, newest snapshot, a few rows."""
     head = table.current_snapshot()
@@ -96,6 +115,7 @@ def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
         "dagster/uri": table.location(),
         "metadata_location": table.metadata_location,
         "dagster/row_count": 0,
+        **skipped_metadata(table),
     }
     if head:
         metadata |= snapshot_metadata(report(head))

@@ -17,6 +17,7 @@ from assets.tables import (
 )
 from resources import Lakehouse
 from topicberg.settings import Settings
+from topicberg.tableflow.offsets import Offsets
 from topicberg.topics import TopicSpec
 
 
@@ -69,6 +70,18 @@ def kafka_metadata(begin: dict[int, int], end: dict[int, int]) -> dict[str, Any]
     return {
         "records": sum(end.values()) - sum(begin.values()),
         "end_offsets": dg.MetadataValue.json({str(p): o for p, o in end.items()}),
+    }
+
+
+def consumer_lag_metadata(held: Offsets, begin: Offsets, end: Offsets) -> dict[str, Any]:
+    """Records that are in the topic and not yet in its table.
+
+    :param held: up to where the table holds the topic
+    """
+    lag = {p: max(0, offset - held.get(p, begin.get(p, 0))) for p, offset in end.items()}
+    return {
+        "consumer_lag": sum(lag.values()),
+        "consumer_lag_by_partition": dg.MetadataValue.json({str(p): n for p, n in lag.items()}),
     }
 
 

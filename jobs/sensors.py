@@ -21,7 +21,12 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from assets.derived import DerivedTable
 from assets.lake import Lake, Origin
-from assets.metadata import column_schema, snapshot_metadata
+from assets.metadata import (
+    column_schema,
+    commit_lag_metadata,
+    skipped_metadata,
+    snapshot_metadata,
+)
 from assets.partitions import (
     RANGE_END,
     RANGE_START,
@@ -29,8 +34,8 @@ from assets.partitions import (
     partition_keys,
     time_partitions,
 )
-from assets.tables import LakeTable, history_lake_table, topic_table
-from assets.topics import kafka_data_version, kafka_metadata
+from assets.tables import history_lake_table, topic_table
+from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
 from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
 from resources import Lakehouse
 from topicberg import kafka
@@ -39,6 +44,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.snapshots import Hours, changes_since, report, touched_hours
+from topicberg.tableflow.commit import committed
+from topicberg.tableflow.offsets import Offsets
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -155,7 +162,9 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         cursor, events = _look(cursor, iceberg, watch, partitions)
         if not watch.reported:
             events = []
-        elif events and (observation := _kafka_observation(context, watch, endpoints)):
+        elif events and (
+            observation := _kafka_observation(context, watch, endpoints, committed(iceberg).offsets)
+        ):
             events.append(observation)
         if not watch.registrations:  # a snapshot that touched nothing asks for nothing
             cursor = cursor.model_copy(update={"dirty": False})
@@ -193,7 +202,7 @@ def _look(
     events: list[AssetMaterialization | AssetObservation] = []
     for snapshot in changes.new[:BATCH]:
         gap = changes.gap and not events
-        events.append(_materialization(watch.origin.table, iceberg, snapshot, gap=gap))
+        events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
         cursor = observe(cursor, snapshot.snapshot_id, touched(snapshot))
     return cursor, events
 
@@ -229,17 +238,19 @@ def _run_requests(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
 
 
 def _materialization(
-    table: LakeTable, iceberg: Table, snapshot: Snapshot, *, gap: bool
+    origin: Origin, iceberg: Table, snapshot: Snapshot, *, gap: bool
 ) -> AssetMaterialization:
     lost = "; snapshots before it were expired before they were reported" if gap else ""
     facts = report(snapshot)
     schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())
     return AssetMaterialization(
-        asset_key=table.key("iceberg"),
+        asset_key=origin.table.key("iceberg"),
         description=f"snapshot {facts.snapshot_id}: {facts.operation}, "
         f"{facts.added_records:,} rows in, {facts.deleted_records:,} out{lost}",
         metadata={
             **snapshot_metadata(facts),
+            **commit_lag_metadata(iceberg, snapshot, origin.root.metadata_column("timestamp")),
+            **skipped_metadata(iceberg),
             "dagster/column_schema": column_schema(schema),
             "dagster/uri": iceberg.location(),
         },
@@ -248,9 +259,9 @@ def _materialization(
 
 
 def _kafka_observation(
-    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints
+    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints, held: Offsets
 ) -> AssetObservation | None:
-    """Where the topic is now; None while Kafka does not answer."""
+    """Where the topic is, and how far behind its table; None while Kafka does not answer."""
     topic = watch.origin.root.name
     try:
         begin = kafka.beginning_offsets(endpoints, topic)
@@ -260,6 +271,6 @@ def _kafka_observation(
         return None
     return AssetObservation(
         asset_key=watch.origin.table.key("kafka"),
-        metadata=kafka_metadata(begin, end),
+        metadata={**kafka_metadata(begin, end), **consumer_lag_metadata(held, begin, end)},
         tags={"dagster/data_version": kafka_data_version(end).value},
     )

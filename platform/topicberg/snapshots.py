@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
@@ -138,6 +138,23 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
             hours = _hours_of(table, file, column)[0]
             rows[hours.start] = rows.get(hours.start, 0) + file.record_count
     return rows
+
+
+def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
+    """The earliest ``column`` of the rows that the snapshot added; None: the files do not say."""
+    field = table.schema().find_field(column)
+    bounds = [
+        bound
+        for file, added in changed_files(table, snapshot)
+        if added and (bound := (file.lower_bounds or {}).get(field.field_id)) is not None
+    ]
+    if not bounds:
+        return None
+    first = min(_as_microseconds(field, bound) for bound in bounds)
+    try:
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first)
+    except OverflowError:  # a time that Python does not have
+        return None
 
 
 def newest_rows(table: Table, limit: int) -> pa.Table | None:

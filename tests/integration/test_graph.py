@@ -37,6 +37,8 @@ class Daemon:
     instance: dg.DagsterInstance
     cursor: str | None = None
     materialized: list[str] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+    observed: list[dg.AssetObservation] = field(default_factory=list)
     runs: list[dg.ExecuteInProcessResult] = field(default_factory=list)
 
     def tick(self) -> Any:
@@ -53,6 +55,9 @@ class Daemon:
             self.instance.report_runless_asset_event(event)
             if isinstance(event, dg.AssetMaterialization):
                 self.materialized.append(event.metadata["snapshot_id"].value)
+                self.lags.append(event.metadata["commit_lag_seconds"].value)
+            else:
+                self.observed.append(event)
         for wanted in tick.run_requests or ():
             self.runs.append(self.launch(wanted))
         return tick
@@ -125,6 +130,9 @@ def test_a_daemon_that_was_down_for_twenty_snapshots(stack: Endpoints, daemon: D
         pass
     assert len(daemon.materialized) - known >= 20  # the stack's own engine may commit as well
     assert len(set(daemon.materialized)) == len(daemon.materialized)
+    assert all(0 < lag < 300 for lag in daemon.lags[known:])
+    lag = daemon.observed[-1].metadata
+    assert sum(lag["consumer_lag_by_partition"].value.values()) == lag["consumer_lag"].value == 0
     hours = 2 if datetime.now(UTC).minute < 3 else 1
     assert len(daemon.runs) - runs <= hours
     produced = sum(kafka.end_offsets(stack, TOPIC).values())

@@ -9,7 +9,7 @@ import pytest
 from kafka_topics import ORDER, Topic, avro
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow import engine
+from topicberg.tableflow import commit
 from topicberg.tableflow.deadletters import LOGGED_OFFSETS
 from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics.deadletters import dead_letter_spec
@@ -62,7 +62,7 @@ def test_skip_counts_what_it_leaves_out(dates: Topic) -> None:
     dates.send_raw([b"again"])
     dates.ingest()
     table = dates.table()
-    assert int(table.properties[engine.ROWS_SKIPPED]) == len(poison(dates)) + 1
+    assert int(table.properties[commit.ROWS_SKIPPED]) == len(poison(dates)) + 1
 
 
 @pytest.mark.parametrize("number", range(9))
@@ -102,7 +102,7 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.commit, "publish", die)
+        patch.setattr(commit, "publish", die)
         with pytest.raises(Killed):
             dates.ingest()
     assert [row["id"] for row in dates.rows("id")] == [1]
@@ -112,7 +112,7 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
     assert sorted(row["source_record"]["value"] for row in logged) == sorted(broken)
     assert all(row["error_message"] for row in logged)
     table = dates.table()
-    assert int(table.properties[engine.ROWS_SKIPPED]) == len(broken)
+    assert int(table.properties[commit.ROWS_SKIPPED]) == len(broken)
     assert LOGGED_OFFSETS in table.properties
 
 

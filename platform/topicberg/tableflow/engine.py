@@ -49,8 +49,6 @@ MAX_FOREIGN_SCHEMAS = 100
 
 FIRST_OFFSETS = "topicberg.first-offsets"
 """Table property: where the topic's records begin for this table."""
-ROWS_SKIPPED = "topicberg.rows-skipped"
-"""Table property: records left out so far, because they could not be decoded."""
 
 BAD_RECORD = "topicberg-bad-record"
 _BAD_RECORD = re.compile(BAD_RECORD + r" (\{.*?\})")
@@ -138,17 +136,20 @@ class Ingestor:
 
     def table(self) -> Table:
         """The topic's table, created or evolved to the latest schemas."""
-        return self._table(read_layout(self.spec, self._subjects))
+        with failures.explained(f"topic {self.spec.name}"):
+            return self._table(read_layout(self.spec, self._subjects))
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
 
         :raises TableflowError: the topic cannot go on; nothing was committed
         :raises CommitConflictError: others kept committing to the table
+        :raises TopicbergError: a service does not answer, refuses or is full
         """
         for _ in range(CONFLICT_ATTEMPTS):
             try:
-                return self._step()
+                with failures.explained(f"topic {self.spec.name}"):
+                    return self._step()
             except CommitConflictError as conflict:
                 logger.info("%s; planning the batch again", conflict.message)
                 time.sleep(random.uniform(0, 1))  # noqa: S311  lets the other engine finish
@@ -184,7 +185,7 @@ class Ingestor:
         first = {**beginning, **self._first_offsets(table, held, beginning, latest)}
         batch = plan_batch(name, held.offsets or first, beginning, latest, self.max_records)
         backlog = batch.end != latest
-        skipped = int(table.properties.get(ROWS_SKIPPED, 0))
+        skipped = int(table.properties.get(commit.ROWS_SKIPPED, 0))
         if not batch.records:
             head_id = head.snapshot_id if head else None
             return Commit(
@@ -198,7 +199,7 @@ class Ingestor:
         staged = self._stage(table, layout, batch, properties)
         changed = dict(staged.properties)
         if staged.skipped:
-            changed[ROWS_SKIPPED] = str(skipped + staged.skipped)
+            changed[commit.ROWS_SKIPPED] = str(skipped + staged.skipped)
         fresh = self._catalog.load_table(table.name())
         snapshot = commit.publish(fresh, staged.head(fresh), held, changed, staged.branch)
         added = _number(snapshot, "added-files-size")

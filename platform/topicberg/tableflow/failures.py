@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from pyiceberg.exceptions import RESTError
 
 from topicberg.errors import TopicbergError
 
@@ -56,6 +60,18 @@ _KNOWN = (
     ),
 )
 _CONNECTION = re.compile(r"Connection refused|UnknownHost|Unable to execute HTTP request", re.I)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Errors of the catalog and the store as :func:`explain` says them.
+
+    :raises TopicbergError: the catalog or the store refuses, or does not answer
+    """
+    try:
+        yield
+    except (RESTError, OSError) as error:
+        raise explain(what, error) from error
 
 
 def explain(what: str, error: BaseException) -> TopicbergError:
