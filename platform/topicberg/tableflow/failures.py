@@ -54,6 +54,12 @@ _KNOWN = (
         "Spark has not enough memory for the batch",
         "lower tableflow.commit_max_bytes, or give Spark more memory",
     ),
+    # What Spark Connect says of a session that its server does not know any more.
+    _known(
+        r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE",
+        "Spark ended and was started again, or has dropped the engine's session",
+        "nothing is to be done: the batch is written again in a new session",
+    ),
 )
 _CONNECTION = re.compile(r"Connection refused|UnknownHost|Unable to execute HTTP request", re.I)
 
