@@ -50,7 +50,7 @@ format: install  ## rewrite the code in the project's format
 
 lock: $(BIN)/uv  ## compile requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --extra dev pyproject.toml -o requirements.lock
+	  --extra dev --extra production pyproject.toml -o requirements.lock
 
 audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabilities
 	$(BIN)/uv tool run --from pip-audit==$(PIP_AUDIT_VERSION) pip-audit \
