@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
+PIP_AUDIT_VERSION := 2.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui test test-all unit integration check format lock jars clean
+.PHONY: help install demo ui test test-all unit integration check format lock audit jars clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,7 +50,11 @@ format: install  ## rewrite the code in the project's format
 
 lock: $(BIN)/uv  ## compile requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --extra dev pyproject.toml -o requirements.lock
+	  --extra dev --extra production pyproject.toml -o requirements.lock
+
+audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabilities
+	$(BIN)/uv tool run --from pip-audit==$(PIP_AUDIT_VERSION) pip-audit \
+	  --require-hashes --disable-pip --requirement requirements.lock
 
 jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
 	$(BIN)/python -m topicberg.local.lock_jars

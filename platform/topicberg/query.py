@@ -112,6 +112,8 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     """
     import duckdb
 
+    from topicberg.snowflake import quote  # DuckDB quotes as Snowflake does
+
     config = config or settings()
     _check_listening("the Iceberg catalog", endpoints.iceberg_rest)
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
@@ -133,7 +135,7 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         ).fetchall()
         if row[0] != config.cluster_id
     ]
-    path = ",".join(f'{CATALOG}."{schema}"' for schema in schemas)
+    path = ",".join(quote(CATALOG, schema) for schema in schemas)
     connection.execute(f"SET search_path = {_literal(path)}")
     return connection
 

@@ -42,6 +42,12 @@ class Settings(BaseSettings):
         default_factory=dict,
         description='ports of the local services, as JSON: {"kafka": 9092}; else free ones',
     )
+    spark_master: str = Field(
+        default="local[*]",
+        pattern=r"^(local\[(\*|\d+)\]|spark://[A-Za-z0-9.-]+:\d+)$",
+        description="where the local Spark computes: in its own process with n cores, local[n], or "
+        "on the workers of a standalone cluster of this machine, spark://127.0.0.1:7077",
+    )
     aws_region: str = "us-east-1"
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
     bucket: str = Field(

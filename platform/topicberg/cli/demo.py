@@ -86,6 +86,8 @@ def demo(
 
 
 def _run(config: Settings, console: Console, steps: _Steps, records: int) -> bool:
+    from rich.markup import escape
+
     from topicberg import kafka
     from topicberg.datagen.runner import run_here
     from topicberg.topics import load_topics
@@ -104,7 +106,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
         checks = _materialize(config, endpoints, since)
     for name, passed, description in checks:
         mark = "[green]✓[/]" if passed else "[red]✗[/]"
-        console.print(f"  {mark} check {name}: {description}")
+        console.print(f"  {mark} check {name}: {escape(description)}")
     with steps.step("query the tables through Spark, DuckDB and Snowflake"):
         held = _records_in_kafka(config, endpoints)
         counts = {

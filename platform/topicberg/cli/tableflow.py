@@ -139,6 +139,7 @@ def status(
     """Phase, last commit and error of each topic, in the words of Confluent's API."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from topicberg.settings import settings
     from topicberg.tableflow import control
@@ -163,6 +164,6 @@ def status(
             f"{sum(state.lag.values()):,}",
             str(state.commits),
             str(state.snapshot_id or ""),
-            state.error_message or "",
+            Text(state.error_message or ""),
         )
     Console().print(table)

@@ -10,6 +10,7 @@ import psutil
 from pydantic import BaseModel, ValidationError
 
 from topicberg.errors import TopicbergError
+from topicberg.files import topic_file
 from topicberg.settings import Settings
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
@@ -49,7 +50,7 @@ class DatagenStatus(BaseModel):
 
 
 def status_file(config: Settings, topic: str) -> Path:
-    return config.state_dir / "datagen" / f"{topic}.json"
+    return topic_file(config.state_dir / "datagen", topic)
 
 
 def write_status(config: Settings, status: DatagenStatus) -> None:

@@ -6,7 +6,6 @@ Spark's own launch scripts demand.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def service(context: Context) -> Service:
     catalog = f"spark.sql.catalog.{CATALOG}"
     properties = {
         "spark.app.name": "topicberg",
-        "spark.master": f"local[{os.cpu_count()}]",
+        "spark.master": context.config.spark_master,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -68,6 +67,9 @@ def service(context: Context) -> Service:
         # A client that vanished; one that is idle for longer opens a new session.
         "spark.connect.session.manager.defaultSessionTimeout": "30m",
     }
+    if context.config.spark_master.startswith("spark://"):
+        # Its workers lack these jars; the object store's key they have from their environment.
+        properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))
     text = "".join(f"{key} {value}\n" for key, value in properties.items())
     defaults = write_file(folder / "spark.conf", text)
     options = [

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.files import replace_file
+from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 
@@ -144,7 +144,7 @@ def _folder(config: Settings) -> Path:
 
 
 def _file(config: Settings, topic: str) -> Path:
-    return _folder(config) / f"{topic}.json"
+    return topic_file(_folder(config), topic)
 
 
 def _write(config: Settings, request: Request) -> None:

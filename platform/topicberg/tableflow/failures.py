@@ -26,7 +26,8 @@ def _known(pattern: str, message: str, hint: str) -> _Known:
 # The first that matches; more special ones first.
 _KNOWN = (
     _known(
-        r"No space left on device|DiskOutOfSpace|insufficient.?storage",
+        r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
+        r"insufficient.?storage",
         "the disk of Spark or of the object store is full",
         "free some space; nothing of the batch was committed, it is written again",
     ),
@@ -40,6 +41,11 @@ _KNOWN = (
         r"Status Code: 40[13]|ExpiredToken|InvalidToken",
         "the object store refuses the credentials",
         "check the access key of the deployment and the policy of the bucket",
+    ),
+    _known(
+        r"Service: S3, Status Code: 5\d\d",
+        "the object store fails",
+        "`topicberg logs s3` says why, most often a full disk; the batch is written again",
     ),
     _known(
         r"ForbiddenException|NotAuthorizedException|ForbiddenError|UnauthorizedError|"
@@ -57,6 +63,13 @@ _KNOWN = (
         r"OutOfMemoryError|Java heap space",
         "Spark has not enough memory for the batch",
         "lower tableflow.commit_max_bytes, or give Spark more memory",
+    ),
+    # What Spark Connect says of a session that its server does not know any more.
+    _known(
+        r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE|"
+        r"stopped SparkContext",
+        "Spark ended and was started again, or has dropped the engine's session",
+        "nothing is to be done: the batch is written again in a new session",
     ),
 )
 _CONNECTION = re.compile(r"Connection refused|UnknownHost|Unable to execute HTTP request", re.I)
@@ -84,6 +97,8 @@ def explain(what: str, error: BaseException) -> TopicbergError:
         if known.pattern.search(text):
             return TopicbergError(f"{what}: {known.message}", hint=known.hint)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if details := re.search(r'^\s*details = "(.+)"', text, re.MULTILINE):  # an error of gRPC
+        lines = [details[1]]
     reason = lines[0][:300] if lines else type(error).__name__
     if _CONNECTION.search(text):
         return TopicbergError(

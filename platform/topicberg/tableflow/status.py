@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from topicberg.files import replace_file
+from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.tableflow.offsets import Offsets
 
@@ -43,7 +43,7 @@ class TopicStatus(BaseModel):
 
 
 def status_file(config: Settings, topic: str) -> Path:
-    return config.state_dir / "tableflow" / f"{topic}.json"
+    return topic_file(config.state_dir / "tableflow", topic)
 
 
 def write_status(config: Settings, status: TopicStatus) -> None:

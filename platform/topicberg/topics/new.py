@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
 
 from topicberg.errors import SpecError
 from topicberg.kafka import registry_errors
 from topicberg.topics.loader import check_topics
+from topicberg.topics.spec import TopicSpec
 
 if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
@@ -34,13 +38,14 @@ def new_topic(
             f"subject {subject}: its schema refers to other subjects",
             hint="put the definitions into one schema, or write the spec by hand",
         )
-    schema_file = config.schemas_dir / f"{name}.{_SUFFIXES[kind]}"
+    document = _document(name, subject, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
+    schema_file = config.schemas_dir / document["schema"]["file"]
     spec_file = config.topics_dir / f"{name}.yaml"
     for path in (spec_file, schema_file):
         if path.exists():
             raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
     schema_file.write_text(f"{registered.schema_str}\n")
-    spec_file.write_text(_spec(name, subject, pipeline, kind.lower(), schema_file.name))
+    spec_file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
     _, problems = check_topics(config)
     mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file.name]
     if mine:
@@ -50,16 +55,22 @@ def new_topic(
     return spec_file, schema_file
 
 
-def _spec(name: str, subject: str, pipeline: str, kind: str, file: str) -> str:
-    today = datetime.now(UTC).date()
-    return f"""\
-name: {name}
-pipeline: {pipeline}
-description: Records of the subject {subject}.
-schema: {{format: {kind}, file: {file}}}
-partitions: 6
-write_mode: append
-table:
-  partitioning: [hour($$timestamp)]
-derived_partitions: {{granularity: hourly, start: {today.isoformat()}}}
-"""
+def _document(name: str, subject: str, pipeline: str, kind: str, file: str) -> dict[str, Any]:
+    """:raises SpecError: the topic or the pipeline cannot be called so"""
+    document = {
+        "name": name,
+        "pipeline": pipeline,
+        "description": f"Records of the subject {subject}.",
+        "schema": {"format": kind, "file": file},
+        "partitions": 6,
+        "write_mode": "append",
+        "table": {"partitioning": ["hour($$timestamp)"]},
+        "derived_partitions": {"granularity": "hourly", "start": datetime.now(UTC).date()},
+    }
+    try:
+        TopicSpec.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}"
+        raise SpecError(f"no spec was written for {name!r}: {reason}") from None
+    return document

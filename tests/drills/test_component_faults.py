@@ -1,0 +1,205 @@
+"""Every component of the stack fails in turn, in four ways, and some of them in pairs.
+
+While two topics fill, a fault holds for 15 seconds and is lifted; nobody does anything else. Then
+both tables must hold every record once, in Iceberg and in Snowflake, and the engine must have no
+complaint left. With TOPICBERG_TEST_DRILL_RESULTS=<file>, each drill adds a line of JSON there, of
+which ``tests/drills/table.py`` makes the table in docs/drills.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from faults import FAULTS
+from load import Load
+
+from topicberg import glue
+from topicberg.deploy.confluent.api import Api
+from topicberg.endpoints import Endpoints
+from topicberg.local import stack as local_stack
+from topicberg.settings import settings
+from topicberg.snowflake import sync
+from topicberg.tableflow.status import read_status
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+
+HOLD_SECONDS = 15.0
+RECOVERY_SECONDS = 180.0
+COMPONENTS = (
+    *("kafka", "schema_registry", "s3", "iceberg_rest", "spark"),
+    *("aws", "snowflake", "confluent", "tableflow"),
+)
+PUBLISHERS = ("aws", "snowflake")
+"""Nothing but the step from the Iceberg table to Snowflake asks these."""
+
+Faults = tuple[tuple[str, str], ...]
+SINGLE: list[Faults] = [
+    ((component, fault),)
+    for component in COMPONENTS
+    for fault in FAULTS
+    if (component, fault) != ("tableflow", "lying")  # nobody asks the engine
+]
+PAIRS: list[Faults] = [
+    (("kafka", "killed"), ("s3", "stopped")),
+    (("iceberg_rest", "killed"), ("spark", "killed")),
+    (("tableflow", "killed"), ("iceberg_rest", "stopped")),
+    (("schema_registry", "lying"), ("kafka", "killed")),
+    (("s3", "full"), ("spark", "killed")),
+    (("aws", "full"), ("snowflake", "killed")),
+]
+
+
+@dataclass
+class Watch(threading.Thread):
+    """What a user would see meanwhile: states of `topicberg status`, messages of the engine."""
+
+    load: Load
+    components: tuple[str, ...]
+    states: set[str] = field(default_factory=set)
+    messages: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(daemon=True)
+        self._over = threading.Event()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def run(self) -> None:
+        while not self._over.wait(0.3):
+            for topic in self.load.topics:
+                self.note(read_status(self.load.config, topic).error_message)
+            for service in local_stack.status(self.load.config):
+                if service.name in self.components:
+                    self.states.add(service.state)
+
+    def note(self, message: str | None) -> None:
+        if message and message not in self.messages:
+            self.messages.append(message)
+
+    def close(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def to_snowflake(load: Load) -> int:
+    """The append topic's table to Glue and Snowflake, as its assets do it; rows in Snowflake."""
+    import snowflake.connector
+
+    table = load.table(load.append)
+    client = load.endpoints.boto3("glue", load.config)
+    at = (load.config.cluster_id, load.append)
+    glue.register(client, table, *at)
+    account = load.endpoints.snowflake.model_dump()
+    account["password"] = load.endpoints.snowflake.password.get_secret_value()
+    with snowflake.connector.connect(**account, login_timeout=10) as connection:
+        return sync(connection, load.config, load.append.upper(), at).rows
+
+
+def ask(component: str, load: Load) -> None:
+    """One use of a component that the engine does not need."""
+    if component in PUBLISHERS:
+        to_snowflake(load)
+    elif component == "confluent":
+        endpoints = load.endpoints
+        assert endpoints.confluent_api_key
+        assert endpoints.confluent_api_secret
+        secret = endpoints.confluent_api_secret
+        api = Api(endpoints.confluent, endpoints.confluent_api_key, secret)
+        for environment in api.pages("/org/v2/environments"):
+            assert environment["id"]
+
+
+@pytest.fixture(scope="module")
+def load(stack: Endpoints) -> Iterator[Load]:
+    load = Load(stack, "drill", rate=400)
+    load.start()
+    load.go()
+    load.pause()
+    assert load.caught_up()
+    yield load
+    load.close()
+    time.sleep(3)  # the engine has let go of both
+    for topic in load.topics:
+        load.table(topic).catalog.purge_table((load.config.cluster_id, topic))
+
+
+def _name(faults: Faults) -> str:
+    return "+".join(f"{component}-{fault}" for component, fault in faults)
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="limits of others: Linux alone")
+@pytest.mark.parametrize("faults", [*SINGLE, *PAIRS], ids=_name)
+def test_fault(load: Load, faults: Faults) -> None:
+    components = tuple(component for component, _ in faults)
+    watch = Watch(load, components)
+    watch.start()
+    load.go()
+    time.sleep(2)
+    asking = [threading.Thread(target=_ask, args=(name, load, watch)) for name in components]
+    with ExitStack() as lifted:
+        for component, fault in faults:
+            lifted.enter_context(FAULTS[fault](component))
+        for thread in asking:
+            thread.start()
+        time.sleep(HOLD_SECONDS)
+    began = time.monotonic()
+    load.pause()
+    assert load.caught_up(RECOVERY_SECONDS)
+    while any(_complains(load, topic) for topic in load.topics):
+        assert time.monotonic() - began < RECOVERY_SECONDS, watch.messages
+        time.sleep(0.5)
+    for thread in asking:
+        thread.join(RECOVERY_SECONDS)
+        assert not thread.is_alive()
+    while not all(service.running for service in local_stack.status(settings())):
+        assert time.monotonic() - began < RECOVERY_SECONDS, local_stack.status(settings())
+        time.sleep(0.5)
+    seconds = time.monotonic() - began
+    watch.close()
+    lost, twice = load.lost_and_twice()
+    _record(faults, watch, seconds, lost, twice)
+    assert (lost, twice) == (0, 0)
+    assert to_snowflake(load) == load.sent
+    for message in watch.messages:  # whatever it was, in one line that is no stack trace
+        assert len(message) < 600
+        assert "\tat " not in message
+
+
+def _ask(component: str, load: Load, watch: Watch) -> None:
+    try:
+        ask(component, load)
+    except Exception as error:
+        watch.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _complains(load: Load, topic: str) -> bool:
+    status = read_status(load.config, topic)
+    return bool(status.phase != "RUNNING" or status.error_message)
+
+
+def _record(faults: Faults, watch: Watch, seconds: float, lost: int, twice: int) -> None:
+    path = os.environ.get("TOPICBERG_TEST_DRILL_RESULTS")
+    if not path:
+        return
+    folder = str(settings().state_dir)
+    row = {
+        "faults": faults,
+        "states": sorted(watch.states - {"running"}),
+        "messages": [re.sub(r"\s+", " ", text.replace(folder, "…")) for text in watch.messages],
+        "seconds": round(seconds, 1),
+        "lost": lost,
+        "twice": twice,
+    }
+    with Path(path).open("a") as file:
+        file.write(json.dumps(row) + "\n")
