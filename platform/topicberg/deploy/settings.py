@@ -33,6 +33,9 @@ class DeploySettings(BaseSettings):
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")
     """AWS profile, e.g. of SSO; by default the usual AWS variables."""
 
+    aws_endpoint_url: str | None = Field(default=None, validation_alias="AWS_ENDPOINT_URL")
+    """Of every AWS service; in the local deployment of all but S3, which has a store of its own."""
+
     admin_user_secrets_root_path: str | None = None
     """Secrets Manager secret with Snowflake's admin user and its key pairs."""
     snowflake_warehouse: str | None = None
