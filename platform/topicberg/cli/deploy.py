@@ -32,8 +32,8 @@ ConfluentSecret = Annotated[
     str | None,
     typer.Option(
         "--confluent-api-secret",
-        help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since flags are seen in `ps`; "
-        "'-' asks for it",
+        help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history "
+        "keeps flags; '-' asks for it",
     ),
 ]
 Warehouse = Annotated[
@@ -131,8 +131,13 @@ def delete(
             typer.echo("there is nothing to delete")
             return
         typer.echo("These die, in this order; * with its data:")
+        told = {resource.name for resource in dies}
         for resource in dies:
             typer.echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
+            for inside in sorted(set(resource.contents(world))):
+                if inside.rpartition(".")[2] not in told:
+                    told.add(inside.rpartition(".")[2])
+                    typer.echo(f"      with table {inside}")
         if not yes:
             typer.confirm(f"Delete these {len(dies)} resources?", abort=True)
         with _reporting() as report:

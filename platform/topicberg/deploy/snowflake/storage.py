@@ -103,6 +103,28 @@ def _properties(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {row["property"]: row["property_value"] for row in rows}
 
 
+def _tables(world: World, column: str, used: str) -> list[tuple[str, str, str]]:
+    """Iceberg tables in our database by what they use, whoever made them.
+
+    :param column: of ``SHOW ICEBERG TABLES``: ``catalog_name`` or ``external_volume_name``
+    """
+    database = quote(Names.of(world.config).database)
+    with world.snowflake() as session:
+        rows = session.find(f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
+    return [
+        (row["database_name"], row["schema_name"], row["name"])
+        for row in rows or []
+        if row[column] == used
+    ]
+
+
+def _drop_tables(world: World, column: str, used: str) -> None:
+    """Snowflake drops no volume and no integration that a table uses."""
+    for table in _tables(world, column, used):
+        with world.snowflake() as session:
+            session.run(f"DROP ICEBERG TABLE IF EXISTS {quote(*table)}", INTEGRATOR)
+
+
 @dataclass(frozen=True)
 class Volume(Resource):
     """The bucket, read-only. Its external id is ours: Snowflake's own would change each time."""
@@ -148,7 +170,12 @@ class Volume(Resource):
         with world.snowflake() as session:
             session.run(statement, INTEGRATOR)
 
+    def contents(self, world: World) -> list[str]:
+        return [".".join(table) for table in _tables(world, "external_volume_name", self.name)]
+
     def delete(self, world: World, live: Live) -> None:
+        """With the tables in our database that derived assets made on it."""
+        _drop_tables(world, "external_volume_name", self.name)
         with world.snowflake() as session:
             session.run(f"DROP EXTERNAL VOLUME IF EXISTS {quote(self.name)}", INTEGRATOR)
 
@@ -199,7 +226,12 @@ class Integration(Resource):
         with world.snowflake() as session:
             session.run(statement, INTEGRATOR)
 
+    def contents(self, world: World) -> list[str]:
+        return [".".join(table) for table in _tables(world, "catalog_name", self.name)]
+
     def delete(self, world: World, live: Live) -> None:
+        """With the tables in our database that derived assets made with it."""
+        _drop_tables(world, "catalog_name", self.name)
         with world.snowflake() as session:
             session.run(f"DROP CATALOG INTEGRATION IF EXISTS {quote(self.name)}", INTEGRATOR)
 
