@@ -99,7 +99,8 @@ def create(
     world, graph = _open(_flags(**_given(locals())))
     with exclusive(world), _reporting() as report:
         engine.create(graph, world, report)
-    typer.echo(f"{len(graph)} resources are as they should be; `topicberg deploy plan` is empty")
+    wanted = sum(resource.wanted for resource in graph)
+    typer.echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
 
 
 @app.command()
@@ -220,7 +221,7 @@ def graph(
     from topicberg.topics import load_topics
 
     config = settings()
-    draw(resources(config, load_topics(config)), output)
+    draw([one for one in resources(config, load_topics(config)) if one.wanted], output)
     typer.echo(f"wrote {output}")
 
 

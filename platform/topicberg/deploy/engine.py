@@ -44,7 +44,7 @@ def in_order(resources: Iterable[Resource]) -> list[Resource]:
     """Each resource after all that it needs."""
     by_key = {resource.key: resource for resource in resources}
     order = TopologicalSorter({key: by_key[key].needs for key in by_key}).static_order()
-    return [by_key[key] for key in order]
+    return [by_key[key] for key in order if key in by_key]
 
 
 # --- looking ---
@@ -218,14 +218,33 @@ def _clear(graph: list[Resource], world: World, report: Report) -> None:
 
     :raises DeployError: something could not be deleted
     """
-    if all(resource.wanted for resource in graph):
+    unwanted = [resource for resource in graph if not resource.wanted]
+    if not unwanted:
         return
-    dead = [step.resource for step in plan(graph, world) if step.action is Action.DELETE]
+    steps = plan(_with_needs(unwanted, graph), world)
+    dead = [step.resource for step in steps if step.action is Action.DELETE]
     found: list[Found] = [(one, world.live[one.key]) for one in reversed(dead)]
     left = delete(found, world, report)
     if left:
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
+
+
+def _with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Resource]:
+    """The chosen ones and all that they need."""
+    by_key = {resource.key: resource for resource in graph}
+    found: dict[str, Resource] = {}
+
+    def add(resource: Resource) -> None:
+        if resource.key not in found:
+            found[resource.key] = resource
+            for key in resource.needs:
+                if key in by_key:
+                    add(by_key[key])
+
+    for resource in chosen:
+        add(resource)
+    return list(found.values())
 
 
 def _patiently(resource: Resource, world: World, report: Report) -> None:

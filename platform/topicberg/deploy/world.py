@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,7 +141,8 @@ class World:
         """A boto3 client: thread-safe, and retrying as AWS's SDK does."""
         with self._lock:
             if service not in self._clients:
-                self._clients[service] = self._client(service)
+                client = self._clients[service] = self._client(service)
+                client.meta.events.register("needs-retry", _too_many)
             return self._clients[service]
 
     def _client(self, service: str) -> Any:
@@ -215,3 +217,10 @@ class World:
                 if broken(error):
                     self._session = None
                 raise
+
+
+def _too_many(response: Any, attempts: int, **_: Any) -> float | None:
+    """Seconds to wait after a 429 without one of AWS's codes, which its SDK does not repeat."""
+    if response is None or response[0].status_code != 429 or attempts >= AWS_ATTEMPTS:
+        return None
+    return random.uniform(0.5, 1.0) * min(20.0, 2.0 ** (attempts - 1))  # noqa: S311
