@@ -97,8 +97,11 @@ class Endpoints(BaseModel):
             config["basic.auth.user.info"] = self.schema_registry_user_info.get_secret_value()
         return SchemaRegistryClient(config)
 
-    def boto3(self, service: str, config: Settings | None = None) -> Any:
-        """A boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint."""
+    def boto3(self, service: str, config: Settings | None = None, options: Any = None) -> Any:
+        """A boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint.
+
+        :param options: a ``botocore.config.Config``
+        """
         import boto3
 
         on_s3 = service == "s3"
@@ -110,6 +113,7 @@ class Endpoints(BaseModel):
             endpoint_url=self.s3 if on_s3 else self.aws,
             aws_access_key_id=access_key.get_secret_value() if access_key else None,
             aws_secret_access_key=secret_key.get_secret_value() if secret_key else None,
+            config=options,
         )
 
     def catalog(self, config: Settings | None = None) -> Catalog:

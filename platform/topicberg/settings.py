@@ -56,6 +56,15 @@ class Settings(BaseSettings):
         description="holds every table; S3 takes no underscore, Snowflake no dot",
     )
 
+    snowflake_catalog: Literal["glue", "glue_rest", "open_catalog", "iceberg_rest"] = Field(
+        default="glue",
+        description="where Snowflake finds the topics' tables: Glue, Glue's Iceberg REST API, "
+        "Snowflake Open Catalog, or another Iceberg REST catalog",
+    )
+    snowflake_linked_database: bool = Field(
+        default=False, description="a database that follows that catalog by itself; not with glue"
+    )
+
     @property
     def topics_dir(self) -> Path:
         return self.project_root / "platform" / "topics"

@@ -2,7 +2,8 @@
 
 Names are quoted and values escaped here and nowhere else.
 Source: Snowflake SQL reference, ``CREATE EXTERNAL VOLUME``, ``CREATE CATALOG INTEGRATION (Apache
-Iceberg, AWS Glue)``, ``CREATE ICEBERG TABLE (AWS Glue)``, ``ALTER ICEBERG TABLE … REFRESH``.
+Iceberg, AWS Glue; Iceberg REST; Snowflake Open Catalog)``, ``CREATE ICEBERG TABLE (AWS Glue)``,
+``ALTER ICEBERG TABLE … REFRESH``, ``CREATE DATABASE (catalog-linked)``.
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import SecretStr
+
 from topicberg.deploy.names import Names as DeployNames
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
 
     from topicberg.settings import Settings
+
+
+LINKED_SECONDS = 60
+"""Between two looks of a catalog-linked database."""
 
 
 def quote(*names: str) -> str:
@@ -39,6 +46,10 @@ class Names:
     volume: str
     location: str
     integration: str
+    """Of Glue."""
+    rest_integration: str
+    """Of another REST catalog, where the topics' tables are in one."""
+    linked_database: str
 
     @staticmethod
     def of(config: Settings) -> Names:
@@ -49,6 +60,8 @@ class Names:
             volume=config.snowflake_name("volume"),
             location=config.snowflake_name("location"),
             integration=config.snowflake_name("catalog_integration"),
+            rest_integration=config.snowflake_name("rest_catalog_integration"),
+            linked_database=config.snowflake_name("linked_database"),
         )
 
     def table(self, name: str) -> str:
@@ -73,9 +86,20 @@ def create_volume(config: Settings) -> str:
 
 
 def create_integration(config: Settings) -> str:
+    """With Glue, or with its Iceberg REST API."""
+    begin = f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(Names.of(config).integration)} "
+    if config.snowflake_catalog == "glue_rest":
+        return (
+            f"{begin}CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG "
+            f"CATALOG_NAMESPACE = {text(config.cluster_id)} "
+            f"REST_CONFIG = (CATALOG_URI = {text(glue_rest_uri(config))} "
+            f"CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = {text(config.aws_account_id)}) "
+            f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = {text(role_arn(config))} "
+            f"SIGV4_SIGNING_REGION = {text(config.aws_region)} "
+            f"SIGV4_EXTERNAL_ID = {text(config.prefix)}) ENABLED = TRUE"
+        )
     return (
-        f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(Names.of(config).integration)} "
-        "CATALOG_SOURCE = GLUE TABLE_FORMAT = ICEBERG "
+        f"{begin}CATALOG_SOURCE = GLUE TABLE_FORMAT = ICEBERG "
         f"GLUE_AWS_ROLE_ARN = {text(role_arn(config))} "
         f"GLUE_CATALOG_ID = {text(config.aws_account_id)} "
         f"GLUE_REGION = {text(config.aws_region)} "
@@ -83,13 +107,87 @@ def create_integration(config: Settings) -> str:
     )
 
 
+def glue_rest_uri(config: Settings) -> str:
+    return f"https://glue.{config.aws_region}.amazonaws.com/iceberg"
+
+
+@dataclass(frozen=True)
+class RestLogin:
+    """How Snowflake logs in to a REST catalog, by OAuth.
+
+    :param catalog: its name there
+    :param token_uri: where tokens are from; None: the catalog's own
+    """
+
+    uri: str
+    catalog: str | None
+    client_id: str
+    client_secret: SecretStr
+    scope: str
+    token_uri: str | None = None
+
+
+def create_rest_integration(config: Settings, login: RestLogin) -> str:
+    """With Snowflake Open Catalog, or with another REST catalog."""
+    source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
+    catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
+    token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
+    return (
+        "CREATE CATALOG INTEGRATION IF NOT EXISTS "
+        f"{quote(Names.of(config).rest_integration)} "
+        f"CATALOG_SOURCE = {source} TABLE_FORMAT = ICEBERG "
+        f"CATALOG_NAMESPACE = {text(config.cluster_id)} "
+        f"REST_CONFIG = (CATALOG_URI = {text(login.uri)}{catalog}) "
+        f"REST_AUTHENTICATION = (TYPE = OAUTH {token}"
+        f"OAUTH_CLIENT_ID = {text(login.client_id)} "
+        f"OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())} "
+        f"OAUTH_ALLOWED_SCOPES = ({text(login.scope)})) ENABLED = TRUE"
+    )
+
+
+def set_rest_secret(config: Settings, login: RestLogin) -> str:
+    return (
+        f"ALTER CATALOG INTEGRATION {quote(Names.of(config).rest_integration)} SET "
+        "REST_AUTHENTICATION = "
+        f"(OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())})"
+    )
+
+
+def topic_integration(config: Settings) -> str:
+    """The integration by which Snowflake finds the topics' tables."""
+    names = Names.of(config)
+    by_glue = config.snowflake_catalog in ("glue", "glue_rest")
+    return names.integration if by_glue else names.rest_integration
+
+
+def create_linked_database(config: Settings) -> str:
+    """A database of what the catalog has of the cluster, which follows it by itself."""
+    names = Names.of(config)
+    return (
+        f"CREATE DATABASE IF NOT EXISTS {quote(names.linked_database)} "
+        f"LINKED_CATALOG = (CATALOG = {text(topic_integration(config))}, "
+        f"ALLOWED_NAMESPACES = ({text(config.cluster_id)}), ALLOWED_WRITE_OPERATIONS = NONE, "
+        f"SYNC_INTERVAL_SECONDS = {LINKED_SECONDS}), EXTERNAL_VOLUME = {text(names.volume)}"
+    )
+
+
 def create_table(
-    names: Names, table: str, glue_database: str, glue_table: str, *, auto_refresh: bool = False
+    names: Names,
+    table: str,
+    glue_database: str,
+    glue_table: str,
+    *,
+    integration: str | None = None,
+    auto_refresh: bool = False,
 ) -> str:
+    """
+    :param integration: Glue's by default
+    """
     follow = " AUTO_REFRESH = TRUE" if auto_refresh else ""
     return (
         f"CREATE ICEBERG TABLE IF NOT EXISTS {names.table(table)} "
-        f"EXTERNAL_VOLUME = {text(names.volume)} CATALOG = {text(names.integration)} "
+        f"EXTERNAL_VOLUME = {text(names.volume)} "
+        f"CATALOG = {text(integration or names.integration)} "
         f"CATALOG_TABLE_NAME = {text(glue_table)} CATALOG_NAMESPACE = {text(glue_database)}"
         f"{follow}"
     )

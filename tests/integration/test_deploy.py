@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import requests
+from faulty_proxy import KINDS, FaultyProxy
 
 from topicberg.deploy import engine
 from topicberg.deploy.aws.iam import document
@@ -23,7 +25,7 @@ from topicberg.deploy.secrets import ApiKey
 from topicberg.deploy.world import World, open_world
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
-from topicberg.snowflake import quote
+from topicberg.snowflake import Names, create_table, quote
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
 TOPICBERG = Path(sys.executable).parent / "topicberg"
@@ -40,8 +42,9 @@ KILLED_AFTER = (3, 18, 40)
 class Platform:
     """A deployment of the test's topics, looked at anew each time."""
 
-    def __init__(self, stack: Endpoints) -> None:
+    def __init__(self, stack: Endpoints, *proxies: FaultyProxy) -> None:
         self.stack = stack
+        self.proxies = proxies
 
     def open(self) -> tuple[World, list[Resource]]:
         world = open_world(settings())
@@ -63,7 +66,21 @@ class Platform:
         found = engine.existing(graph, world, lambda *_: None)
         return engine.delete(found, world, lambda *_: None)
 
-    def faults(self, method: str, fault: object = None) -> None:
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """One request in ten to Confluent, to AWS and to Snowflake fails."""
+        for fault in FAULTS:
+            self._faults("POST", fault)
+        for proxy in self.proxies:
+            proxy.failing = True
+        try:
+            yield
+        finally:
+            self._faults("DELETE")
+            for proxy in self.proxies:
+                proxy.failing = False
+
+    def _faults(self, method: str, fault: object = None) -> None:
         assert self.stack.confluent_admin_token
         token = self.stack.confluent_admin_token.get_secret_value()
         requests.request(
@@ -77,10 +94,18 @@ class Platform:
 
 @pytest.fixture(scope="module")
 def platform(stack: Endpoints) -> Iterator[Platform]:
-    platform = Platform(stack)
-    yield platform
-    platform.faults("DELETE")
-    platform.delete()
+    snowflake = f"http://{stack.snowflake.host}:{stack.snowflake.port}"
+    with (
+        FaultyProxy(stack.aws or "") as aws,
+        FaultyProxy(snowflake) as account,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("AWS_ENDPOINT_URL", aws.url)
+        patch.setenv("TOPICBERG_SNOWFLAKE_HOST", "127.0.0.1")
+        patch.setenv("TOPICBERG_SNOWFLAKE_PORT", str(account.port))
+        platform = Platform(stack, aws, account)
+        yield platform
+        platform.delete()
 
 
 def _kill_create(after: int) -> None:
@@ -99,13 +124,17 @@ def _ours(world: World) -> list[dict[str, object]]:
     return [key for key in keys if key["spec"]["display_name"].endswith("(topicberg)")]
 
 
+def _foreign_table(world: World) -> str:
+    names = Names.of(world.config)
+    return create_table(names, "BY_HAND", world.cluster, "stock_trades", auto_refresh=True)
+
+
 def test_1_create_through_faults_and_kills_ends_with_an_empty_plan(platform: Platform) -> None:
-    for fault in FAULTS:
-        platform.faults("POST", fault)
-    for after in KILLED_AFTER:
-        _kill_create(after)
-    platform.create()
-    platform.faults("DELETE")
+    with platform.failing():
+        for after in KILLED_AFTER:
+            _kill_create(after)
+        platform.create()
+    assert all(set(proxy.hits) == set(KINDS) for proxy in platform.proxies)
     assert platform.plan() == {}
 
     world, graph = platform.open()
@@ -174,7 +203,8 @@ def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
         "snowflake/warehouse": "change",
     }
     assert drift["snowflake/warehouse"].changes == {"size": ("LARGE", "XSMALL")}
-    platform.create()
+    with platform.failing():
+        platform.create()
     assert platform.plan() == {}
 
 
@@ -186,7 +216,8 @@ def test_5_rotated_keys_overlap(platform: Platform) -> None:
     for _ in range(3):
         platform_world, _ = platform.open()
         told: list[str] = []
-        assert rotate(graph, platform_world, told.append, force=True) == 7
+        with platform.failing():
+            assert rotate(graph, platform_world, told.append, force=True) == 7
         assert not any(key.secret.get_secret_value() in "".join(told) for key in before)
         engine.plan(graph, platform_world)
         before.append(platform_world.active_key("key/cloud"))
@@ -211,10 +242,10 @@ def test_6_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> 
     for key in world.cloud.pages("/iam/v2/api-keys"):
         if "tableflow (topicberg)" in key["spec"]["display_name"]:
             world.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
-    for fault in FAULTS:
-        platform.faults("POST", fault)
-    left = platform.delete()
-    platform.faults("DELETE")
+    with world.snowflake() as session:  # what derived assets make
+        session.run(_foreign_table(world), "SYSADMIN")
+    with platform.failing():
+        left = platform.delete()
     assert left == {}
     world, graph = platform.open()
     assert engine.existing(graph, world, lambda *_: None) == []

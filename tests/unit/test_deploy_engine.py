@@ -190,9 +190,10 @@ def test_what_is_not_wanted_any_more_is_deleted_first(world: World) -> None:
 def test_tableflow_that_is_turned_off_is_deleted_with_its_table() -> None:
     (spec,) = [spec for spec in load_topics() if spec.name == "stock_trades"]
     document = spec.model_dump(by_alias=True)
+    before = {one.key for one in resources(CONFIG, [spec]) if not one.wanted}
     document["tableflow"]["enabled"] = False
     graph = resources(CONFIG, [TopicSpec.model_validate(document)])
-    assert {one.key for one in graph if not one.wanted} == {
+    assert {one.key for one in graph if not one.wanted} - before == {
         "confluent/tableflow/stock_trades",
         "snowflake/table/stock_trades",
         "snowflake/grant/reader/table/stock_trades",
@@ -200,6 +201,24 @@ def test_tableflow_that_is_turned_off_is_deleted_with_its_table() -> None:
 
 
 # --- the real graph ---
+
+
+@pytest.mark.parametrize(
+    ("catalog", "integration"),
+    [
+        ("glue", "snowflake/integration"),
+        ("glue_rest", "snowflake/integration"),
+        ("open_catalog", "snowflake/rest_integration"),
+        ("iceberg_rest", "snowflake/rest_integration"),
+    ],
+)
+def test_tables_come_after_the_integration_that_finds_them(catalog: str, integration: str) -> None:
+    config = Settings.model_validate({"prefix": "demo", "snowflake_catalog": catalog})
+    graph = {one.key: one for one in resources(config, load_topics())}
+    assert graph[integration].wanted
+    assert integration in graph["snowflake/table/stock_trades"].needs
+    assert graph["snowflake/rest_integration"].wanted == ("rest_" in integration)
+    assert not graph["snowflake/linked_database"].wanted
 
 
 def test_every_need_is_there_and_comes_first() -> None:

@@ -39,6 +39,13 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
     assert spec.pipeline == "shop"
 
 
+def test_the_spec_decides_again_once_a_request_is_forgotten(config: Settings) -> None:
+    control.disable(config, "orders")
+    control.forget(config, "orders")
+    control.forget(config, "orders")
+    assert set(control.enabled_topics(config)) == {"orders"}
+
+
 def test_a_topic_without_a_spec(config: Settings) -> None:
     control.enable(config, "clicks", {"retention_ms": 86_400_000}, "upsert")
     spec = control.enabled_topics(config)["clicks"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
+from topicberg.cli.argv import hide_secrets
 
-import typer
+hide_secrets()
 
-from topicberg.errors import TopicbergError
+import sys  # noqa: E402
+from importlib import import_module  # noqa: E402
+
+import typer  # noqa: E402
+
+from topicberg.errors import TopicbergError  # noqa: E402
 
 app = typer.Typer(
     name="topicberg",

@@ -32,8 +32,8 @@ ConfluentSecret = Annotated[
     str | None,
     typer.Option(
         "--confluent-api-secret",
-        help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since flags are seen in `ps`; "
-        "'-' asks for it",
+        help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history "
+        "keeps flags; '-' asks for it",
     ),
 ]
 Warehouse = Annotated[
@@ -99,7 +99,8 @@ def create(
     world, graph = _open(_flags(**_given(locals())))
     with exclusive(world), _reporting() as report:
         engine.create(graph, world, report)
-    typer.echo(f"{len(graph)} resources are as they should be; `topicberg deploy plan` is empty")
+    wanted = sum(resource.wanted for resource in graph)
+    typer.echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
 
 
 @app.command()
@@ -131,8 +132,13 @@ def delete(
             typer.echo("there is nothing to delete")
             return
         typer.echo("These die, in this order; * with its data:")
+        told = {resource.name for resource in dies}
         for resource in dies:
             typer.echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
+            for inside in sorted(set(resource.contents(world))):
+                if inside.rpartition(".")[2] not in told:
+                    told.add(inside.rpartition(".")[2])
+                    typer.echo(f"      with table {inside}")
         if not yes:
             typer.confirm(f"Delete these {len(dies)} resources?", abort=True)
         with _reporting() as report:
@@ -215,7 +221,7 @@ def graph(
     from topicberg.topics import load_topics
 
     config = settings()
-    draw(resources(config, load_topics(config)), output)
+    draw([one for one in resources(config, load_topics(config)) if one.wanted], output)
     typer.echo(f"wrote {output}")
 
 

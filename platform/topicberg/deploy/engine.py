@@ -6,18 +6,13 @@ not need each other run at the same time: most of the time is waiting for a vend
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 
-from botocore.exceptions import ClientError
-
-from topicberg.deploy.confluent.api import (
-    ConflictError,
-    CredentialsError,
-    GoneError,
-    UncertainError,
-)
+from topicberg.deploy.confluent.api import ConflictError, CredentialsError, GoneError
+from topicberg.deploy.passing import exists, gone, passes, unanswered
 from topicberg.deploy.resource import (
     Action,
     CannotChangeError,
@@ -29,7 +24,7 @@ from topicberg.deploy.resource import (
     compare,
 )
 from topicberg.deploy.wait import until
-from topicberg.deploy.world import World
+from topicberg.deploy.world import WORKERS, World
 from topicberg.errors import TopicbergError
 
 Report = Callable[[Resource, str], None]
@@ -37,12 +32,8 @@ Report = Callable[[Resource, str], None]
 
 GONE_SECONDS = 30 * 60.0
 TRIES = 8
-EVENTUAL = ("NoSuchEntity", "MalformedPolicyDocument", "DeleteConflict")
-"""What IAM answers while a change is not everywhere: a principal that it does not know yet is
-called a malformed policy."""
 PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Seconds between attempts that were refused: permissions take about 90 seconds to spread."""
-WORKERS = 8
 
 
 class DeployError(TopicbergError):
@@ -53,7 +44,7 @@ def in_order(resources: Iterable[Resource]) -> list[Resource]:
     """Each resource after all that it needs."""
     by_key = {resource.key: resource for resource in resources}
     order = TopologicalSorter({key: by_key[key].needs for key in by_key}).static_order()
-    return [by_key[key] for key in order]
+    return [by_key[key] for key in order if key in by_key]
 
 
 # --- looking ---
@@ -110,7 +101,15 @@ def difference(resource: Resource, world: World, live: Live) -> Changes:
 
 def plan(resources: Iterable[Resource], world: World) -> list[Step]:
     """What ``create`` would do with each resource, in order."""
-    return [examine(resource, world) for resource in in_order(resources)]
+    by_key = {resource.key: resource for resource in in_order(resources)}
+    steps: dict[str, Step] = {}
+
+    def look_at(resource: Resource) -> None:
+        steps[resource.key] = examine(resource, world)
+
+    for error in _walk(by_key, look_at).values():
+        raise error
+    return [steps[key] for key in by_key]
 
 
 # --- creating ---
@@ -156,14 +155,15 @@ def _make(resource: Resource, world: World) -> None:
     for attempt in range(1, TRIES + 1):
         try:
             resource.create(world)
-        except (UncertainError, GoneError, ConflictError) as error:
-            if attempt == TRIES:
+        except Exception as error:
+            made = exists(error)
+            if attempt == TRIES or not (made or passes(error)):
                 raise
             world.sleep(pause)
             pause = min(30.0, pause * 2)
             if look(resource, world) is not None:
                 return
-            if isinstance(error, ConflictError) and attempt > 4:
+            if made and attempt > 4:
                 raise
         else:
             return
@@ -176,8 +176,8 @@ def _mend(resource: Resource, world: World, live: Live, changes: Changes, report
             try:
                 resource.update(world, live, changes)
                 break
-            except UncertainError:
-                if attempt == TRIES:
+            except Exception as error:
+                if attempt == TRIES or not (exists(error) or passes(error)):
                     raise
                 world.sleep(min(30.0, 2.0**attempt))
                 live = look(resource, world) or live
@@ -218,14 +218,33 @@ def _clear(graph: list[Resource], world: World, report: Report) -> None:
 
     :raises DeployError: something could not be deleted
     """
-    if all(resource.wanted for resource in graph):
+    unwanted = [resource for resource in graph if not resource.wanted]
+    if not unwanted:
         return
-    dead = [step.resource for step in plan(graph, world) if step.action is Action.DELETE]
-    found = [(resource, world.live.get(resource.key)) for resource in reversed(dead)]
+    steps = plan(_with_needs(unwanted, graph), world)
+    dead = [step.resource for step in steps if step.action is Action.DELETE]
+    found: list[Found] = [(one, world.live[one.key]) for one in reversed(dead)]
     left = delete(found, world, report)
     if left:
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
+
+
+def _with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Resource]:
+    """The chosen ones and all that they need."""
+    by_key = {resource.key: resource for resource in graph}
+    found: dict[str, Resource] = {}
+
+    def add(resource: Resource) -> None:
+        if resource.key not in found:
+            found[resource.key] = resource
+            for key in resource.needs:
+                if key in by_key:
+                    add(by_key[key])
+
+    for resource in chosen:
+        add(resource)
+    return list(found.values())
 
 
 def _patiently(resource: Resource, world: World, report: Report) -> None:
@@ -234,12 +253,8 @@ def _patiently(resource: Resource, world: World, report: Report) -> None:
         try:
             converge(resource, world, report)
             return
-        except (GoneError, CredentialsError, UncertainError):
-            if pause is None:
-                raise
-            world.sleep(pause)
-        except ClientError as error:
-            if pause is None or error.response["Error"]["Code"] not in EVENTUAL:
+        except Exception as error:
+            if pause is None or not passes(error):
                 raise
             world.sleep(pause)
 
@@ -289,41 +304,41 @@ def _reason(error: Exception) -> str:
 # --- deleting ---
 
 
-def existing(
-    resources: Iterable[Resource], world: World, report: Report
-) -> list[tuple[Resource, Live | None]]:
-    """What there is to delete, in the order of deletion. None: it cannot be seen.
+Found = tuple[Resource, Live | str]
+"""What there is, or why it cannot be seen."""
+
+
+def existing(resources: Iterable[Resource], world: World, report: Report) -> list[Found]:
+    """What there is to delete, in the order of deletion.
 
     A key without which something cannot be seen, and so not deleted, is made anew.
     """
-    order = in_order(resources)
-    by_key = {resource.key: resource for resource in order}
-    found: list[tuple[Resource, Live | None]] = []
-    for resource in order:
+    by_key = {resource.key: resource for resource in in_order(resources)}
+    found: dict[str, Live | str] = {}
+    one_at_a_time = threading.Lock()
+
+    def reveal(resource: Resource) -> Live | None:
         try:
-            live = _reveal(resource, world, by_key, report)
+            return look(resource, world)
         except MissingError as error:
-            if error.key not in resource.within:
-                found.append((resource, None))
-        except (CredentialsError, GoneError):
-            found.append((resource, None))
+            if error.key in resource.within:
+                return None
+            with one_at_a_time:
+                if error.key not in world.live or not world.live[error.key].facts.get("key"):
+                    converge(by_key[error.key], world, report)
+        return look(resource, world)
+
+    def look_at(resource: Resource) -> None:
+        try:
+            live = reveal(resource)
+        except Exception as error:  # the others are still to be deleted
+            found[resource.key] = f"cannot be seen: {_reason(error)}"
         else:
             if live is not None and resource.is_ours(world):
-                found.append((resource, live))
-    found.reverse()
-    return found
+                found[resource.key] = live
 
-
-def _reveal(
-    resource: Resource, world: World, by_key: dict[str, Resource], report: Report
-) -> Live | None:
-    try:
-        return look(resource, world)
-    except MissingError as error:
-        if error.key in resource.within:
-            raise
-        converge(by_key[error.key], world, report)
-    return look(resource, world)
+    _walk(by_key, look_at)
+    return [(by_key[key], found[key]) for key in reversed(by_key) if key in found]
 
 
 def remove(resource: Resource, world: World, live: Live) -> None:
@@ -335,18 +350,28 @@ def remove(resource: Resource, world: World, live: Live) -> None:
         try:
             resource.delete(world, live)
             break
-        except GoneError:
-            break
-        except ConflictError:  # something that used it is not gone everywhere yet
-            if attempt == TRIES:
+        except Exception as error:
+            # A conflict: something that used it is not gone everywhere yet.
+            if gone(error) and getattr(error, "status", 404) != 403:
+                break
+            if attempt == TRIES or not (isinstance(error, ConflictError) or passes(error)):
                 raise
             world.sleep(min(30.0, 2.0**attempt))
-    until(lambda: look(resource, world) is None, f"{resource.title} is gone", GONE_SECONDS)
+            if look(resource, world) is None:
+                return
+
+    def is_gone() -> bool:
+        try:
+            return look(resource, world) is None
+        except Exception as error:
+            if not unanswered(error):
+                raise
+            return False
+
+    until(is_gone, f"{resource.title} is gone", GONE_SECONDS)
 
 
-def delete(
-    found: list[tuple[Resource, Live | None]], world: World, report: Report
-) -> dict[str, str]:
+def delete(found: list[Found], world: World, report: Report) -> dict[str, str]:
     """Delete what :func:`existing` found, each after all that needs it.
 
     Goes on after a failure, but keeps what the failed resource needs: without it the next run
@@ -361,8 +386,8 @@ def delete(
             left[resource.title] = f"{kept[resource.key]} is left and needs it"
             _keep(kept, resource)
             continue
-        if live is None:
-            left[resource.title] = "cannot be seen; dies with what contains it"
+        if isinstance(live, str):
+            left[resource.title] = live
             continue
         report(resource, "deleting")
         try:

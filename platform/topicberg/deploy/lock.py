@@ -2,8 +2,10 @@
 
 The parameter is made only where there is none, which AWS decides for one of several. Its holder
 renews it; one that stopped renewing is taken over. A write returns the parameter's new version, and
-versions only grow by one: who takes a lease over at version n and is told n + 1 was alone, and a
-holder that finds a version it did not write has lost the lease. So there are never two holders.
+versions only grow by one: who takes a lease over at version n and is told n + 1 was alone. A write
+may be carried out twice, when the first answer was lost: versions n + 1 to now are then all of the
+same holder, which the parameter's history tells. A holder that finds the lease another's has lost
+it. So there are never two holders.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -43,33 +46,36 @@ def exclusive(world: World, wait_seconds: float = 0.0) -> Iterator[None]:
     """
     client = world.aws("ssm")
     name = world.names.lock
-    version = _acquire(client, name, wait_seconds)
+    me = uuid.uuid4().hex
+    _acquire(client, name, me, wait_seconds)
     stop = threading.Event()
-    holder = threading.Thread(target=_renew, args=(client, name, version, stop), daemon=True)
+    holder = threading.Thread(target=_renew, args=(client, name, me, stop), daemon=True)
     holder.start()
     try:
         yield
     finally:
         stop.set()
         holder.join()
-        try:
-            client.delete_parameter(Name=name)
-        except client.exceptions.ParameterNotFound:
-            logger.warning("the deploy lock was gone before its time")
+        if _holder(client, name)[1].get("holder") == me:
+            with suppress(client.exceptions.ParameterNotFound):  # the first answer was lost
+                client.delete_parameter(Name=name)
 
 
-def _acquire(client: Any, name: str, wait_seconds: float) -> int:
+def _acquire(client: Any, name: str, me: str, wait_seconds: float) -> None:
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
-            return int(_write(client, name, overwrite=False))
+            _write(client, name, me, overwrite=False)
+            return
         except client.exceptions.ParameterAlreadyExists:
             version, holder = _holder(client, name)
+        if holder.get("holder") == me:  # made by a request whose answer was lost
+            return
         if version and _is_dead(holder):
-            written = _write(client, name, overwrite=True)
-            if written == version + 1:
+            written = _write(client, name, me, overwrite=True)
+            if all(_wrote(client, name, me, one) for one in range(version + 1, written)):
                 logger.info("took over the deploy lock of %s", _told(holder))
-                return written
+                return
         if time.monotonic() >= deadline:
             raise LockedError(
                 f"another deploy is under way: {_told(holder)}",
@@ -78,13 +84,14 @@ def _acquire(client: Any, name: str, wait_seconds: float) -> int:
         time.sleep(1.0)
 
 
-def _write(client: Any, name: str, *, overwrite: bool) -> int:
-    me = psutil.Process()
+def _write(client: Any, name: str, me: str, *, overwrite: bool) -> int:
+    """Returns the parameter's version."""
     value = json.dumps(
         {
+            "holder": me,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "started": me.create_time(),
+            "started": psutil.Process().create_time(),
             "renewed": time.time(),
         }
     )
@@ -103,6 +110,15 @@ def _holder(client: Any, name: str) -> tuple[int, dict[str, Any]]:
     except ValueError:
         holder = {}
     return int(parameter["Version"]), holder if isinstance(holder, dict) else {}
+
+
+def _wrote(client: Any, name: str, me: str, version: int) -> bool:
+    """Whether a version that is not the newest any more is ours."""
+    try:
+        parameter = client.get_parameter(Name=f"{name}:{version}")["Parameter"]
+    except client.exceptions.ParameterNotFound:
+        return False
+    return f'"holder": "{me}"' in parameter["Value"]
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
@@ -125,15 +141,17 @@ def _told(holder: dict[str, Any]) -> str:
     return f"process {holder.get('pid')} on {holder.get('host')}, last seen {since}"
 
 
-def _renew(client: Any, name: str, version: int, stop: threading.Event) -> None:
+def _renew(client: Any, name: str, me: str, stop: threading.Event) -> None:
     while not stop.wait(RENEW_SECONDS):
         try:
-            written = _write(client, name, overwrite=True)
+            version, holder = _holder(client, name)
+            if holder.get("holder") == me:
+                written = _write(client, name, me, overwrite=True)
+                if all(_wrote(client, name, me, one) for one in range(version + 1, written)):
+                    continue
         except Exception as error:  # the next renewal may work; the lease lasts a few of them
             logger.warning("the deploy lock could not be renewed: %s", type(error).__name__)
             continue
-        if written != version + 1:
-            logger.error("another deploy took the lock over: this one stops")
-            os.kill(os.getpid(), 2)
-            return
-        version = written
+        logger.error("another deploy took the lock over: this one stops")
+        os.kill(os.getpid(), 2)
+        return

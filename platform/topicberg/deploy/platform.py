@@ -36,12 +36,15 @@ from topicberg.deploy.snowflake.storage import (
     Container,
     IcebergTable,
     Integration,
+    LinkedDatabase,
     ReadingRole,
+    RestIntegration,
     Volume,
     Warehouse,
 )
 from topicberg.deploy.world import CLUSTER, ENVIRONMENT, REGISTRY
 from topicberg.snowflake import Names as SnowflakeNames
+from topicberg.snowflake import topic_integration
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -308,6 +311,22 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
 
     yield Volume("snowflake/volume", called.volume, (CLUSTER, "aws/bucket"))
     yield Integration("snowflake/integration", called.integration, (CLUSTER,))
+    rest = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
+    yield RestIntegration(
+        "snowflake/rest_integration",
+        called.rest_integration,
+        (CLUSTER, "confluent/catalog_integration"),
+        (CLUSTER,),
+        rest,
+    )
+    of_topics = _topic_integration(config)
+    yield LinkedDatabase(
+        "snowflake/linked_database",
+        called.linked_database,
+        (of_topics, "snowflake/volume", "aws/role/snowflake"),
+        (of_topics, "snowflake/volume"),
+        config.snowflake_linked_database,
+    )
     yield Policy(
         "aws/policy/snowflake",
         names.snowflake_policy,
@@ -321,6 +340,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         trust=snowflake_trust,
         policy="aws/policy/snowflake",
         volume=called.volume,
+        integration=called.integration,
     )
     for on, target, needed in (
         ("WAREHOUSE", (called.warehouse,), "snowflake/warehouse"),
@@ -335,6 +355,20 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         ("INTEGRATION", (called.integration,), "snowflake/integration"),
     ):  # SYSADMIN makes the tables that use them
         yield _grant("SYSADMIN", "USAGE", on, target, needed)
+    for role in (reader, "SYSADMIN"):
+        needs = ("snowflake/rest_integration",)
+        needs += ("snowflake/role/system_admin",) if role == reader else ()
+        grant = _grant(role, "USAGE", "INTEGRATION", (called.rest_integration,), *needs)
+        yield replace(grant, wanted=rest)
+    linked = ("snowflake/linked_database", "snowflake/role/system_admin")
+    usage = _grant(reader, "USAGE", "DATABASE", (called.linked_database,), *linked)
+    yield replace(usage, wanted=config.snowflake_linked_database)
+
+
+def _topic_integration(config: Settings) -> str:
+    """Key of the integration by which Snowflake finds the topics' tables."""
+    rest = topic_integration(config) == SnowflakeNames.of(config).rest_integration
+    return "snowflake/rest_integration" if rest else "snowflake/integration"
 
 
 def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str) -> Grant:
@@ -356,8 +390,12 @@ def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: 
 def _snowflake_table(spec: TopicSpec, config: Settings) -> Iterator[Resource]:
     called = SnowflakeNames.of(config)
     table = f"snowflake/table/{spec.asset_name}"
-    within = ("snowflake/schema", "snowflake/volume", "snowflake/integration")
-    grants = ("snowflake/grant/sysadmin/volume", "snowflake/grant/sysadmin/integration")
+    integration = _topic_integration(config)
+    within = ("snowflake/schema", "snowflake/volume", integration)
+    grants = (
+        "snowflake/grant/sysadmin/volume",
+        f"snowflake/grant/sysadmin/{integration.removeprefix('snowflake/')}",
+    )
     yield IcebergTable(
         table,
         spec.snowflake_name,

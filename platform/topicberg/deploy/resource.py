@@ -120,6 +120,10 @@ class Resource:
         :raises TopicbergError: it failed, or takes too long
         """
 
+    def contents(self, world: World) -> list[str]:
+        """What dies with it and is no resource of its own, for the confirmation."""
+        return []
+
     def orphans(self, world: World, live: Live) -> list[str]:
         """Ids of things that were made for it and that nothing uses, e.g. after a kill."""
         return []

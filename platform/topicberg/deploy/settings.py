@@ -33,6 +33,9 @@ class DeploySettings(BaseSettings):
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")
     """AWS profile, e.g. of SSO; by default the usual AWS variables."""
 
+    aws_endpoint_url: str | None = Field(default=None, validation_alias="AWS_ENDPOINT_URL")
+    """Of every AWS service; in the local deployment of all but S3, which has a store of its own."""
+
     admin_user_secrets_root_path: str | None = None
     """Secrets Manager secret with Snowflake's admin user and its key pairs."""
     snowflake_warehouse: str | None = None
@@ -40,6 +43,17 @@ class DeploySettings(BaseSettings):
     snowflake_host: str | None = None
     snowflake_port: int | None = Field(default=None, ge=1, le=65535)
     snowflake_protocol: str | None = Field(default=None, pattern="^https?$")
+
+    catalog_uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
+    """Of the REST catalog; Open Catalog's ends in ``/polaris/api/catalog``."""
+    catalog_name: str | None = None
+    """The catalog in it, which some call its warehouse."""
+    catalog_client_id: str | None = None
+    catalog_client_secret: SecretStr | None = None
+    catalog_scope: str | None = None
+    """E.g. ``PRINCIPAL_ROLE:ALL``."""
+    catalog_token_uri: str | None = Field(default=None, pattern=r"^https?://.+$")
+    """By default the catalog's own."""
 
     day_count: int = Field(default=30, ge=1)
     """Days between two rotations of every key."""
@@ -62,14 +76,36 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
         found = DeploySettings(**values)
     except ValidationError as error:
         problems += [_problem(one) for one in error.errors(include_input=False)]
+    stated = found or _Stated(**given)
+    problems += _catalog_problems(stated, config)
     if config.deployment == "cloud":
-        problems += _cloud_problems(found or _Stated(**given))
+        problems += _cloud_problems(stated)
     if found is None or problems:
         raise TopicbergError(
             "the deployment's settings are incomplete or wrong:\n  " + "\n  ".join(problems),
             hint="set them in the environment or in .env, or by the flag of the same name",
         )
     return found
+
+
+def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list[str]:
+    """What Snowflake needs to log in to a REST catalog."""
+    needed = {
+        "open_catalog": ("uri", "name", "client_id", "client_secret", "scope"),
+        "iceberg_rest": ("uri", "client_id", "client_secret", "scope"),
+    }.get(config.snowflake_catalog, ())
+    problems = [
+        f"TOPICBERG_CATALOG_{name.upper()}: missing; TOPICBERG_SNOWFLAKE_CATALOG is "
+        f"{config.snowflake_catalog}"
+        for name in needed
+        if not getattr(known, f"catalog_{name}")
+    ]
+    if config.snowflake_linked_database and config.snowflake_catalog == "glue":
+        problems.append(
+            "TOPICBERG_SNOWFLAKE_LINKED_DATABASE: needs a REST catalog, so set "
+            "TOPICBERG_SNOWFLAKE_CATALOG, e.g. to glue_rest"
+        )
+    return problems
 
 
 def _cloud_problems(known: DeploySettings | _Stated) -> list[str]:
@@ -123,4 +159,9 @@ class _Stated(BaseSettings):
     confluent_api_key: str | None = None
     confluent_api_secret: SecretStr | None = None
     admin_user_secrets_root_path: str | None = None
+    catalog_uri: str | None = None
+    catalog_name: str | None = None
+    catalog_client_id: str | None = None
+    catalog_client_secret: SecretStr | None = None
+    catalog_scope: str | None = None
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")

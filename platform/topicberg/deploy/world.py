@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.names import Names
+from topicberg.deploy.passing import broken
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.secrets import ApiKey, Secrets
 from topicberg.deploy.settings import DeploySettings, load
@@ -22,6 +24,9 @@ from topicberg.topics import TopicSpec, load_topics
 if TYPE_CHECKING:
     from topicberg.deploy.snowflake.session import Session
 
+AWS_ATTEMPTS = 8
+WORKERS = 8
+"""Resources that are worked on at the same time."""
 ENVIRONMENT = "confluent/environment"
 CLUSTER = "confluent/cluster"
 REGISTRY = "confluent/schema_registry"
@@ -49,6 +54,8 @@ class World:
     _apis: dict[tuple[str, str], Api] = field(default_factory=dict, repr=False)
     _clients: dict[str, Any] = field(default_factory=dict, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _session: Session | None = field(default=None, repr=False)
+    _snowflake_lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @cached_property
     def names(self) -> Names:
@@ -134,20 +141,27 @@ class World:
         """A boto3 client: thread-safe, and retrying as AWS's SDK does."""
         with self._lock:
             if service not in self._clients:
-                self._clients[service] = self._client(service)
+                client = self._clients[service] = self._client(service)
+                client.meta.events.register("needs-retry", _too_many)
             return self._clients[service]
 
     def _client(self, service: str) -> Any:
-        if self.config.deployment == "local":
-            return load_endpoints(self.config).boto3(service, self.config)
-        import boto3
         from botocore.config import Config
+
+        retries: Any = {"mode": "standard", "max_attempts": AWS_ATTEMPTS}
+        options = Config(retries=retries, max_pool_connections=2 * WORKERS)
+        if self.config.deployment == "local":
+            endpoints = load_endpoints(self.config)
+            own = self.deploy.aws_endpoint_url if service != "s3" else None
+            if own:  # something that stands between
+                endpoints = endpoints.model_copy(update={"aws": own})
+            return endpoints.boto3(service, self.config, options)
+        import boto3
 
         session = boto3.Session(
             profile_name=self.deploy.profile, region_name=self.config.aws_region
         )
-        retries: Any = {"mode": "standard", "max_attempts": 8}
-        return session.client(service, config=Config(retries=retries))
+        return session.client(service, config=options)
 
     @property
     def deploy_on_aws(self) -> bool:
@@ -191,10 +205,22 @@ class World:
 
     @contextmanager
     def snowflake(self) -> Iterator[Session]:
-        """The admin's session; one at a time has it."""
+        """The admin's session; one at a time has it, and a broken one is opened anew."""
         from topicberg.deploy.snowflake.session import open_session
 
-        with self._lock:
-            if "snowflake" not in self._clients:
-                self._clients["snowflake"] = open_session(self)
-            yield self._clients["snowflake"]
+        with self._snowflake_lock:
+            if self._session is None:
+                self._session = open_session(self)
+            try:
+                yield self._session
+            except Exception as error:
+                if broken(error):
+                    self._session = None
+                raise
+
+
+def _too_many(response: Any, attempts: int, **_: Any) -> float | None:
+    """Seconds to wait after a 429 without one of AWS's codes, which its SDK does not repeat."""
+    if response is None or response[0].status_code != 429 or attempts >= AWS_ATTEMPTS:
+        return None
+    return random.uniform(0.5, 1.0) * min(20.0, 2.0 ** (attempts - 1))  # noqa: S311

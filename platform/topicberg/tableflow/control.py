@@ -60,6 +60,11 @@ def disable(config: Settings, topic: str) -> None:
     _write(config, before.model_copy(update={"enabled": False}))
 
 
+def forget(config: Settings, topic: str) -> None:
+    """Let the topic spec decide again, e.g. once the topic is deleted: a new one is another."""
+    _file(config, topic).unlink(missing_ok=True)
+
+
 def resume(config: Settings, topic: str) -> None:
     """Let a suspended topic try again now, not at its next turn.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.deploy.confluent.api import ApiError
 from topicberg.deploy.confluent.organization import only
-from topicberg.deploy.resource import Fields, Live, Resource
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 
 if TYPE_CHECKING:
@@ -69,10 +69,14 @@ class ProviderIntegration(Resource):
 
 @dataclass(frozen=True)
 class CatalogIntegration(Resource):
-    """Tableflow's tables of the cluster, in AWS Glue."""
+    """Tableflow's tables of the cluster, in AWS Glue or in Snowflake Open Catalog.
+
+    A cluster has one. Confluent never tells a client's secret, so one that is wrong shows as a
+    failed integration, and is set anew then.
+    """
 
     kind = "catalog integration"
-    replaced_for = frozenset({"provider_integration"})
+    replaced_for = frozenset({"kind", "provider_integration"})
 
     def _where(self, world: World) -> dict[str, str]:
         return {"environment": world.environment, "spec.kafka_cluster": world.cluster}
@@ -87,16 +91,18 @@ class CatalogIntegration(Resource):
             return None
         config = found["spec"].get("config") or {}
         status = found.get("status") or {}
-        return Live(
-            found["id"],
-            {
-                "kind": config.get("kind"),
-                "provider_integration": config.get("provider_integration_id"),
-            },
-            {"phase": status.get("phase"), "error": status.get("error_message")},
-        )
+        fields = {"kind": config.get("kind")}
+        if config.get("kind") == "AwsGlue":
+            fields["provider_integration"] = config.get("provider_integration_id")
+        else:
+            names = ("endpoint", "warehouse", "allowed_scope")
+            fields |= {name: config.get(name) for name in names}
+        facts = {"phase": status.get("phase"), "error": status.get("error_message")}
+        return Live(found["id"], fields, facts)
 
     def desired(self, world: World) -> Fields:
+        if _in_open_catalog(world):
+            return {"kind": "Snowflake", **_open_catalog(world)}
         return {"kind": "AwsGlue", "provider_integration": world.need(PROVIDER_INTEGRATION).id}
 
     def create(self, world: World) -> None:
@@ -104,6 +110,8 @@ class CatalogIntegration(Resource):
             "kind": "AwsGlue",
             "provider_integration_id": world.need(PROVIDER_INTEGRATION).id,
         }
+        if _in_open_catalog(world):
+            config = {"kind": "Snowflake", **_open_catalog(world), **_client(world)}
         spec = {
             "display_name": self.name,
             "environment": {"id": world.environment},
@@ -112,8 +120,18 @@ class CatalogIntegration(Resource):
         }
         world.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
 
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        spec = {
+            "environment": {"id": world.environment},
+            "kafka_cluster": {"id": world.cluster},
+            "config": {"kind": "Snowflake", **_open_catalog(world), **_client(world)},
+        }
+        world.tableflow.patch(f"/tableflow/v1/catalog-integrations/{live.id}", {"spec": spec})
+
     def settle(self, world: World, live: Live) -> None:
         """It answers from AWS: a failure right after the role was made may pass."""
+        if live.facts["phase"] == "FAILED" and _in_open_catalog(world):
+            self.update(world, live, {})
 
         def connected() -> bool:
             found = self.find(world)
@@ -130,3 +148,25 @@ class CatalogIntegration(Resource):
     def delete(self, world: World, live: Live) -> None:
         path = f"/tableflow/v1/catalog-integrations/{live.id}"
         world.tableflow.delete(path, **self._where(world))
+
+
+def _in_open_catalog(world: World) -> bool:
+    return world.config.snowflake_catalog == "open_catalog"
+
+
+def _open_catalog(world: World) -> dict[str, str]:
+    """Where it is; Confluent wants the account's address, Snowflake the API's."""
+    deploy = world.deploy
+    return {
+        "endpoint": (deploy.catalog_uri or "").removesuffix("/polaris/api/catalog"),
+        "warehouse": deploy.catalog_name or "",
+        "allowed_scope": deploy.catalog_scope or "",
+    }
+
+
+def _client(world: World) -> dict[str, str]:
+    secret = world.deploy.catalog_client_secret
+    return {
+        "client_id": world.deploy.catalog_client_id or "",
+        "client_secret": secret.get_secret_value() if secret else "",
+    }

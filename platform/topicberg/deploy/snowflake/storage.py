@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
 
 from topicberg import glue
 from topicberg.deploy.aws import iam
@@ -13,13 +16,20 @@ from topicberg.deploy.snowflake.principals import _pattern
 from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
 from topicberg.snowflake import (
+    LINKED_SECONDS,
     Names,
+    RestLogin,
     create_integration,
+    create_linked_database,
+    create_rest_integration,
     create_table,
     create_volume,
+    glue_rest_uri,
     quote,
     role_arn,
+    set_rest_secret,
     text,
+    topic_integration,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ OWNER = "SYSADMIN"
 INTEGRATOR = "ACCOUNTADMIN"
 SUSPEND_SECONDS = 60
 ACCESS_SECONDS = 600.0
+VERIFY_SECONDS = 300.0
 GLUE_SECONDS = 30 * 60.0
 
 
@@ -103,6 +114,28 @@ def _properties(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {row["property"]: row["property_value"] for row in rows}
 
 
+def _tables(world: World, column: str, used: str) -> list[tuple[str, str, str]]:
+    """Iceberg tables in our database by what they use, whoever made them.
+
+    :param column: of ``SHOW ICEBERG TABLES``: ``catalog_name`` or ``external_volume_name``
+    """
+    database = quote(Names.of(world.config).database)
+    with world.snowflake() as session:
+        rows = session.find(f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
+    return [
+        (row["database_name"], row["schema_name"], row["name"])
+        for row in rows or []
+        if row[column] == used
+    ]
+
+
+def _drop_tables(world: World, column: str, used: str) -> None:
+    """Snowflake drops no volume and no integration that a table uses."""
+    for table in _tables(world, column, used):
+        with world.snowflake() as session:
+            session.run(f"DROP ICEBERG TABLE IF EXISTS {quote(*table)}", INTEGRATOR)
+
+
 @dataclass(frozen=True)
 class Volume(Resource):
     """The bucket, read-only. Its external id is ours: Snowflake's own would change each time."""
@@ -148,41 +181,51 @@ class Volume(Resource):
         with world.snowflake() as session:
             session.run(statement, INTEGRATOR)
 
+    def contents(self, world: World) -> list[str]:
+        return [".".join(table) for table in _tables(world, "external_volume_name", self.name)]
+
     def delete(self, world: World, live: Live) -> None:
+        """With the tables in our database that derived assets made on it."""
+        _drop_tables(world, "external_volume_name", self.name)
         with world.snowflake() as session:
             session.run(f"DROP EXTERNAL VOLUME IF EXISTS {quote(self.name)}", INTEGRATOR)
 
 
 @dataclass(frozen=True)
 class Integration(Resource):
-    """The catalog integration with AWS Glue."""
+    """The catalog integration with AWS Glue, or with its Iceberg REST API."""
 
     kind = "Snowflake catalog integration"
-    replaced_for = frozenset({"role", "catalog", "region", "namespace"})
+    replaced_for = frozenset({"source", "role", "catalog", "region", "namespace"})
 
     def find(self, world: World) -> Live | None:
-        with world.snowflake() as session:
-            rows = session.find(f"DESC CATALOG INTEGRATION {quote(self.name)}", INTEGRATOR)
-        if rows is None:
+        properties = _describe(world, self.name)
+        if properties is None:
             return None
-        properties = _properties(rows)
+        rest = properties["CATALOG_SOURCE"] == "ICEBERG_REST"
+        config = parts(properties["REST_CONFIG"]) if rest else {}
+        login = parts(properties["REST_AUTHENTICATION"]) if rest else {}
+        begin = "API" if rest else "GLUE"
         return Live(
             self.name,
             {
-                "role": properties["GLUE_AWS_ROLE_ARN"],
-                "catalog": properties["GLUE_CATALOG_ID"],
-                "region": properties["GLUE_REGION"],
+                "source": config["CATALOG_URI"] if rest else properties["CATALOG_SOURCE"],
+                "role": login["SIGV4_IAM_ROLE"] if rest else properties["GLUE_AWS_ROLE_ARN"],
+                "catalog": config["CATALOG_NAME"] if rest else properties["GLUE_CATALOG_ID"],
+                "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
                 "namespace": properties["CATALOG_NAMESPACE"],
                 "enabled": properties["ENABLED"].lower(),
             },
             {
-                "principal": properties["GLUE_AWS_IAM_USER_ARN"],
-                "external_id": properties["GLUE_AWS_EXTERNAL_ID"],
+                "principal": properties[f"{begin}_AWS_IAM_USER_ARN"],
+                "external_id": properties[f"{begin}_AWS_EXTERNAL_ID"],
             },
         )
 
     def desired(self, world: World) -> Fields:
+        rest = world.config.snowflake_catalog == "glue_rest"
         return {
+            "source": glue_rest_uri(world.seen) if rest else "GLUE",
             "role": role_arn(world.seen),
             "catalog": world.account,
             "region": world.region,
@@ -195,13 +238,206 @@ class Integration(Resource):
             session.run(create_integration(world.seen), INTEGRATOR)
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
-        statement = f"ALTER CATALOG INTEGRATION {quote(self.name)} SET ENABLED = TRUE"
+        _enable(world, self.name)
+
+    def contents(self, world: World) -> list[str]:
+        return [".".join(table) for table in _tables(world, "catalog_name", self.name)]
+
+    def delete(self, world: World, live: Live) -> None:
+        """With the tables in our database that derived assets made with it."""
+        _drop_integration(world, self.name)
+
+
+@dataclass(frozen=True)
+class RestIntegration(Resource):
+    """The catalog integration with Open Catalog or another REST catalog, by OAuth.
+
+    Snowflake never tells the secret. One that is wrong shows when the integration is verified, and
+    is set anew then.
+    """
+
+    kind = "Snowflake catalog integration"
+    replaced_for = frozenset({"source", "uri", "catalog", "client", "scopes", "namespace"})
+
+    def find(self, world: World) -> Live | None:
+        properties = _describe(world, self.name)
+        if properties is None:
+            return None
+        config = parts(properties["REST_CONFIG"])
+        login = parts(properties["REST_AUTHENTICATION"])
+        return Live(
+            self.name,
+            {
+                "source": properties["CATALOG_SOURCE"],
+                "uri": config["CATALOG_URI"],
+                "catalog": config.get("CATALOG_NAME", ""),
+                "client": login.get("OAUTH_CLIENT_ID", ""),
+                "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
+                "namespace": properties["CATALOG_NAMESPACE"],
+                "enabled": properties["ENABLED"].lower(),
+            },
+        )
+
+    def desired(self, world: World) -> Fields:
+        login = rest_login(world)
+        open_catalog = world.config.snowflake_catalog == "open_catalog"
+        return {
+            "source": "POLARIS" if open_catalog else "ICEBERG_REST",
+            "uri": login.uri,
+            "catalog": login.catalog or "",
+            "client": login.client_id,
+            "scopes": f"[{login.scope}]",
+            "namespace": world.cluster,
+            "enabled": "true",
+        }
+
+    def create(self, world: World) -> None:
+        login = rest_login(world)
+        _run_with_secret(world, create_rest_integration(world.seen, login), login)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        _enable(world, self.name)
+
+    def settle(self, world: World, live: Live) -> None:
+        if not _verify(world, self.name):
+            return
+        login = rest_login(world)
+        _run_with_secret(world, set_rest_secret(world.seen, login), login)
+        wait_until_verified(world, self.name)
+
+    def contents(self, world: World) -> list[str]:
+        return [".".join(table) for table in _tables(world, "catalog_name", self.name)]
+
+    def delete(self, world: World, live: Live) -> None:
+        _drop_integration(world, self.name)
+
+
+def rest_login(world: World) -> RestLogin:
+    """The settings have been checked: none that is needed is missing."""
+    deploy = world.deploy
+    return RestLogin(
+        deploy.catalog_uri or "",
+        deploy.catalog_name,
+        deploy.catalog_client_id or "",
+        deploy.catalog_client_secret or SecretStr(""),
+        deploy.catalog_scope or "",
+        deploy.catalog_token_uri,
+    )
+
+
+def _run_with_secret(world: World, statement: str, login: RestLogin) -> None:
+    """:raises TopicbergError: Snowflake refuses it; without the secret in the message"""
+    from snowflake.connector.errors import ProgrammingError
+
+    try:
         with world.snowflake() as session:
             session.run(statement, INTEGRATOR)
+    except ProgrammingError as error:
+        secret = login.client_secret.get_secret_value()
+        message = str(error.msg).replace(secret, "***").replace(text(secret), "***")
+        raise TopicbergError(f"catalog {login.uri}: {message}") from None
+
+
+def parts(value: str) -> dict[str, str]:
+    """``{A=x, B=[y, z], C=null}``, as DESC CATALOG INTEGRATION has it, without what is null."""
+    found = dict(
+        part.split("=", 1)
+        for part in re.split(r",\s*(?![^\[]*\])", value.strip("{}"))
+        if "=" in part
+    )
+    return {name: given for name, given in found.items() if given not in ("null", "")}
+
+
+def _describe(world: World, name: str) -> dict[str, str] | None:
+    with world.snowflake() as session:
+        rows = session.find(f"DESC CATALOG INTEGRATION {quote(name)}", INTEGRATOR)
+    return None if rows is None else _properties(rows)
+
+
+def _enable(world: World, name: str) -> None:
+    with world.snowflake() as session:
+        session.run(f"ALTER CATALOG INTEGRATION {quote(name)} SET ENABLED = TRUE", INTEGRATOR)
+
+
+def _drop_integration(world: World, name: str) -> None:
+    _drop_tables(world, "catalog_name", name)
+    with world.snowflake() as session:
+        session.run(f"DROP CATALOG INTEGRATION IF EXISTS {quote(name)}", INTEGRATOR)
+
+
+def _verify(world: World, integration: str) -> str:
+    """Why a REST catalog cannot be reached; empty: it can."""
+    statement = f"SELECT SYSTEM$VERIFY_CATALOG_INTEGRATION({text(integration)}) AS answer"
+    with world.snowflake() as session:
+        answer = json.loads(session.run(statement, INTEGRATOR)[0]["answer"])
+    if str(answer["success"]).lower() == "true":
+        return ""
+    return f"{answer.get('errorMessage') or 'no reason is given'} ({answer.get('errorCode')})"
+
+
+def wait_until_verified(world: World, integration: str) -> None:
+    """:raises TopicbergError: the catalog cannot be reached, with Snowflake's reason"""
+    problem = ""
+
+    def verified() -> bool:
+        nonlocal problem
+        problem = _verify(world, integration)
+        return not problem
+
+    what = f"Snowflake reaches the catalog of {integration}"
+    try:
+        until(verified, what, VERIFY_SECONDS, sleep=world.sleep)
+    except TopicbergError as error:
+        raise TopicbergError(f"catalog integration {integration}: {problem}") from error
+
+
+@dataclass(frozen=True)
+class LinkedDatabase(Resource):
+    """A database of what the catalog has of the cluster; Snowflake looks by itself."""
+
+    kind = "Snowflake catalog-linked database"
+    replaced_for = frozenset({"namespaces"})
+
+    def find(self, world: World) -> Live | None:
+        like = text(_pattern(self.name))
+        ask = f"SELECT SYSTEM$GET_CATALOG_LINKED_DATABASE_CONFIG({text(self.name)}) AS answer"
+        with world.snowflake() as session:
+            rows = session.run(f"SHOW DATABASES LIKE {like}", INTEGRATOR)
+            if not any(row["name"] == self.name for row in rows):
+                return None
+            answer = json.loads(session.run(ask, INTEGRATOR)[0]["answer"])
+        return Live(
+            self.name,
+            {
+                "namespaces": answer.get("allowed_namespaces"),
+                "sync_interval_seconds": int(answer["sync_interval_seconds"]),
+                "suspended": str(answer["is_suspended"]).lower(),
+            },
+        )
+
+    def desired(self, world: World) -> Fields:
+        return {
+            "namespaces": [world.cluster],
+            "sync_interval_seconds": LINKED_SECONDS,
+            "suspended": "false",
+        }
+
+    def create(self, world: World) -> None:
+        with world.snowflake() as session:
+            session.run(create_linked_database(world.seen), INTEGRATOR)
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        alter = f"ALTER DATABASE {quote(self.name)}"
+        change = f"UPDATE LINKED_CATALOG SET SYNC_INTERVAL_SECONDS = {LINKED_SECONDS}"  # noqa: S608
+        with world.snowflake() as session:
+            if "sync_interval_seconds" in changes:
+                session.run(f"{alter} {change}", INTEGRATOR)
+            if "suspended" in changes:
+                session.run(f"{alter} RESUME DISCOVERY", INTEGRATOR)
 
     def delete(self, world: World, live: Live) -> None:
         with world.snowflake() as session:
-            session.run(f"DROP CATALOG INTEGRATION IF EXISTS {quote(self.name)}", INTEGRATOR)
+            session.run(f"DROP DATABASE IF EXISTS {quote(self.name)}", INTEGRATOR)
 
 
 @dataclass(frozen=True)
@@ -209,6 +445,7 @@ class ReadingRole(iam.Role):
     """The IAM role by which Snowflake reads: it is there when Snowflake can take it."""
 
     volume: str = ""
+    integration: str = ""
 
     def settle(self, world: World, live: Live) -> None:
         iam.Role.settle(self, world, live)
@@ -225,6 +462,8 @@ class ReadingRole(iam.Role):
         except TopicbergError as error:
             bad = {k: v for k, v in answer.items() if k.endswith("Result") and v != "PASSED"}
             raise TopicbergError(f"external volume {self.volume}: {bad}") from error
+        if world.config.snowflake_catalog == "glue_rest":
+            wait_until_verified(world, self.integration)
 
 
 @dataclass(frozen=True)
@@ -262,16 +501,30 @@ class IcebergTable(Resource):
     def desired(self, world: World) -> Fields:
         names = Names.of(world.config)
         return {
-            "catalog": names.integration,
+            "catalog": topic_integration(world.config),
             "volume": names.volume,
             "glue_table": [world.cluster, self._topic().glue_name],
             "auto_refresh": True,
         }
 
     def create(self, world: World) -> None:
-        """Once Glue has the table: Snowflake refuses to make one of nothing."""
-        names = Names.of(world.config)
-        client, name = world.aws("glue"), self._topic().glue_name
+        """Once the catalog has the table: Snowflake refuses to make one of nothing.
+
+        Of a catalog other than Glue, Tableflow has told that it is in sync.
+        """
+        names, name = Names.of(world.config), self._topic().glue_name
+        integration = topic_integration(world.config)
+        if integration == names.integration:
+            self._wait_for_glue(world, name)
+        statement = create_table(
+            names, self.name, world.cluster, name, integration=integration, auto_refresh=True
+        )
+        with world.snowflake() as session:
+            session.run(f"USE WAREHOUSE {quote(names.warehouse)}", OWNER)
+            session.run(statement, OWNER)
+
+    def _wait_for_glue(self, world: World, name: str) -> None:
+        client = world.aws("glue")
 
         def registered() -> bool:
             table = glue.get_table(client, world.cluster, name)
@@ -283,10 +536,6 @@ class IcebergTable(Resource):
             GLUE_SECONDS,
             sleep=world.sleep,
         )
-        statement = create_table(names, self.name, world.cluster, name, auto_refresh=True)
-        with world.snowflake() as session:
-            session.run(f"USE WAREHOUSE {quote(names.warehouse)}", OWNER)
-            session.run(statement, OWNER)
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
         table = Names.of(world.config).table(self.name)

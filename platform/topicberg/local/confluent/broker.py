@@ -14,6 +14,7 @@ from topicberg.errors import TopicbergError
 from topicberg.kafka import TIMEOUT_SECONDS
 from topicberg.local.confluent.account import TOPIC, Account
 from topicberg.local.confluent.errors import Refusal
+from topicberg.tableflow import control
 
 T = TypeVar("T")
 
@@ -70,6 +71,7 @@ def delete_all(account: Account, cluster: str) -> None:
         except Refusal as refusal:
             if refusal.status is not HTTPStatus.NOT_FOUND:
                 raise
+        control.forget(account.config, name)
         account.store.delete(TOPIC, [(cluster, name)])
 
 

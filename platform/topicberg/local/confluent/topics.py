@@ -23,6 +23,7 @@ from topicberg.local.confluent.operation import Call
 from topicberg.local.confluent.topic_configs import Config
 from topicberg.local.confluent.wire import Answer, Body, Query
 from topicberg.local.store import Stored
+from topicberg.tableflow import control
 
 DEFAULT_PARTITIONS = 6
 """Confluent Cloud's, not the broker's."""
@@ -137,6 +138,7 @@ def _delete(call: Call) -> Answer:
     name, _ = topic_of(call, cluster)
     admin = call.account.kafka_admin()
     broker.wait(admin.delete_topics([name], request_timeout=TIMEOUT_SECONDS)[name], name)
+    control.forget(call.account.config, name)
     call.account.store.delete(TOPIC, [(cluster, name)])
     return Answer()
 

@@ -95,6 +95,7 @@ COMMANDS: dict[tuple[str, str], Command] = {
 
 SYSTEM_FUNCTIONS: dict[str, Callable[[Account, Context, Name], str]] = {
     "SYSTEM$VERIFY_EXTERNAL_VOLUME": lambda account, _, name: volumes.verify_volume(account, name),
+    "SYSTEM$VERIFY_CATALOG_INTEGRATION": integrations.verify_integration,
     "SYSTEM$GET_ICEBERG_TABLE_INFORMATION": table_views.table_information,
     "SYSTEM$AUTO_REFRESH_STATUS": table_views.auto_refresh_information,
 }

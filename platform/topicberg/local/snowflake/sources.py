@@ -79,6 +79,19 @@ class Sources:
             )
         return str(location)
 
+    def check_namespace(self, namespace: str) -> str | None:
+        """Why Glue cannot be asked for a database; None: it can, and has it."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            if namespace:
+                self._client("glue").get_database(Name=namespace)
+            else:
+                self._client("glue").get_databases(MaxResults=1)
+        except (BotoCoreError, ClientError) as error:
+            return f"Failed to access the AWS Glue catalog: {error}"
+        return None
+
     def check(self, base_url: str) -> dict[str, str]:
         """Whether the location can be listed and read, as ``PASSED`` or the reason why not."""
         from botocore.exceptions import BotoCoreError, ClientError

@@ -35,6 +35,7 @@ from topicberg.local.snowflake.errors import (
 )
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.iceberg import Metadata, select
+from topicberg.local.snowflake.integrations import unreachable
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.tokens import Name, display
 from topicberg.local.snowflake.volumes import check_inside
@@ -107,6 +108,8 @@ def _locate(account: Account, properties: dict[str, Any]) -> str:
     integration = account.require(INTEGRATION, (properties["CATALOG"],))
     if not integration.properties["ENABLED"]:
         raise invalid_request(f"Catalog integration '{display(integration.name)}' is not enabled.")
+    if problem := unreachable(integration):
+        raise catalog_failure(problem)
     return account.sources.metadata_location(
         properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]
     )

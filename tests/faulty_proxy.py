@@ -1,0 +1,125 @@
+"""An HTTP proxy before a stand-in that fails as vendors do: too busy, broken, silent, forgetful."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
+from types import TracebackType
+from urllib.parse import urlsplit
+
+HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
+KINDS = ("429", "500", "lost", "timeout")
+"""``lost``: the request is carried out, and its answer is a 500; ``timeout``: no answer, then the
+connection ends, and the request was carried out all the same."""
+
+
+@dataclass
+class FaultyProxy:
+    """``with FaultyProxy(target) as proxy:`` serves at ``proxy.url``.
+
+    :param percent: of the requests fail while :attr:`failing`, each kind as often
+    """
+
+    target: str
+    percent: float = 10.0
+    seed: int = 1
+    silence: float = 0.5
+    failing: bool = False
+    hits: Counter[str] = field(default_factory=Counter)
+
+    def __enter__(self) -> FaultyProxy:
+        self._random = Random(self.seed)
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def draw(self) -> str | None:
+        """What happens to the next request."""
+        with self._lock:
+            if not self.failing or self._random.random() * 100 >= self.percent:
+                return None
+            kind = self._random.choice(KINDS)
+            self.hits[kind] += 1
+            return kind
+
+
+def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
+    address = urlsplit(proxy.target)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _any(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length) if length else None
+            fault = proxy.draw()
+            if fault == "429":
+                self._answer(429, [("Retry-After", "0")], b"")
+            elif fault == "500":
+                self._answer(500, [], b"")
+            else:
+                status, headers, data = self._forward(body)
+                if fault == "lost":
+                    self._answer(500, [], b"")
+                elif fault == "timeout":
+                    time.sleep(proxy.silence)
+                    self.close_connection = True
+                else:
+                    self._answer(status, headers, data)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _any
+
+        def _forward(self, body: bytes | None) -> tuple[int, list[tuple[str, str]], bytes]:
+            """With the Host that the client signed."""
+            upstream = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
+            try:
+                upstream.putrequest(
+                    self.command, self.path, skip_host=True, skip_accept_encoding=True
+                )
+                for name, value in self.headers.items():
+                    if name.lower() not in HOP:
+                        upstream.putheader(name, value)
+                upstream.endheaders(body)
+                response = upstream.getresponse()
+                return response.status, response.getheaders(), response.read()
+            finally:
+                upstream.close()
+
+        def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers:
+                if name.lower() not in HOP | {"content-length"}:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing: a test's output is its own."""
+
+    return Handler
