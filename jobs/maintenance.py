@@ -27,7 +27,8 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
     topics = [_topic_op(spec, lake.config) for spec in lake.materialized.values()]
     derived = [_derived_op(lake.table(table), lake.root(table)) for table in lake.derived]
     histories = [_derived_op(history_lake_table(spec), spec) for spec in lake.histories.values()]
-    ops = [*topics, *histories, *derived]
+    views = [_derived_op(view, spec) for spec, view in lake.upsert_views]
+    ops = [*topics, *histories, *views, *derived]
 
     @dg.job(
         name=MAINTAIN,
