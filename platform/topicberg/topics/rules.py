@@ -216,8 +216,8 @@ def _generator_kind(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 def _generator_formats(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.generator is None:
         return
-    if spec.value_schema.format != "avro":
-        yield "generator", f"writes Avro; schema.format is {spec.value_schema.format}"
+    if spec.value_schema.format not in ("avro", "json"):
+        yield "generator", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
     if spec.key.format not in ("none", "string"):
         yield "generator", f"writes string keys or none; key.format is {spec.key.format}"
     if spec.key.format == "string" and spec.key.field is None:
