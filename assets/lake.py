@@ -10,7 +10,7 @@ from functools import cached_property
 
 from assets import pipelines
 from assets.derived import DerivedTable
-from assets.tables import LakeTable, history_lake_table, topic_table
+from assets.tables import LakeTable, history_lake_table, topic_table, upsert_view_table
 from resources import Lakehouse
 from topicberg.errors import SpecError
 from topicberg.history import history_table, ingest_history
@@ -41,19 +41,33 @@ class Lake:
     derived: tuple[DerivedTable, ...]
 
     def __post_init__(self) -> None:
+        self._check_names()
         for table in self.derived:
             self._check(table, ())
         self._check_published()
 
     @cached_property
     def materialized(self) -> dict[str, TopicSpec]:
-        """The topics that have tables."""
-        return {spec.name: spec for spec in self.topics if spec.tableflow.enabled}
+        """The topics that have tables; those that are published have a name of their own here."""
+        return {
+            spec.table_name if spec.publishes else spec.name: spec
+            for spec in self.topics
+            if spec.tableflow.enabled
+        }
 
     @cached_property
     def histories(self) -> dict[str, TopicSpec]:
         """The tables of every record of an upsert topic."""
         return {history_table(s)[1]: s for s in self.materialized.values() if s.history}
+
+    @cached_property
+    def upsert_views(self) -> list[tuple[TopicSpec, LakeTable]]:
+        """The tables of the newest records, and the topics whose they are."""
+        return [
+            (spec, upsert_view_table(spec, name))
+            for spec in self.materialized.values()
+            for name in spec.upsert_views
+        ]
 
     @cached_property
     def derived_by_name(self) -> dict[str, DerivedTable]:
@@ -88,11 +102,13 @@ class Lake:
             ingest_history(spec, lakehouse.endpoints(), self.config)
 
     def tables(self) -> Iterator[LakeTable]:
-        """Every table: those of topics, then the derived ones."""
+        """Every table: those of topics and of their records, then the derived ones."""
         for spec in self.materialized.values():
             yield topic_table(spec, self.config)
         for spec in self.histories.values():
             yield history_lake_table(spec)
+        for _, view in self.upsert_views:
+            yield view
         for derived in self.derived:
             yield self.table(derived)
 
@@ -113,16 +129,28 @@ class Lake:
                     found[each.name] = each
         return list(found.values())
 
+    def _check_names(self) -> None:
+        """In Snowflake all tables are in one schema, and in Dagster their names are keys."""
+        seen: set[str] = set()
+        for spec in self.materialized.values():
+            seen.add(spec.table_name.lower())
+        others = [
+            (f"history of topic {s.name}", history_table(s)[1]) for s in self.histories.values()
+        ]
+        others += [(f"upsert view of topic {s.name}", view.name) for s, view in self.upsert_views]
+        others += [("derived table", table.name) for table in self.derived]
+        for what, name in others:
+            if name.lower() in seen:
+                raise SpecError(
+                    f"the {what} has the name {name}, which another table has already",
+                    hint="rename it, or set tableflow.enabled: false in the spec of the topic",
+                )
+            seen.add(name.lower())
+
     def _check(self, table: DerivedTable, below: tuple[str, ...]) -> None:
         if table.name in below:
             raise SpecError(
                 f"derived table {table.name} comes from itself: {' → '.join((*below, table.name))}"
-            )
-        topics = {spec.asset_name for spec in self.materialized.values()} | set(self.histories)
-        if table.name in topics:
-            raise SpecError(
-                f"derived table {table.name} has the name of a topic's table",
-                hint="rename the function, or set tableflow.enabled: false in the topic's spec",
             )
         for source in (*table.sources, *table.lookups):
             known = (*self.materialized, *self.histories, *self.derived_by_name)

@@ -4,7 +4,7 @@ import dagster as dg
 
 from assets.derived import DerivedTable
 from assets.lake import Lake
-from assets.tables import RETRY, topic_table
+from assets.tables import RETRY, kafka_key
 from resources import Lakehouse, Spark
 from topicberg.topics import TopicSpec
 
@@ -15,7 +15,7 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
     compacted = "compacted" if spec.write_mode == "upsert" else "append only"
 
     @dg.asset(
-        key=topic_table(spec, lake.config).key("kafka"),
+        key=kafka_key(spec),
         deps=[table.key("iceberg")],
         group_name=table.group,
         kinds={"kafka", spec.value_schema.format},

@@ -37,9 +37,14 @@ class LakeTable:
         return self.identifier[0], self.glue_name
 
 
+def kafka_key(spec: TopicSpec) -> dg.AssetKey:
+    """The topic itself."""
+    return dg.AssetKey(["kafka", spec.asset_name])
+
+
 def topic_table(spec: TopicSpec, config: Settings) -> LakeTable:
     return LakeTable(
-        name=spec.asset_name,
+        name=spec.table_name,
         group=spec.pipeline,
         identifier=spec.table_identifier(config),
         glue_name=spec.glue_name,
@@ -56,6 +61,18 @@ def history_lake_table(spec: TopicSpec) -> LakeTable:
         group=spec.pipeline,
         identifier=(namespace, name),
         glue_name=name.lower(),
+        snowflake_name=name.upper(),
+        owners=spec.owners,
+    )
+
+
+def upsert_view_table(spec: TopicSpec, name: str) -> LakeTable:
+    """The table of one of the topic's upsert views, see :mod:`topicberg.upsert_view`."""
+    return LakeTable(
+        name=name,
+        group=spec.pipeline,
+        identifier=(spec.pipeline, name),
+        glue_name=name,
         snowflake_name=name.upper(),
         owners=spec.owners,
     )

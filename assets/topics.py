@@ -12,10 +12,12 @@ from assets.tables import (
     LakeTable,
     glue_asset,
     history_lake_table,
+    kafka_key,
     snowflake_asset,
     topic_table,
+    upsert_view_table,
 )
-from resources import Lakehouse
+from resources import Lakehouse, Spark
 from topicberg.settings import Settings
 from topicberg.tableflow.offsets import Offsets
 from topicberg.topics import TopicSpec
@@ -27,22 +29,27 @@ def topic_assets(
     """Every asset of a topic; those behind Kafka only if its spec enables Tableflow."""
     table = topic_table(spec, config)
     if not spec.publishes:
-        yield _kafka_asset(spec, table)
+        yield _kafka_asset(spec)
     if spec.tableflow.enabled:
         yield _iceberg_asset(spec, table)
         yield glue_asset(table)
         yield snowflake_asset(table)
     if spec.history:
         history = history_lake_table(spec)
-        yield _history_asset(spec, table, history)
+        yield _history_asset(spec, history)
         yield glue_asset(history)
         yield snowflake_asset(history)
+    for name, columns in spec.upsert_views.items():
+        view = upsert_view_table(spec, name)
+        yield _upsert_view_asset(spec, table, view, columns)
+        yield glue_asset(view)
+        yield snowflake_asset(view)
 
 
-def _kafka_asset(spec: TopicSpec, table: LakeTable) -> dg.SourceAsset:
+def _kafka_asset(spec: TopicSpec) -> dg.SourceAsset:
     @dg.observable_source_asset(
-        key=table.key("kafka"),
-        group_name=table.group,
+        key=kafka_key(spec),
+        group_name=spec.pipeline,
         description=f"{spec.description}\n\nKafka topic `{spec.name}`, {spec.partitions} "
         f"partitions, {spec.value_schema.format} values (subject `{spec.value_subject}`).",
         tags={"dagster/kind/kafka": ""},
@@ -88,7 +95,7 @@ def consumer_lag_metadata(held: Offsets, begin: Offsets, end: Offsets) -> dict[s
 def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
     @dg.asset(
         key=table.key("iceberg"),
-        deps=[table.key("kafka")],
+        deps=[kafka_key(spec)],
         group_name=table.group,
         kinds={"iceberg", "spark"},
         owners=list(table.owners),
@@ -114,12 +121,12 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
     return materialize
 
 
-def _history_asset(spec: TopicSpec, table: LakeTable, history: LakeTable) -> dg.AssetsDefinition:
+def _history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
     name = ".".join(history.identifier)
 
     @dg.asset(
         key=history.key("iceberg"),
-        deps=[table.key("kafka")],
+        deps=[kafka_key(spec)],
         group_name=history.group,
         kinds={"iceberg", "spark"},
         owners=list(history.owners),
@@ -139,6 +146,41 @@ def _history_asset(spec: TopicSpec, table: LakeTable, history: LakeTable) -> dg.
         )
 
     return append
+
+
+def _upsert_view_asset(
+    spec: TopicSpec, table: LakeTable, view: LakeTable, columns: tuple[str, ...]
+) -> dg.AssetsDefinition:
+    name = ".".join(view.identifier)
+
+    @dg.asset(
+        key=view.key("iceberg"),
+        deps=[table.key("iceberg")],
+        group_name=view.group,
+        kinds={"iceberg", "pyspark"},
+        owners=list(view.owners),
+        retry_policy=RETRY,
+        pool="spark",
+        description=f"Iceberg table `{name}`: of the records of topic `{spec.name}` the newest "
+        f"one of each {', '.join(f'`{column}`' for column in columns)}. New records are merged in.",
+        metadata={"dagster/table_name": name},
+    )
+    def merge(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
+        from topicberg.upsert_view import UpsertView, refresh
+
+        order = (
+            spec.event_time,
+            spec.metadata_column("partition"),
+            spec.metadata_column("offset"),
+        )
+        asked = UpsertView(table.identifier, view.identifier, columns, order)
+        iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
+        return dg.MaterializeResult(
+            metadata=table_metadata(iceberg),
+            data_version=_data_version(iceberg.current_snapshot()),
+        )
+
+    return merge
 
 
 def _data_version(snapshot: object) -> dg.DataVersion | None:

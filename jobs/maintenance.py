@@ -1,7 +1,7 @@
 """The job that maintains every table, and its schedule."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
@@ -11,13 +11,10 @@ from assets.tables import RETRY, LakeTable, history_lake_table, topic_table
 from resources import Lakehouse
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.tableflow.maintenance import (
-    MaintenanceReport,
-    Policy,
-    maintain_table,
-    topic_policy,
-)
 from topicberg.topics import TopicSpec
+
+if TYPE_CHECKING:
+    from topicberg.tableflow.maintenance import MaintenanceReport
 
 MAINTAIN = "maintain_tables"
 
@@ -27,7 +24,8 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
     topics = [_topic_op(spec, lake.config) for spec in lake.materialized.values()]
     derived = [_derived_op(lake.table(table), lake.root(table)) for table in lake.derived]
     histories = [_derived_op(history_lake_table(spec), spec) for spec in lake.histories.values()]
-    ops = [*topics, *histories, *derived]
+    views = [_derived_op(view, spec) for spec, view in lake.upsert_views]
+    ops = [*topics, *histories, *views, *derived]
 
     @dg.job(
         name=MAINTAIN,
@@ -80,7 +78,9 @@ def _topic_op(spec: TopicSpec, config: Settings) -> dg.OpDefinition:
 
 
 def _derived_op(table: LakeTable, root: TopicSpec) -> dg.OpDefinition:
-    def maintain(lakehouse: Lakehouse) -> MaintenanceReport:
+    def maintain(lakehouse: Lakehouse) -> "MaintenanceReport":
+        from topicberg.tableflow.maintenance import Policy, maintain_table, topic_policy
+
         iceberg = lakehouse.catalog().load_table(table.identifier)
         policy = Policy(retention=topic_policy(root).retention)
         return maintain_table(iceberg, lakehouse.endpoints(), policy)
@@ -88,7 +88,9 @@ def _derived_op(table: LakeTable, root: TopicSpec) -> dg.OpDefinition:
     return _op(table, maintain)
 
 
-def _op(table: LakeTable, work: Callable[[Lakehouse], MaintenanceReport | None]) -> dg.OpDefinition:
+def _op(
+    table: LakeTable, work: "Callable[[Lakehouse], MaintenanceReport | None]"
+) -> dg.OpDefinition:
     @dg.op(
         name=f"maintain_{table.name}",
         description=f"Maintain `{'.'.join(table.identifier)}`.",
@@ -117,7 +119,7 @@ def _op(table: LakeTable, work: Callable[[Lakehouse], MaintenanceReport | None])
     return maintain
 
 
-def maintenance_metadata(report: MaintenanceReport) -> dict[str, Any]:
+def maintenance_metadata(report: "MaintenanceReport") -> dict[str, Any]:
     """Files, bytes and snapshots before and after, and what was done."""
     metadata: dict[str, Any] = {}
     for name in ("data_files", "delete_files", "bytes", "snapshots"):

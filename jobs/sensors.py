@@ -34,7 +34,7 @@ from assets.partitions import (
     partition_keys,
     time_partitions,
 )
-from assets.tables import history_lake_table, topic_table
+from assets.tables import history_lake_table, kafka_key, upsert_view_table
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
 from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
 from resources import Lakehouse
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
+CATALOGS = ("iceberg", "glue", "snowflake")
 INTERVAL_SECONDS = 5
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
@@ -86,17 +87,19 @@ class Watch:
 
 def watches(lake: Lake) -> Iterator[Watch]:
     """What there is to watch: every topic's table, and the sources of tables with a lookback."""
-    for spec in lake.materialized.values():
-        origin = lake.origin(spec.name)
+    for name, spec in lake.materialized.items():
+        origin = lake.origin(name)
         keys = [origin.table.key("glue"), origin.table.key("snowflake")]
         if spec.history:
             history = history_lake_table(spec)
-            keys += [history.key(system) for system in ("iceberg", "glue", "snowflake")]
+            keys += [history.key(system) for system in CATALOGS]
+        for view in spec.upsert_views:
+            keys += [upsert_view_table(spec, view).key(system) for system in CATALOGS]
         yield Watch(
-            name=f"{spec.asset_name}_snapshots",
+            name=f"{spec.table_name}_snapshots",
             origin=origin,
             registrations=tuple(keys),
-            derived=_assets(lake, lake.downstream(spec.name)),
+            derived=_assets(lake, lake.downstream(name)),
         )
     for derived in lake.derived:
         reach = derived.lookback_of(lake.root(derived))
@@ -119,8 +122,8 @@ def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ..
     """What is computed from a change: the tables in every catalog, and their topics."""
     keys: list[dg.AssetKey] = []
     for derived in tables:
-        keys += [lake.table(derived).key(system) for system in ("iceberg", "glue", "snowflake")]
-        keys += [topic_table(spec, lake.config).key("kafka") for spec in lake.published(derived)]
+        keys += [lake.table(derived).key(system) for system in CATALOGS]
+        keys += [kafka_key(spec) for spec in lake.published(derived)]
     return tuple(keys)
 
 
@@ -270,7 +273,7 @@ def _kafka_observation(
         context.log.warning(str(error))
         return None
     return AssetObservation(
-        asset_key=watch.origin.table.key("kafka"),
+        asset_key=kafka_key(watch.origin.root),
         metadata={**kafka_metadata(begin, end), **consumer_lag_metadata(held, begin, end)},
         tags={"dagster/data_version": kafka_data_version(end).value},
     )

@@ -49,6 +49,7 @@ _OUTSIDE = "topicberg-outside-of-the-window"
 _PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
+    "write.merge.mode": "merge-on-read",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
@@ -145,7 +146,8 @@ def write_window(
     _heads(catalog, derivation)
     columns = _columns(spark, derivation)
     for attempt in range(ATTEMPTS):
-        table = _ensure(catalog, derivation, columns)
+        partition = derivation.target_time, derivation.partitioned_by
+        table = ensure_table(catalog, derivation.target, columns, partition)
         heads = _heads(catalog, derivation)
         if not any(heads.values()):
             return Written()
@@ -156,10 +158,10 @@ def write_window(
         }
         try:
             _overwrite(spark, table, derivation, window, heads, properties)
-        except Exception as error:  # Spark's, which names the cause in its text alone
+        except Exception as error:
             if _OUTSIDE in str(error):
                 raise _time_changed(derivation) from error
-            if not any(conflict in str(error) for conflict in _CONFLICTS):
+            if not is_conflict(error):
                 raise
             logger.info("table %s: conflict, attempt %d", derivation.name, attempt + 1)
             continue
@@ -208,8 +210,6 @@ def _heads(catalog: Catalog, derivation: Derivation) -> dict[str, int | None]:
 
 def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
     """The columns that the function returns, all of them optional."""
-    import pyarrow as pa
-
     frames = [spark.read.table(spark_name(source.table)) for source in derivation.sources]
     schema = derivation.transform(*frames).limit(0).toArrow().schema
     if derivation.target_time not in schema.names:
@@ -217,48 +217,73 @@ def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
             hint=f"it returns {', '.join(schema.names)}; name the event-time column",
         )
-    return pa.schema([field.with_nullable(True) for field in schema])
+    return optional(schema)
 
 
-def _ensure(catalog: Catalog, derivation: Derivation, columns: pa.Schema) -> Table:
-    """The target, created or evolved so that it has these columns; it always has a snapshot."""
+def optional(columns: pa.Schema) -> pa.Schema:
+    """The columns, each of which may be null."""
+    import pyarrow as pa
+
+    return pa.schema([field.with_nullable(True) for field in columns])
+
+
+def ensure_table(
+    catalog: Catalog,
+    name: TableName,
+    columns: pa.Schema,
+    partition: tuple[str, str] | None = None,
+) -> Table:
+    """A table with these columns, created or evolved; it always has a snapshot.
+
+    A new one has an empty snapshot, which the first overwrite can be validated against.
+
+    :param partition: column and Iceberg transform
+    :raises TopicbergError: a column cannot have the type that it should have now
+    """
     try:
-        table = catalog.load_table(derivation.target)
+        table = catalog.load_table(name)
     except NoSuchTableError:
-        return _create(catalog, derivation, columns)
+        return _create(catalog, name, columns, partition)
     try:
         with table.update_schema() as update:
             update.union_by_name(columns)
     except (ValidationError, ValueError, TypeError) as error:
         raise TopicbergError(
-            f"table {derivation.name} cannot follow its function: {error}",
+            f"table {'.'.join(name)} cannot have the columns that are computed for it: {error}",
             hint="give the changed column another name, or drop the table and backfill it",
         ) from error
     return table
 
 
-def _create(catalog: Catalog, derivation: Derivation, columns: pa.Schema) -> Table:
-    """The new table with an empty snapshot, which the first overwrite can be validated against."""
+def _create(
+    catalog: Catalog,
+    name: TableName,
+    columns: pa.Schema,
+    partition: tuple[str, str] | None,
+) -> Table:
     from pyiceberg.transforms import parse_transform
 
     with suppress(NamespaceAlreadyExistsError):
-        catalog.create_namespace(derivation.target[0])
+        catalog.create_namespace(name[0])
     # As the topics' tables: a place of its own, never that of a table which was dropped.
-    place = f"{catalog.properties['warehouse']}{derivation.target[0]}/v1/{uuid.uuid4()}"
+    place = f"{catalog.properties['warehouse']}{name[0]}/v1/{uuid.uuid4()}"
     with (
         suppress(TableAlreadyExistsError),  # another run was faster
         catalog.create_table_transaction(
-            derivation.target, schema=columns, location=place, properties=_PROPERTIES
+            name, schema=columns, location=place, properties=_PROPERTIES
         ) as creation,
     ):
-        with creation.update_spec() as spec:
-            spec.add_field(
-                derivation.target_time,
-                parse_transform(derivation.partitioned_by),
-                f"{derivation.target_time}_{derivation.partitioned_by}",
-            )
+        if partition:
+            column, transform = partition
+            with creation.update_spec() as spec:
+                spec.add_field(column, parse_transform(transform), f"{column}_{transform}")
         creation.append(columns.empty_table())
-    return catalog.load_table(derivation.target)
+    return catalog.load_table(name)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether Spark says that another commit came first; it names the cause in its text alone."""
+    return any(conflict in str(error) for conflict in _CONFLICTS)
 
 
 def _overwrite(
@@ -296,7 +321,7 @@ def _overwrite(
         )
     )
     head = table.current_snapshot()
-    assert head is not None  # noqa: S101  see _create
+    assert head is not None  # noqa: S101  see ensure_table
     options = {
         "isolation-level": "serializable",
         "validate-from-snapshot-id": str(head.snapshot_id),

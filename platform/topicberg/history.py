@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
 
 
-class _HistorySpec(TopicSpec):
-    def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
-        return history_table(self)
-
-
 def history_table(spec: TopicSpec) -> tuple[str, str]:
     """Namespace and name."""
     return spec.pipeline, f"{spec.asset_name}_history"
@@ -32,7 +27,11 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
     from topicberg import kafka
     from topicberg.tableflow.engine import run_once
 
+    class HistorySpec(TopicSpec):
+        def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
+            return history_table(self)
+
     kafka.ensure_topic(spec, endpoints, config)
     appended = {**spec.model_dump(by_alias=True), "write_mode": "append"}
-    run_once(_HistorySpec.model_validate(appended), endpoints, config)
+    run_once(HistorySpec.model_validate(appended), endpoints, config)
     return endpoints.catalog(config).load_table(history_table(spec))

@@ -19,7 +19,7 @@ being expired.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -34,7 +34,8 @@ from topicberg.derived import TableName, spark_name
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.snapshots import changes_since, touched_hours
 from topicberg.spark import quote
-from topicberg.tableflow.subjects import wire_prefix
+from topicberg.tableflow.formats.json_nodes import read_node
+from topicberg.tableflow.subjects import RegisteredSchema, wire_prefix
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:
@@ -179,11 +180,11 @@ class _Topic:
 
         schema = read_schema(path, kind, None)
         self._require(schema.columns, columns)
-        record = F.struct(*(F.col(quote(name)) for name in schema.columns))
         if kind == "avro":
+            record = F.struct(*(F.col(quote(name)) for name in schema.columns))
             payload = to_avro(record, schema.text)
         elif kind == "json":
-            payload = F.encode(F.to_json(record), "utf-8")
+            payload = _json(schema.text)
         else:
             raise PublishError(f"topic {self.spec.name}: rows cannot be published as {kind}")
         return F.concat(F.lit(bytearray(wire_prefix(schema_id or 0))), payload)
@@ -214,6 +215,27 @@ class _Topic:
                 .withColumn("value", F.when(F.col("copies") > 0, F.col("value")))
             )
         return changes.orderBy("time", "key", "value")
+
+
+def _json(schema: str) -> Column:
+    """A row as a JSON object, with the logical types of Connect: times and dates are numbers.
+
+    A null is left out, unless the schema requires some property: then every null is there.
+    """
+    from pyspark.sql import functions as F
+
+    record = read_node("of the topic", RegisteredSchema(0, "JSON", schema))
+    numbers: dict[str, Callable[[Column], Column]] = {
+        "timestamptz": lambda time: F.unix_millis(time.cast("timestamp")),
+        "timestamp": lambda time: F.unix_millis(time.cast("timestamp")),  # sessions are in UTC
+        "date": lambda day: F.unix_date(day.cast("date")),
+    }
+    values = (
+        numbers.get(node.kind, lambda column: column)(F.col(quote(name))).alias(name)
+        for name, node in record.children.items()
+    )
+    text = F.to_json(F.struct(*values), {"ignoreNullFields": str(not record.required).lower()})
+    return F.encode(text, "utf-8")
 
 
 def _changes(

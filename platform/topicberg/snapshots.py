@@ -15,6 +15,7 @@ from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, NestedField, PrimitiveType
 
 from topicberg.tableflow.commit import (
+    DATA_TTL_RUN,
     END_OFFSETS,
     START_OFFSETS,
     ancestry,
@@ -114,9 +115,12 @@ def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
 
     From the partition values if the table is partitioned by hour or day of the column, else from
     the files' bounds; a file that says neither may have touched every hour until its commit. Rows
-    without a time belong before all others. Compaction changes no row.
+    without a time belong before all others. Compaction changes no row, and rows past their
+    retention take nothing from what was derived of them.
     """
     if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
+        return []
+    if DATA_TTL_RUN in summary(snapshot):
         return []
     committed = snapshot.timestamp_ms * 1000 // _HOUR_MICROSECONDS
     anything = Hours(_BEFORE_EVERYTHING, committed + 1)

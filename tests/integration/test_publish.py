@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -24,10 +25,12 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.publish import Published, PublishError, publish
 from topicberg.settings import settings
+from topicberg.tableflow.engine import run_once
 from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
+from topicberg.topics.spec import TableflowSpec
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 Row = dict[str, Any]
@@ -67,10 +70,21 @@ class Published_:
     like: str
     stack: Endpoints
     name: str
+    format: Literal["avro", "json"] = "avro"
 
     @property
     def spec(self) -> TopicSpec:
-        return load_topic(self.like).model_copy(update={"name": f"test.{self.name}"})
+        like = load_topic(self.like)
+        changed: dict[str, Any] = {"name": f"test.{self.name}", "tableflow": TableflowSpec()}
+        if self.format == "json":
+            changed |= {
+                part: schema.model_copy(
+                    update={"format": "json", "file": schema.file.replace(".avsc", ".json")}
+                )
+                for part, schema in (("value_schema", like.value_schema), ("key", like.key))
+                if schema.file
+            }
+        return like.model_copy(update=changed)
 
     @property
     def time(self) -> str:
@@ -111,8 +125,7 @@ class Published_:
         )
         partitions = kafka.end_offsets(self.stack, self.spec.name)
         consumer.assign([TopicPartition(self.spec.name, p, 0) for p in partitions])
-        value_schema = parse_schema(json.loads(self.spec.value_schema_path().read_text()))  # type: ignore[union-attr]
-        key_path = self.spec.key_schema_path()
+        spec = self.spec
         found, ended = [], 0
         while ended < len(partitions):
             message = consumer.poll(10)
@@ -122,20 +135,47 @@ class Published_:
                 ended += 1
                 continue
             key, value = message.key(), message.value()
-            if key and key_path:
-                schema = parse_schema(json.loads(key_path.read_text()))
-                read = schemaless_reader(BytesIO(key[5:]), schema, None)
-                key = tuple(read.values())  # type: ignore[union-attr]
-            decoded = value and schemaless_reader(BytesIO(value[5:]), value_schema, None)
+            if path := spec.key_schema_path():
+                key = tuple(decoded(key, path).values())
             at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-            found.append((key, decoded or None, at))
+            found.append((key, decoded(value, spec.value_schema_path()) if value else None, at))
         consumer.close()
         return found
+
+    def materialized(self) -> list[Row]:
+        """The rows of the topic's own table, made by Tableflow, without the metadata columns."""
+        run_once(self.spec, self.stack, settings())
+        catalog = self.stack.catalog(settings())
+        table = catalog.load_table(self.spec.table_identifier()).scan().to_arrow()
+        return ordered(table.select(SCHEMAS[self.like].names[self.append :]).to_pylist())
+
+    @property
+    def append(self) -> bool:
+        return self.spec.write_mode == "append"
+
+
+def decoded(value: bytes | None, path: Path | None) -> Row:
+    assert value
+    assert path
+    schema = json.loads(path.read_text())
+    if path.suffix == ".avsc":
+        read = schemaless_reader(BytesIO(value[5:]), parse_schema(schema), None)
+        return dict(read)  # type: ignore[call-overload]
+    found = json.loads(value[5:])
+    for name, kind in schema["properties"].items():
+        if kind.get("title", "").endswith("Timestamp"):
+            found[name] = datetime.fromtimestamp(found[name] / 1000, UTC)
+    return dict(found)
+
+
+def ordered(found: list[Row]) -> list[Row]:
+    return sorted(found, key=str)
 
 
 @pytest.fixture
 def topic(stack: Endpoints, request: pytest.FixtureRequest) -> Published_:
-    found = Published_(request.param, stack, f"t{uuid.uuid4().hex[:8]}")
+    like, _, kind = request.param.partition(" ")
+    found = Published_(like, stack, f"t{uuid.uuid4().hex[:8]}", kind or "avro")
     found.create()
     return found
 
@@ -157,7 +197,12 @@ def booked(number: int, hour: int = 0) -> Row:
     return row | {"booked_at": START + timedelta(hours=hour, milliseconds=number)}
 
 
-@pytest.mark.parametrize("topic", ["airline.flyer_stats"], indirect=True)
+SLOW = pytest.mark.slow
+KEYED = [pytest.param("airline.flyer_stats", marks=SLOW), "airline.flyer_stats json"]
+APPENDED = ["airline.flight", pytest.param("airline.flight json", marks=SLOW)]
+
+
+@pytest.mark.parametrize("topic", KEYED, indirect=True)
 def test_a_keyed_topic_follows_its_table(topic: Published_, spark: SparkSession) -> None:
     assert topic.publish(spark) == Published(None)
     topic.write([stats(1), stats(2), stats(3, hour=1)])
@@ -176,6 +221,24 @@ def test_a_keyed_topic_follows_its_table(topic: Published_, spark: SparkSession)
     assert {key: value for key, value in state.items() if value} == expected
     assert {key[0] for key, value in state.items() if not value} == {"flyer2@email.com"}
     assert all(at == key[1] for key, _, at in records)
+    assert topic.materialized() == ordered(rows)
+
+
+@pytest.mark.parametrize("topic", APPENDED, indirect=True)
+def test_tableflow_makes_the_same_rows_of_an_append_topic(
+    topic: Published_, spark: SparkSession
+) -> None:
+    nothing: Row = dict.fromkeys(SCHEMAS["airline.flight"].names) | {"booked_at": START}
+    odd = booked(3) | {"flight_number": '"né\u2028\n', "airline": ""}
+    topic.write([booked(1), booked(1), nothing, odd])
+    topic.publish(spark)
+    topic.write([booked(2, hour=1)])
+    topic.publish(spark)
+    rows = topic.table().scan().to_arrow().drop_columns("booked_at").to_pylist()
+    assert topic.materialized() == ordered(rows)
+    assert {at for _, _, at in topic.records()} == {
+        row["booked_at"] for row in topic.table().scan().to_arrow().to_pylist()
+    }
 
 
 @pytest.mark.parametrize("topic", ["airline.flyer_stats"], indirect=True)
@@ -201,6 +264,7 @@ with spark_session() as spark:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
 def test_an_append_topic_after_kills(topic: Published_, spark: SparkSession) -> None:
     rows = [booked(number % 400, hour=number % 3) for number in range(1200)]

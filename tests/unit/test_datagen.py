@@ -8,11 +8,13 @@ import os
 import re
 import struct
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from random import Random
 
+import jsonschema
 import psutil
 import pytest
 from fastavro import parse_schema, schemaless_reader
@@ -23,7 +25,7 @@ from topicberg.datagen import kind_names, kinds, record_generator
 from topicberg.datagen.airlines import AIRPORTS, MAX_PRICE, MIN_PRICE, TIME_FORMAT, flyers
 from topicberg.datagen.kinds.stock_trades import ACCOUNTS, PRICE, QUANTITY, SIDES, SYMBOLS, USERS
 from topicberg.datagen.pace import Pace
-from topicberg.datagen.producer import avro_encoder, random_of
+from topicberg.datagen.producer import avro_encoder, json_encoder, random_of
 from topicberg.datagen.runner import stop
 from topicberg.datagen.status import DatagenStatus, read_status, status_file, write_status
 from topicberg.errors import TopicbergError
@@ -221,6 +223,19 @@ def test_flyers_are_the_same_in_every_run_and_of_both_airlines() -> None:
     ]
     assert all(run == set(flyers(5)) for run in runs)
     assert set(flyers(5)) != set(flyers(6))
+
+
+@pytest.mark.parametrize("airline", ["sunset", "skyone"])
+def test_bookings_in_json_fit_their_schema(airline: str) -> None:
+    schema = json.loads((settings().schemas_dir / "airline.json").read_text())
+    for booking in islice(record_generator(airline)(Random(1), 1), 50):
+        value = json_encoder(7)(booking)
+        assert value[:5] == struct.pack(">bI", 0, 7)
+        decoded = json.loads(value[5:], parse_float=Decimal)
+        jsonschema.validate(decoded, schema)
+        assert decoded == booking
+    with pytest.raises(TopicbergError, match="datetime"):
+        json_encoder(7)({"at": datetime(2026, 1, 1, tzinfo=UTC)})
 
 
 def test_a_ticket_price_keeps_its_value_in_avro() -> None:

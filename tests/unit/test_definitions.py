@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets import Lake, find_derived
+from assets import Lake, find_derived, lake_assets
 from assets.derived import DerivedTable
 from definitions import defs
 from jobs.sensors import watches
@@ -20,15 +20,17 @@ from topicberg.deploy.platform import resources
 from topicberg.errors import SpecError
 from topicberg.settings import settings
 from topicberg.topics import load_topics
+from topicberg.topics.spec import TableflowSpec
 
 REPOSITORY = defs.get_repository_def()
 GRAPH = REPOSITORY.asset_graph
 
 
 def table_names() -> set[str]:
-    topics = {spec.asset_name for spec in load_topics() if spec.tableflow.enabled}
+    topics = {spec.table_name for spec in load_topics() if spec.tableflow.enabled}
     histories = {f"{spec.asset_name}_history" for spec in load_topics() if spec.history}
-    return topics | histories | {table.name for table in find_derived()}
+    views = {view for spec in load_topics() for view in spec.upsert_views}
+    return topics | histories | views | {table.name for table in find_derived()}
 
 
 def test_asset_keys() -> None:
@@ -77,7 +79,7 @@ def test_jobs_and_sensors() -> None:
     }
     sensors = {sensor.name: sensor for sensor in REPOSITORY.sensor_defs}
     assert set(sensors) == {
-        *(f"{spec.asset_name}_snapshots" for spec in specs if spec.tableflow.enabled),
+        *(f"{spec.table_name}_snapshots" for spec in specs if spec.tableflow.enabled),
         *(f"{table.name}_lookback" for table in find_derived() if table.lookback),
         *(f"{table.name}_lookup" for table in find_derived() if table.lookups),
     }
@@ -169,7 +171,8 @@ def test_a_lookback_reaches_into_later_partitions() -> None:
     [
         ({"sources": ("nothing",)}, "nothing"),
         ({"sources": ("flyer_stats",), "name": "flight"}, "comes from itself"),
-        ({"name": "stock_trades"}, "name of a topic's table"),
+        ({"name": "stock_trades"}, "another table has already"),
+        ({"name": "airline_sunset_by_route"}, "another table has already"),
     ],
 )
 def test_a_wrong_derivation_is_refused(change: dict[str, Any], message: str) -> None:
@@ -177,6 +180,26 @@ def test_a_wrong_derivation_is_refused(change: dict[str, Any], message: str) -> 
     wrong = replace(tables["flight"], **change)
     with pytest.raises(SpecError, match=message):
         Lake(LAKE.config, LAKE.topics, tuple((tables | {wrong.name: wrong}).values()))
+
+
+def test_a_published_topic_can_have_a_table() -> None:
+    """Like any topic, and beside the derived table of the same name."""
+    topics = [
+        spec.model_copy(update={"tableflow": TableflowSpec()}) if spec.publishes else spec
+        for spec in LAKE.topics
+    ]
+    lake = Lake(LAKE.config, tuple(topics), LAKE.derived)
+    graph = dg.Definitions([*lake_assets(lake)], resources=RESOURCES).resolve_asset_graph()
+    derived, table = (
+        dg.AssetKey(["iceberg", name])
+        for name in ("stock_trades_with_totals", "stock_trades_with_totals_topic")
+    )
+    topic = dg.AssetKey(["kafka", "stock_trades_with_totals"])
+    assert graph.get(topic).parent_keys == {derived}
+    assert graph.get(table).parent_keys == {topic}
+    assert lake.origin("stock_trades_with_totals").table.identifier[0] == "stock_trades"
+    names = {watch.name for watch in watches(lake)}
+    assert {"stock_trades_snapshots", "stock_trades_with_totals_topic_snapshots"} <= names
 
 
 def test_a_topic_of_no_table_is_refused() -> None:

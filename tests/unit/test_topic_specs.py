@@ -158,6 +158,19 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "schema.message",
         "protobuf alone",
     ),
+    ({"upsert_views": {"Newest": ["side"]}}, "upsert_views.Newest", "small letters"),
+    ({"upsert_views": {"newest": []}}, "upsert_views.newest", "at least 1"),
+    ({"upsert_views": {"newest": ["syde"]}}, "upsert_views.newest", "did you mean side?"),
+    ({"upsert_views": {"newest": ["tags"]}}, "upsert_views.newest", "which is no key"),
+    (
+        {
+            "upsert_views": {"newest": ["side"]},
+            "write_mode": "upsert",
+            "key": {"format": "string", "field": "side"},
+        },
+        "upsert_views",
+        "write_mode append",
+    ),
     ({"event_time": "$$timestmp"}, "event_time", "did you mean $$timestamp?"),
     ({"event_time": "side"}, "event_time", "is a string, not a time"),
     (

@@ -162,6 +162,15 @@ def _history(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         )
 
 
+@_rule("upsert_views", "write_mode", "tableflow.enabled")
+def _upsert_views(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.upsert_views and (spec.write_mode != "append" or not spec.tableflow.enabled):
+        yield (
+            "upsert_views",
+            "are for materialized topics in write_mode append: an upsert topic's table is one",
+        )
+
+
 @_rule("tableflow.table_formats", "write_mode")
 def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.write_mode == "upsert" and "DELTA" in spec.tableflow.table_formats:
@@ -207,8 +216,8 @@ def _generator_kind(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 def _generator_formats(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.generator is None:
         return
-    if spec.value_schema.format != "avro":
-        yield "generator", f"writes Avro; schema.format is {spec.value_schema.format}"
+    if spec.value_schema.format not in ("avro", "json"):
+        yield "generator", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
     if spec.key.format not in ("none", "string"):
         yield "generator", f"writes string keys or none; key.format is {spec.key.format}"
     if spec.key.format == "string" and spec.key.field is None:
@@ -280,6 +289,16 @@ def _partitioning(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]
         if (field.transform, field.column) in seen:
             yield "table.partitioning", f"{field}: a second {field.transform} of {field.column}"
         seen.add((field.transform, field.column))
+
+
+@_table_rule("upsert_views")
+def _upsert_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    for view, names in spec.upsert_views.items():
+        for column in names:
+            if column not in columns:
+                yield f"upsert_views.{view}", _no_column(column, columns)
+            elif columns[column] in NESTED:
+                yield f"upsert_views.{view}", f"{column} is a {columns[column]}, which is no key"
 
 
 @_table_rule("checks.not_null", "checks.accepted_values", "checks.ranges")

@@ -34,7 +34,7 @@ METADATA_TYPES = {
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour")
 _TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<width>\d+)\])?\((?P<column>[^()\[\],\s]+)\)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
-_PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_PLAIN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
 
 
@@ -51,9 +51,9 @@ def _topic_name(name: str) -> str:
     return name
 
 
-def _pipeline_name(name: str) -> str:
-    """A name that is one in Dagster's groups, in Iceberg, Glue and Snowflake."""
-    if not _PIPELINE.fullmatch(name):
+def _plain_name(name: str) -> str:
+    """A name that is one in Dagster's groups and keys, in Iceberg, Glue and Snowflake."""
+    if not _PLAIN.fullmatch(name):
         raise ValueError(f"{name!r}: small letters, digits and '_' only, beginning with a letter")
     return name
 
@@ -65,6 +65,7 @@ def _scalar(value: Any) -> Any:
 
 
 TopicName = Annotated[str, AfterValidator(_topic_name)]
+PlainName = Annotated[str, AfterValidator(_plain_name)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 
 
@@ -268,7 +269,7 @@ class TopicSpec(SpecModel):
 
     name: TopicName
     """The Kafka topic; also the name of the file."""
-    pipeline: Annotated[str, AfterValidator(_pipeline_name)]
+    pipeline: PlainName
     """Group of its assets, namespace of the tables derived from it."""
     description: str = ""
     value_schema: ValueSchema = Field(alias="schema")
@@ -278,6 +279,9 @@ class TopicSpec(SpecModel):
     """upsert: the key is the primary key, and the topic is compacted."""
     history: bool = Field(default=False, strict=True)
     """A second table ``<pipeline>.<topic>_history`` with every record (write mode upsert)."""
+    upsert_views: dict[PlainName, Annotated[tuple[str, ...], Field(min_length=1)]] = {}
+    """Table → columns: ``<pipeline>.<table>`` has the newest record of each value of these columns
+    (write mode append)."""
     tableflow: TableflowSpec = TableflowSpec()
     event_time: str = Field(
         default_factory=lambda fields: _metadata_column(fields["tableflow"], "timestamp")
@@ -341,11 +345,20 @@ class TopicSpec(SpecModel):
     @property
     def snowflake_name(self) -> str:
         """Snowflake table, usable without quotes: upper case, ``.`` and ``-`` become ``_``."""
-        return self.asset_name.upper()
+        return self.table_name.upper()
+
+    @property
+    def table_name(self) -> str:
+        """The table's name where it stands beside derived tables, in Dagster and in Snowflake.
+
+        The one of a published topic ends in ``_topic``: often the derived table that it is
+        published from has the name of the topic.
+        """
+        return f"{self.asset_name}_topic" if self.publishes else self.asset_name
 
     @property
     def asset_name(self) -> str:
-        """Dagster asset key part and op name ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
+        """The topic in Dagster ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
         return re.sub(r"[.-]", "_", self.name)
 
     # The table's columns
