@@ -50,6 +50,12 @@ class Settings(BaseSettings):
         description="holds every table; S3 takes no underscore, Snowflake no dot",
     )
 
+    catalogs_patience_seconds: float = Field(
+        default=300,
+        ge=0,
+        description="how long Glue and Snowflake may be behind a table before checks say so",
+    )
+
     @property
     def topics_dir(self) -> Path:
         return self.project_root / "platform" / "topics"
