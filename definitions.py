@@ -11,6 +11,8 @@ warnings.filterwarnings("ignore", category=dg.BetaWarning)
 from assets import Lake, find_derived, lake_assets, lake_checks  # noqa: E402
 from assets.platform import platform_assets  # noqa: E402
 from jobs import (  # noqa: E402
+    check_job,
+    check_schedule,
     maintenance_job,
     maintenance_schedule,
     pipeline_jobs,
@@ -29,8 +31,8 @@ _maintenance = maintenance_job(_lake)
 defs = dg.Definitions(
     assets=[*lake_assets(_lake), platform_assets(_config, _specs)],
     asset_checks=list(lake_checks(_lake)),
-    jobs=[*pipeline_jobs({spec.pipeline for spec in _lake.topics}), _maintenance],
-    schedules=[maintenance_schedule(_maintenance), rotation_schedule(_config)],
+    jobs=[*pipeline_jobs({spec.pipeline for spec in _lake.topics}), check_job(_lake), _maintenance],
+    schedules=[check_schedule(), maintenance_schedule(_maintenance), rotation_schedule(_config)],
     sensors=list(snapshot_sensors(_lake)),
     resources=RESOURCES,
     # Every run is a process of its own already; a process a step would cost 5 seconds each.

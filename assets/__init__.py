@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from assets.checks import data_check, lag_check, parity_check
+from assets.checks import lake_checks
 from assets.derived import derived_assets
 from assets.lake import Lake, find_derived
 from assets.publishing import publishing_asset
@@ -22,14 +22,3 @@ def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
         yield from derived_assets(derived, lake)
         for spec in lake.published(derived):
             yield publishing_asset(spec, derived, lake)
-
-
-def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
-    for table in lake.tables():
-        yield parity_check(table)
-    for derived in lake.derived:
-        for check in derived.checks:
-            yield data_check(check, derived, lake)
-    for spec in lake.materialized.values():
-        if spec.checks.max_lag_records is not None:
-            yield lag_check(spec, lake.config)

@@ -1,121 +1,476 @@
-"""Checks: cheap ones for every table, from metadata and counts; those of derived tables."""
+"""Asset checks: for every table those of :mod:`topicberg.checks`, and those of its author.
+
+The checks of one asset are one operation, which loads its table once. They run every few minutes in
+the job ``check_tables``; those that are marked ``every_run`` also in each run of the asset, where a
+blocking one that fails keeps what is downstream from being computed.
+
+A check of one's own is a function: see docs/checks.md.
+"""
 
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from assets.derived import DataCheck, DerivedTable, with_parameters
 from assets.lake import Lake
-from assets.partitions import asked_window, time_partitions
-from assets.tables import LakeTable, topic_table
+from assets.metadata import markdown
+from assets.partitions import asked_window, partition_keys, time_partitions
+from assets.tables import LakeTable, history_lake_table, topic_table
 from resources import Lakehouse, Snowflake, Spark
-from topicberg import glue
 from topicberg.derived import read_window
 from topicberg.settings import Settings
-from topicberg.snowflake import read_back
-from topicberg.tableflow.commit import committed, summary
-from topicberg.topics import TopicSpec
+from topicberg.snapshots import touched_hours
+from topicberg.topics import Rules, TopicSpec
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+    from topicberg.checks.finding import Finding
+    from topicberg.checks.rules import Passed
+    from topicberg.endpoints import Endpoints
+
+MEND, SINCE, CAUSE = "mend", "since", "caused by"
+"""Metadata of a check that failed; the alerts read them."""
+_RULES = ("not_null", "accepted_values", "ranges", "unique")
 
 
-def parity_check(table: LakeTable) -> dg.AssetChecksDefinition:
-    """Iceberg = Glue = Snowflake: the same metadata file, the same number of rows.
+@dataclass(frozen=True)
+class TableCheck:
+    """A check of one asset of a table."""
 
-    The table goes on changing while it is looked at: Glue and Snowflake may be behind the catalog,
-    but must be at one and the same state that the catalog had.
+    name: str
+    description: str
+    evaluate: "Callable[[Probe], Finding]"
+    blocking: bool = False
+    every_run: bool = False
+
+
+class Probe:
+    """What the checks of one table look at; each thing is fetched once."""
+
+    def __init__(
+        self,
+        table: LakeTable,
+        lakehouse: Lakehouse,
+        snowflake: Snowflake,
+        instance: dg.DagsterInstance | None,
+    ) -> None:
+        self.table = table
+        self.lakehouse = lakehouse
+        self.snowflake = snowflake
+        self.now = datetime.now(UTC)
+        self._instance = instance
+
+    @cached_property
+    def endpoints(self) -> "Endpoints":
+        return self.lakehouse.endpoints()
+
+    @cached_property
+    def iceberg(self) -> "Table":
+        """:raises NoSuchTableError: it was not made yet"""
+        return self.load(self.table.identifier)
+
+    def load(self, identifier: tuple[str, str]) -> "Table":
+        return self.endpoints.catalog(self.lakehouse.config).load_table(identifier)
+
+    def engine_fault(self, spec: TopicSpec) -> str | None:
+        """The check that explains why the topic's engine does not go on, if it does not."""
+        status = self.lakehouse.status(spec)
+        return (
+            f"{_key(topic_table(spec, self.lakehouse.config), 'iceberg')}:tableflow"
+            if (status is not None and status.error_message)
+            else None
+        )
+
+    def last(self, check: str) -> dg.AssetCheckEvaluation | None:
+        """The last evaluation of another check of the same asset."""
+        if self._instance is None:
+            return None
+        return last_evaluation(self._instance, dg.AssetCheckKey(self.table.key("iceberg"), check))
+
+
+def last_evaluation(
+    instance: dg.DagsterInstance, key: dg.AssetCheckKey
+) -> dg.AssetCheckEvaluation | None:
+    from dagster._core.storage.asset_check_execution_record import (
+        COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
+    )
+
+    records = instance.event_log_storage.get_asset_check_execution_history(
+        key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
+    )
+    if not records or not records[0].event or not records[0].event.dagster_event:
+        return None
+    return records[0].event.dagster_event.asset_check_evaluation_data
+
+
+def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
+    """Every check of every table."""
+    for table, system, checks in table_checks(lake):
+        yield _definition(table, system, checks)
+    for derived in lake.derived:
+        for check in derived.checks:
+            yield data_check(check, derived, lake)
+
+
+def table_checks(lake: Lake) -> Iterator[tuple[LakeTable, str, list[TableCheck]]]:
+    """Table, system (the first part of the asset's key), and the checks of that asset."""
+    for spec in lake.materialized.values():
+        table = topic_table(spec, lake.config)
+        yield table, "iceberg", [*_topic_checks(spec), *_rows_checks(spec.checks, spec, table)]
+    for spec in lake.histories.values():
+        yield history_lake_table(spec), "iceberg", [*_history_checks(spec)]
+    for derived in lake.derived:
+        table = lake.table(derived)
+        checks = [_up_to_date(derived, lake), *_rows_checks(derived.rules, None, table)]
+        yield table, "iceberg", checks
+    for table in lake.tables():
+        yield table, "glue", [_pointer(table)]
+        yield table, "snowflake", [_parity(table)]
+
+
+def run_checks(lake: Lake, names: Sequence[str]) -> list[dg.AssetCheckKey]:
+    """The checks that belong into each run that computes these tables in every catalog."""
+    wanted = set(names)
+    keys = [
+        dg.AssetCheckKey(table.key(system), check.name)
+        for table, system, checks in table_checks(lake)
+        for check in checks
+        if table.name in wanted and check.every_run
+    ]
+    for derived in lake.derived:
+        if derived.name in wanted:
+            key = lake.table(derived).key("iceberg")
+            keys += [dg.AssetCheckKey(key, check.__name__) for check in derived.checks]
+    return keys
+
+
+# --- what there is to check ---
+
+
+def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
+    def engine(probe: Probe) -> "Finding":
+        from topicberg.checks.finding import good
+        from topicberg.checks.topic import check_engine
+
+        status = probe.lakehouse.status(spec)
+        if status is None:
+            return good("Confluent's Tableflow says nothing of this topic")
+        return check_engine(spec, status, probe.now)
+
+    def skipped(probe: Probe) -> "Finding":
+        from topicberg.checks.topic import check_skipped
+
+        return check_skipped(spec, probe.iceberg)
+
+    yield TableCheck("tableflow", "Tableflow commits the topic: it is not suspended, and no turn "
+                     "of it fails again and again.", engine)  # fmt: skip
+    yield TableCheck("skipped_rows", "No record was left out, or sent to the dead-letter topic, "
+                     "that nobody has looked at.", skipped)  # fmt: skip
+    if spec.checks.max_lag_records is not None:
+        yield _lag(spec)
+    if spec.freshness is not None:
+        yield _freshness(spec)
+
+
+def _history_checks(spec: TopicSpec) -> Iterator[TableCheck]:
+    if spec.checks.max_lag_records is not None:
+        yield _lag(spec)
+    yield _no_equality_deletes(history_lake_table(spec))
+
+
+def _lag(spec: TopicSpec) -> TableCheck:
+    def lag(probe: Probe) -> "Finding":
+        from topicberg.checks.topic import check_lag
+
+        return check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec))
+
+    return TableCheck(
+        "kafka_lag",
+        "Records in Kafka that the table does not hold yet; at most "
+        f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
+        lag,
+    )
+
+
+def _freshness(spec: TopicSpec) -> TableCheck:
+    limits = spec.freshness
+    assert limits is not None  # noqa: S101  see _topic_checks
+
+    def freshness(probe: Probe) -> "Finding":
+        from topicberg.checks.topic import check_freshness
+
+        cause = probe.engine_fault(spec)
+        return check_freshness(spec, limits, probe.iceberg, probe.endpoints, probe.now, cause)
+
+    return TableCheck(
+        "freshness",
+        f"Rows came within {limits.warn_minutes} minutes (fails after {limits.fail_minutes}); if "
+        "not, it says whether the producer or Tableflow is to blame.",
+        freshness,
+    )
+
+
+def _rows_checks(rules: Rules, spec: TopicSpec | None, table: LakeTable) -> Iterator[TableCheck]:
+    """What is known from manifests, and the rules of the spec."""
+    yield _no_equality_deletes(table)
+    if (factor := rules.volume_factor) is not None:
+
+        def volume(probe: Probe) -> "Finding":
+            from topicberg.checks.table import check_volume
+
+            return check_volume(probe.iceberg, factor, probe.now)
+
+        yield TableCheck(
+            "volume", "As many rows as usual came in the last full hour or day.", volume
+        )
+    for name in _RULES:
+        if getattr(rules, name):
+            yield _rule(name, rules, spec)
+
+
+def _rule(name: str, rules: Rules, spec: TopicSpec | None) -> TableCheck:
+    where = [spec.metadata_column(c) for c in ("partition", "offset", "timestamp")] if spec else []
+
+    def evaluate(probe: Probe) -> "Finding":
+        from topicberg.checks import rules as library
+        from topicberg.checks.finding import Finding
+
+        schema = probe.iceberg.schema()
+        if missing := list(library.missing_columns(rules, schema)):
+            return Finding(passed=False, what=f"the table has no column {', '.join(missing)}",
+                           mend="correct the rules: `topicberg topics validate`")  # fmt: skip
+        if name == "unique":
+            config = probe.lakehouse.config
+            return library.check_unique(probe.iceberg, rules.unique, probe.endpoints, config)
+        column_rules = library.column_rules(rules, schema)[name]
+        return library.check_rules(
+            probe.iceberg, name, column_rules, _passed(probe.last(name)), tuple(where)
+        )
+
+    columns = ", ".join(f"`{column}`" for column in getattr(rules, name))
+    said = {
+        "not_null": f"{columns}: never null.",
+        "accepted_values": f"{columns}: only the values that the spec lists.",
+        "ranges": f"{columns}: within the bounds that the spec sets.",
+        "unique": f"No two rows have the same {columns}.",
+    }
+    return TableCheck(name, said[name], evaluate, rules.blocking, every_run=rules.blocking)
+
+
+def _passed(evaluation: dg.AssetCheckEvaluation | None) -> "Passed | None":
+    from topicberg.checks.rules import CHECKED_RULE, CHECKED_SNAPSHOT, Passed
+
+    if evaluation is None or not evaluation.passed or CHECKED_RULE not in evaluation.metadata:
+        return None
+    return Passed(
+        snapshot=int(str(evaluation.metadata[CHECKED_SNAPSHOT].value)),
+        rule=str(evaluation.metadata[CHECKED_RULE].value),
+    )
+
+
+def _no_equality_deletes(table: LakeTable) -> TableCheck:
+    def equality_deletes(probe: Probe) -> "Finding":
+        from topicberg.checks.table import check_equality_deletes
+
+        return check_equality_deletes(probe.iceberg, table.apply_deletes)
+
+    return TableCheck(
+        "equality_deletes",
+        "The table has no equality deletes, which Snowflake reads wrong without a word.",
+        equality_deletes,
+        blocking=True,
+        every_run=True,
+    )
+
+
+def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
+    root, table = lake.root(derived), lake.table(derived)
+    origins = {
+        ".".join(origin.table.identifier): origin
+        for origin in (lake.origin(name) for name in derived.sources)
+    }
+    partitions = time_partitions(root)
+    from topicberg.checks.derived import ALLOWED_MINUTES
+
+    allowed = root.freshness.warn_minutes if root.freshness else ALLOWED_MINUTES
+
+    def up_to_date(probe: Probe) -> "Finding":
+        from topicberg.checks.derived import check_up_to_date
+
+        sources = {name: probe.load(origin.table.identifier) for name, origin in origins.items()}
+
+        def mend(missing: "Mapping[str, Sequence[Snapshot]]") -> str:
+            hours = [
+                hours
+                for name, snapshots in missing.items()
+                for snapshot in snapshots
+                for hours in touched_hours(sources[name], snapshot, origins[name].time)
+            ]
+            keys = sorted(partition_keys(partitions, hours, probe.now))
+            if not keys:
+                return "wait: the rows that are missing have no partition yet"
+            chosen = f"--partition-range '{keys[0]}...{keys[-1]}'"
+            return (
+                "see why the runs of its sensor failed (Runs), then "
+                f"`dagster asset materialize -f definitions.py --select '{_chain(table)}' {chosen}`"
+            )
+
+        return check_up_to_date(probe.iceberg, sources, allowed, probe.now, mend)
+
+    return TableCheck(
+        "up_to_date",
+        f"Everything that {', '.join(f'`{name}`' for name in derived.sources)} held {allowed} "
+        "minutes ago was read.",
+        up_to_date,
+    )
+
+
+def _chain(table: LakeTable) -> str:
+    keys = (table.key(system).to_user_string() for system in ("iceberg", "glue", "snowflake"))
+    return " or ".join(f'key:"{key}"' for key in keys)
+
+
+def _pointer(table: LakeTable) -> TableCheck:
+    def pointer(probe: Probe) -> "Finding":
+        from topicberg.checks.catalogs import check_pointer
+
+        return check_pointer(
+            probe.iceberg,
+            probe.lakehouse.glue(),
+            table.glue_table,
+            table.sync,
+            probe.now,
+            _patience(probe.lakehouse.config),
+        )
+
+    return TableCheck(
+        "pointer",
+        "Glue points to a state of the Iceberg table, not to an old one, and has its columns.",
+        pointer,
+        blocking=True,
+        every_run=True,
+    )
+
+
+def _parity(table: LakeTable) -> TableCheck:
+    def parity(probe: Probe) -> "Finding":
+        from topicberg.checks.catalogs import check_parity
+
+        with probe.snowflake.connection() as connection:
+            return check_parity(
+                probe.iceberg,
+                probe.lakehouse.glue(),
+                table.glue_table,
+                connection,
+                probe.lakehouse.config,
+                table.snowflake_name,
+                table.sync,
+                probe.now,
+                _patience(probe.lakehouse.config),
+                f"{_key(table, 'glue')}:pointer",
+            )
+
+    return TableCheck(
+        "parity",
+        "Snowflake reads the state of the Iceberg table that Glue points to: the same metadata "
+        "file, columns and number of rows.",
+        parity,
+        every_run=True,
+    )
+
+
+def _patience(config: Settings) -> timedelta:
+    return timedelta(seconds=config.catalogs_patience_seconds)
+
+
+def _key(table: LakeTable, system: str) -> str:
+    return table.key(system).to_user_string()
+
+
+# --- as Dagster has them ---
+
+
+def _definition(
+    table: LakeTable, system: str, checks: Sequence[TableCheck]
+) -> dg.AssetChecksDefinition:
+    key = table.key(system)
+    by_name = {check.name: check for check in checks}
+
+    @dg.multi_asset_check(
+        name=f"check_{system}_{table.name}",
+        specs=[
+            dg.AssetCheckSpec(
+                check.name, asset=key, description=check.description, blocking=check.blocking
+            )
+            for check in checks
+        ],
+        can_subset=True,
+        pool="snowflake" if system == "snowflake" else None,
+    )
+    def evaluate(
+        context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+    ) -> Iterator[dg.AssetCheckResult]:
+        probe = Probe(table, lakehouse, snowflake, context.instance)
+        asked = {chosen.name for chosen in context.selected_asset_check_keys}
+        for name, check in by_name.items():
+            if name in asked:
+                before = last_evaluation(context.instance, dg.AssetCheckKey(key, name))
+                yield result(key, name, evaluated(check, probe), before)
+
+    return evaluate
+
+
+def evaluated(check: TableCheck, probe: Probe) -> "Finding":
+    """The verdict; that a table was not made yet is none."""
+    from pyiceberg.exceptions import NoSuchTableError
+
+    from topicberg.checks.finding import good
+
+    try:
+        return check.evaluate(probe)
+    except NoSuchTableError:
+        return good("there is no such table yet")
+
+
+def result(
+    key: dg.AssetKey, name: str, finding: "Finding", before: dg.AssetCheckEvaluation | None
+) -> dg.AssetCheckResult:
+    """The verdict as Dagster shows it.
+
+    :param before: the evaluation before: of a fault that has no time of its own it says since when
     """
+    import pyarrow as pa
 
-    @dg.asset_check(
-        asset=table.key("snowflake"),
-        name="parity",
-        description="Glue and Snowflake point to the same state of the Iceberg table, and Snowflake"
-        " counts the rows that this state has.",
+    warning = finding.severity == "warning"
+    metadata: dict[str, Any] = {
+        name: dg.MetadataValue.md(markdown(fact)) if isinstance(fact, pa.Table) else fact
+        for name, fact in finding.facts.items()
+    }
+    since = finding.since
+    if not finding.passed:
+        if since is None and before is not None and not before.passed and SINCE in before.metadata:
+            since = datetime.fromtimestamp(float(str(before.metadata[SINCE].value)), UTC)
+        since = since or datetime.now(UTC)
+        metadata[SINCE] = dg.MetadataValue.timestamp(since.astimezone(UTC))
+        if finding.mend:
+            metadata[MEND] = dg.MetadataValue.md(finding.mend)
+        if finding.cause:
+            metadata[CAUSE] = finding.cause
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=name,
+        passed=finding.passed,
+        severity=dg.AssetCheckSeverity.WARN if warning else dg.AssetCheckSeverity.ERROR,
+        description=finding.text,
+        metadata=metadata,
     )
-    def parity(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.AssetCheckResult:
-        from pyiceberg.table import StaticTable
-
-        iceberg = lakehouse.catalog().load_table(table.identifier)
-        found = glue.get_table(lakehouse.glue(), *table.glue_table)
-        in_glue = glue.metadata_location(found) if found else None
-        with snowflake.connection() as connection:
-            seen = read_back(connection, lakehouse.config, table.snowflake_name)
-        iceberg.refresh()
-        history = {entry.metadata_file for entry in iceberg.metadata.metadata_log}
-        known = in_glue in history | {iceberg.metadata_location}
-        rows: int | None = None
-        if in_glue and known:
-            rows = _rows(StaticTable.from_metadata(in_glue, iceberg.io.properties))
-        same = in_glue == seen.metadata_location
-        return dg.AssetCheckResult(
-            passed=known and same and rows == seen.rows,
-            description=_explain(known=known, same=same, rows=rows, seen=seen.rows),
-            metadata={
-                "iceberg_metadata_location": iceberg.metadata_location,
-                "glue_metadata_location": in_glue or "none",
-                "snowflake_metadata_location": seen.metadata_location,
-                "iceberg_rows": rows if rows is not None else "unknown",
-                "snowflake_rows": seen.rows,
-            },
-        )
-
-    return parity
-
-
-def _rows(table: "Table") -> int:
-    """From the summary alone, unless files have deletes: those count what is deleted as well."""
-    head = table.current_snapshot()
-    properties = summary(head) if head else {}
-    if int(properties.get("total-delete-files", 0)):
-        return table.scan().count()
-    return int(properties.get("total-records", 0))
-
-
-def _explain(*, known: bool, same: bool, rows: int | None, seen: int) -> str:
-    if not known:
-        return (
-            "Glue points to a state that this table never had: somebody moved the pointer. "
-            "Materialize the Glue asset, then the Snowflake asset."
-        )
-    if not same:
-        return "Snowflake is at another state than Glue: materialize the Snowflake asset."
-    if rows != seen:
-        return (
-            f"Iceberg has {rows} rows, Snowflake counts {seen}: look for deletes that Snowflake "
-            "cannot read."
-        )
-    return "Iceberg, Glue and Snowflake agree."
-
-
-def lag_check(spec: TopicSpec, config: Settings) -> dg.AssetChecksDefinition:
-    """How many records of the topic the table does not hold yet."""
-    table = topic_table(spec, config)
-    allowed = spec.checks.max_lag_records
-
-    @dg.asset_check(
-        asset=table.key("iceberg"),
-        name="kafka_lag",
-        description="Records in Kafka that Tableflow has not committed yet; at most "
-        f"{allowed:,} by the spec (checks.max_lag_records).",
-    )
-    def kafka_lag(lakehouse: Lakehouse) -> dg.AssetCheckResult:
-        from topicberg import kafka
-        from topicberg.tableflow.status import read_status
-
-        held = committed(lakehouse.catalog().load_table(table.identifier)).offsets
-        end = kafka.end_offsets(lakehouse.endpoints(), spec.name)
-        lag = sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
-        problem = read_status(lakehouse.config, spec.name).error_message
-        return dg.AssetCheckResult(
-            passed=allowed is None or lag <= allowed,
-            severity=dg.AssetCheckSeverity.WARN,
-            description=problem or f"{lag:,} records behind Kafka",
-            metadata={"lag_records": lag},
-        )
-
-    return kafka_lag
 
 
 def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetChecksDefinition:
@@ -125,7 +480,10 @@ def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetC
     function = with_parameters(check, derived.parameters_of(root))
 
     @dg.asset_check(
-        asset=table.key("iceberg"), name=check.__name__, description=inspect.getdoc(check)
+        asset=table.key("iceberg"),
+        name=check.__name__,
+        description=inspect.getdoc(check),
+        pool="spark",
     )
     def checked(context: dg.AssetCheckExecutionContext, spark: Spark) -> dg.AssetCheckResult:
         asked = asked_window(partitions, context.run.tags)

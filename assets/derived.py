@@ -32,13 +32,14 @@ from resources import Lakehouse, Spark
 from topicberg.derived import Derivation, Source, Transform, Written, read_window, write_window
 from topicberg.errors import SpecError
 from topicberg.snapshots import Hours
-from topicberg.topics import TopicSpec
+from topicberg.topics import Rules, TopicSpec
 
 if TYPE_CHECKING:
     from assets.lake import Lake
 
 T = TypeVar("T")
 DAY = 24
+NO_RULES = Rules()
 Lineage = Mapping[str, tuple[str, ...]]
 Lookback = timedelta | Callable[[Any], timedelta]
 DataCheck = Callable[..., dg.AssetCheckResult]
@@ -59,6 +60,7 @@ class DerivedTable:
     lookups: tuple[str, ...] = ()
     lookback: Lookback | None = None
     parameters: type[BaseModel] | None = None
+    rules: Rules = NO_RULES
     checks: tuple[DataCheck, ...] = ()
     chart: Chart | None = None
     owners: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ def derived_table(
     lookups: tuple[str, ...] = (),
     lookback: Lookback | None = None,
     parameters: type[BaseModel] | None = None,
+    rules: Rules = NO_RULES,
     checks: tuple[DataCheck, ...] = (),
     chart: Chart | None = None,
     owners: tuple[str, ...] = (),
@@ -122,6 +125,7 @@ def derived_table(
         returns of it is left out. With ``parameters``, a function of them.
     :param parameters: a model whose values stand in the source's spec under
         ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
+    :param rules: what holds for its rows, as under ``checks`` in a topic's spec
     :param checks: asset checks on the rows of the partitions that a run computed
     :param chart: draws the rows of the partitions that a run computed; see :mod:`assets.charts`.
         Checks and chart may take the keyword ``parameters`` as well.
@@ -139,6 +143,7 @@ def derived_table(
             lookups=lookups,
             lookback=lookback,
             parameters=parameters,
+            rules=rules,
             checks=checks,
             chart=chart,
             owners=owners,

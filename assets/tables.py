@@ -32,6 +32,23 @@ class LakeTable:
         return dg.AssetKey([system, self.name])
 
     @property
+    def sync(self) -> str:
+        """What brings Glue and Snowflake to the table's current state."""
+        return (
+            f"materialize glue/{self.name} and snowflake/{self.name}, or `topicberg sync "
+            f"{self.name}`"
+        )
+
+    @property
+    def apply_deletes(self) -> str:
+        """The statement that writes the table anew without its delete files."""
+        return (
+            "CALL lake.system.rewrite_data_files(table => "
+            f"'`{self.identifier[0]}`.`{self.identifier[1]}`', options => map("
+            "'delete-file-threshold', '1', 'remove-dangling-deletes', 'true'))"
+        )
+
+    @property
     def glue_table(self) -> tuple[str, str]:
         """Glue database and table."""
         return self.identifier[0], self.glue_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.checks import check_job, check_schedule
 from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import EVERYTHING, pipeline_jobs
 from jobs.rotation import rotation_schedule
@@ -9,6 +10,8 @@ from jobs.sensors import snapshot_sensors
 
 __all__ = [
     "EVERYTHING",
+    "check_job",
+    "check_schedule",
     "maintenance_job",
     "maintenance_schedule",
     "pipeline_jobs",

@@ -8,8 +8,8 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from assets import Lake
 from assets.tables import RETRY, LakeTable, history_lake_table, topic_table
+from jobs.checks import request_unless_busy
 from resources import Lakehouse
-from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -29,6 +29,7 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
 
     @dg.job(
         name=MAINTAIN,
+        tags={"topicberg/kind": "maintenance", "dagster/priority": "-1"},
         description="Merges small files, expires snapshots and rows, removes orphan files: of each "
         "table what is due. Reports an observation of every table that it changed.",
     )
@@ -51,24 +52,7 @@ def maintenance_schedule(job: dg.JobDefinition) -> dg.ScheduleDefinition:
     def schedule(
         context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse
     ) -> dg.RunRequest | dg.SkipReason:
-        try:
-            lakehouse.peek()
-        except TopicbergError as error:
-            return dg.SkipReason(str(error))
-        runs = context.instance.get_runs(
-            dg.RunsFilter(
-                job_name=MAINTAIN,
-                statuses=[
-                    dg.DagsterRunStatus.QUEUED,
-                    dg.DagsterRunStatus.STARTING,
-                    dg.DagsterRunStatus.STARTED,
-                ],
-            ),
-            limit=1,
-        )
-        if runs:
-            return dg.SkipReason(f"run {runs[0].run_id} is still under way")
-        return dg.RunRequest()
+        return request_unless_busy(context, lakehouse, MAINTAIN)
 
     return schedule
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.tableflow.status import TopicStatus
 
 PATIENCE_SECONDS = 20 * 60.0
 """Tableflow commits every 15 minutes or 250 MB."""
@@ -109,4 +110,9 @@ def ingest(
 
 def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> MaintenanceReport | None:
     """Nothing: Confluent's Tableflow maintains the tables that it writes."""
+    return None
+
+
+def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
+    """Nothing: Confluent Cloud shows the state of its Tableflow, and the lag tells of trouble."""
     return None

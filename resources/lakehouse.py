@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.tableflow.status import TopicStatus
 
 
 class Deployment(Protocol):
@@ -42,6 +43,9 @@ class Deployment(Protocol):
         self, spec: TopicSpec, endpoints: Endpoints, config: Settings
     ) -> MaintenanceReport | None:
         """Do what is due for the topic's table; None: it is not ours to maintain."""
+
+    def status(self, spec: TopicSpec, config: Settings) -> TopicStatus | None:
+        """What the engine says of the topic; None: it says nothing to us."""
 
 
 _DEPLOYMENTS: dict[str, Deployment] = {"local": local, "cloud": cloud}
@@ -83,6 +87,10 @@ class Lakehouse(ConfigurableResource):
     def maintain(self, spec: TopicSpec) -> MaintenanceReport | None:
         """Do what is due for the topic's table; None: Confluent's Tableflow looks after it."""
         return _deployment().maintain(spec, self.endpoints(), self.config)
+
+    def status(self, spec: TopicSpec) -> TopicStatus | None:
+        """What the engine says of the topic; None: it says nothing to us."""
+        return _deployment().status(spec, self.config)
 
     def catalog(self) -> Catalog:
         return self.endpoints().catalog(self.config)

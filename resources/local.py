@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.tableflow.status import TopicStatus
 
 PATIENCE_SECONDS = 30.0
 """How much longer than its commit interval the engine may be silent."""
@@ -63,3 +64,10 @@ def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Mainten
     from topicberg.tableflow import maintenance
 
     return maintenance.maintain(spec, endpoints, config)
+
+
+def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
+    """What the stack's engine says of the topic."""
+    from topicberg.tableflow.status import read_status
+
+    return read_status(config, spec.name)

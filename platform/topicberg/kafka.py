@@ -370,3 +370,32 @@ def _register(registry: SchemaRegistryClient, subject: str, schema: Any, path: A
         schema_id = registry.register_schema(subject, wanted)
     logger.info("registered schema %d as %s", schema_id, subject)
     return schema_id
+
+
+def restore_schemas(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None
+) -> list[tuple[str, int]]:
+    """Delete the versions of the topic's subjects that came after the schema of its spec.
+
+    :returns: subject and version of what was deleted
+    :raises TopicbergError: a subject does not have the spec's schema
+    """
+    from confluent_kafka.schema_registry import Schema
+
+    registry = endpoints.schema_registry_client()
+    deleted: list[tuple[str, int]] = []
+    for subject, schema, path in (
+        (spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
+        (spec.key_subject, spec.key, spec.key_schema_path(config)),
+    ):
+        if path is None:
+            continue
+        assert schema.format in _REGISTRY_TYPES  # noqa: S101  it has a file
+        text = read_schema(path, schema.format, schema.message).text
+        with registry_errors(f"the schema of {subject}"):
+            ours = registry.lookup_schema(subject, Schema(text, _REGISTRY_TYPES[schema.format]))
+            for version in registry.get_versions(subject):
+                if ours.version is not None and version > ours.version:
+                    registry.delete_version(subject, version)
+                    deleted.append((subject, version))
+    return deleted

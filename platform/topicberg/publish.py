@@ -230,10 +230,12 @@ def _json(schema: str) -> Column:
         "timestamp": lambda time: F.unix_millis(time.cast("timestamp")),  # sessions are in UTC
         "date": lambda day: F.unix_date(day.cast("date")),
     }
-    values = (
-        numbers.get(node.kind, lambda column: column)(F.col(quote(name))).alias(name)
-        for name, node in record.children.items()
-    )
+
+    def value(name: str, kind: str) -> Column:
+        column = F.col(quote(name))
+        return numbers[kind](column) if kind in numbers else column
+
+    values = (value(name, node.kind).alias(name) for name, node in record.children.items())
     text = F.to_json(F.struct(*values), {"ignoreNullFields": str(not record.required).lower()})
     return F.encode(text, "utf-8")
 

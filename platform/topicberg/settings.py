@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     snowflake_linked_database: bool = Field(
         default=False, description="a database that follows that catalog by itself; not with glue"
     )
+    catalogs_patience_seconds: float = Field(
+        default=300,
+        ge=0,
+        description="how long Glue and Snowflake may be behind a table before checks say so",
+    )
 
     @property
     def topics_dir(self) -> Path:

@@ -9,10 +9,10 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import DayTransform, HourTransform
-from pyiceberg.types import DateType, NestedField, PrimitiveType
+from pyiceberg.types import DateType, IntegerType, NestedField, PrimitiveType
 
 from topicberg.tableflow.commit import (
     DATA_TTL_RUN,
@@ -26,6 +26,7 @@ from topicberg.tableflow.offsets import Offsets, parse_offsets
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -159,6 +160,41 @@ def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | N
         return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first)
     except OverflowError:  # a time that Python does not have
         return None
+
+
+def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | None:
+    """First hour (since 1970) of each partition of time → rows in its files; hours a partition.
+
+    None: the table is not partitioned by the hour or the day of a column. Manifests that have
+    nothing but partitions before hour ``first`` are not opened.
+    """
+    head = table.current_snapshot()
+    place, width = _time_partition(table.spec())
+    if place is None:
+        return None
+    rows: dict[int, int] = {}
+    for manifest in head.manifests(table.io) if head else ():
+        if (
+            manifest.content != ManifestContent.DATA
+            or manifest.partition_spec_id != table.spec().spec_id
+        ):
+            continue
+        upper = manifest.partitions[place].upper_bound if manifest.partitions else None
+        if upper is not None and int(from_bytes(IntegerType(), upper)) * width < first:
+            continue
+        for entry in manifest.fetch_manifest_entry(table.io):
+            hours = _partition_hours(entry.data_file.partition[place], width)
+            if hours.start >= first:
+                rows[hours.start] = rows.get(hours.start, 0) + entry.data_file.record_count
+    return rows, width
+
+
+def _time_partition(spec: PartitionSpec) -> tuple[int | None, int]:
+    """Place of the first field by hour or day, and hours of a partition."""
+    for place, field in enumerate(spec.fields):
+        if isinstance(field.transform, HourTransform | DayTransform):
+            return place, 1 if isinstance(field.transform, HourTransform) else 24
+    return None, 1
 
 
 def newest_rows(table: Table, limit: int) -> pa.Table | None:

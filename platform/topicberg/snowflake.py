@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from topicberg.deploy.names import Names as DeployNames
+from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
@@ -215,6 +216,11 @@ class SnowflakeTable:
     name: str
     rows: int
     metadata_location: str
+    columns: tuple[str, ...]
+
+
+class NoSuchIcebergTableError(TopicbergError):
+    """Snowflake has no such Iceberg table."""
 
 
 def sync(
@@ -234,11 +240,20 @@ def sync(
 
 
 def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> SnowflakeTable:
-    """Rows and metadata location of the table as Snowflake has it now."""
-    name = Names.of(config).table(table)
+    """Rows, columns and metadata location of the table as Snowflake has it now.
+
+    :raises NoSuchIcebergTableError: there is none
+    """
+    names = Names.of(config)
+    if not _exists(connection, names, table):
+        raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {names.table(table)}")
+    name = names.table(table)
     information = _value(connection, f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})")
     rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
-    return SnowflakeTable(name, int(rows), json.loads(information)["metadataLocation"])
+    cursor = connection.cursor()
+    cursor.execute(f"SELECT * FROM {name} LIMIT 0")  # noqa: S608  quoted above
+    columns = tuple(column.name for column in cursor.description or ())
+    return SnowflakeTable(name, int(rows), json.loads(information)["metadataLocation"], columns)
 
 
 def _exists(connection: SnowflakeConnection, names: Names, table: str) -> bool:

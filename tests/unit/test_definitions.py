@@ -72,6 +72,7 @@ def test_the_graph_reads_from_kafka_to_snowflake() -> None:
 def test_jobs_and_sensors() -> None:
     specs = load_topics()
     assert {job.name for job in REPOSITORY.get_all_jobs() if not job.name.startswith("__")} == {
+        "check_tables",
         "everything",
         "maintain_tables",
         "rotate_keys",
@@ -106,8 +107,33 @@ def test_the_schedule_skips_while_the_stack_is_down() -> None:
 
 
 def test_every_table_is_checked() -> None:
-    checks = {(key.asset_key.path[-1], key.name) for key in GRAPH.asset_check_keys}
-    assert {(name, "parity") for name in table_names()} <= checks
+    checks = {(*key.asset_key.path, key.name) for key in GRAPH.asset_check_keys}
+    for name in table_names():
+        assert {
+            ("snowflake", name, "parity"),
+            ("glue", name, "pointer"),
+            ("iceberg", name, "equality_deletes"),
+        } <= checks
+    for spec in LAKE.materialized.values():
+        of_topic = {
+            name
+            for system, table, name in checks
+            if (system, table) == ("iceberg", spec.asset_name)
+        }
+        assert {"tableflow", "skipped_rows", "volume"} <= of_topic
+        assert ("freshness" in of_topic) == (spec.freshness is not None)
+        assert ("kafka_lag" in of_topic) == (spec.checks.max_lag_records is not None)
+        assert ("not_null" in of_topic) == bool(spec.checks.not_null)
+    for derived in LAKE.derived:
+        assert ("iceberg", derived.name, "up_to_date") in checks
+
+
+def test_every_check_explains_itself_and_the_job_has_all_but_those_on_spark() -> None:
+    of_authors = {check.__name__ for derived in LAKE.derived for check in derived.checks}
+    in_job = REPOSITORY.get_job("check_tables").asset_layer.asset_graph.asset_check_keys
+    for key in GRAPH.asset_check_keys:
+        assert GRAPH.get(key).description
+        assert (key in in_job) == (key.name not in of_authors)
 
 
 @pytest.fixture

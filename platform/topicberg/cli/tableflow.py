@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
     group.command("disable")(disable)
     group.command("status")(status)
     group.command("resume")(resume)
+    group.command("acknowledge")(acknowledge)
     group.command("run")(run)
     group.command("maintain")(maintain)
     app.add_typer(group, name="tableflow")
@@ -95,6 +96,19 @@ def resume(topic: Topic) -> None:
 
     control.resume(settings(), topic)
     typer.echo(f"{topic}: the engine tries again")
+
+
+def acknowledge(topic: Topic) -> None:
+    """Take note of the records that were left out: the check skipped_rows is content again."""
+    from topicberg.checks import topic as checks
+    from topicberg.endpoints import load_endpoints
+    from topicberg.settings import settings
+    from topicberg.tableflow.control import find_topic
+
+    config = settings()
+    identifier = find_topic(config, topic).table_identifier(config)
+    count = checks.acknowledge(load_endpoints(config).catalog(config).load_table(identifier))
+    typer.echo(f"{topic}: {count:,} records that were left out are acknowledged")
 
 
 def run(

@@ -92,3 +92,22 @@ def new(
     for path in new_topic(name, subject, group, load_endpoints(config), config):
         typer.echo(f"wrote {path}")
     typer.echo("`topicberg topics validate` checks it; reload the code location in the UI")
+
+
+@app.command("restore-schema")
+def restore_schema(
+    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
+) -> None:
+    """Delete the versions of the topic's subjects that came after the schema of its spec.
+
+    For when somebody registered a version that no table can follow, and the topic is suspended.
+    Records that were written with such a version are still there: Tableflow says what they are.
+    """
+    from topicberg import kafka
+    from topicberg.endpoints import load_endpoints
+    from topicberg.settings import settings
+    from topicberg.topics import load_topic
+
+    config = settings()
+    for subject, version in kafka.restore_schemas(load_topic(name), load_endpoints(config), config):
+        typer.echo(f"{subject}: version {version} is deleted")

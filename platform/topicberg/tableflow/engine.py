@@ -327,8 +327,9 @@ class Ingestor:
             )
         return TableflowError(
             message,
-            hint="mend the producer; tableflow.error_handling.mode: SKIP leaves such records out, "
-            "LOG keeps them in a dead-letter topic",
+            hint="mend the producer, and "
+            f"`topicberg tableflow enable {name} --error-handling LOG`: such records go to a "
+            "dead-letter topic, and the topic goes on (SKIP: without them)",
         )
 
 

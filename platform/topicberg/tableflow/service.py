@@ -144,6 +144,7 @@ class Worker(threading.Thread):
             phase="RUNNING",
             suspended=False,
             error_message=None,
+            failing_since_ms=None,
             snapshot_id=commit.snapshot_id,
             end_offsets=commit.end_offsets,
             rows_committed=self._status.rows_committed + commit.records,
@@ -157,7 +158,8 @@ class Worker(threading.Thread):
         )
 
     def _failed(self, **changes: object) -> None:
-        self._report(**changes, failures=self._status.failures + 1)
+        since = self._status.failing_since_ms or int(time.time() * 1000)
+        self._report(**changes, failures=self._status.failures + 1, failing_since_ms=since)
 
     def _report(self, **changes: object) -> None:
         updated = self._status.model_copy(update=changes)

@@ -28,6 +28,8 @@ class TopicStatus(BaseModel):
     phase: Phase = "PENDING"
     suspended: bool = False
     error_message: str | None = None
+    failing_since_ms: int | None = None
+    """When the first of the failures in a row was; None: the last turn went well."""
     failing_table_formats: list[FailingFormat] = Field(default_factory=list)
     write_mode: str = "APPEND"
     snapshot_id: int | None = None

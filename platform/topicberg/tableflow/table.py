@@ -148,5 +148,6 @@ def _evolve(table: Table, schema: Schema) -> None:
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint=f"register a compatible version, or {NEW_TABLE}",
+            hint=f"`topicberg topics restore-schema {table.name()[1]}` takes back the versions "
+            f"that no table can follow; or {NEW_TABLE}",
         ) from error

@@ -1,6 +1,6 @@
 """Topic specs: one YAML file a topic says all there is to know about it."""
 
 from topicberg.topics.loader import check_topics, load_topic, load_topics
-from topicberg.topics.spec import TopicSpec
+from topicberg.topics.spec import Rules, TopicSpec
 
-__all__ = ["TopicSpec", "check_topics", "load_topic", "load_topics"]
+__all__ = ["Rules", "TopicSpec", "check_topics", "load_topic", "load_topics"]

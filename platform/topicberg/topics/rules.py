@@ -301,17 +301,21 @@ def _upsert_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Findin
                 yield f"upsert_views.{view}", f"{column} is a {columns[column]}, which is no key"
 
 
-@_table_rule("checks.not_null", "checks.accepted_values", "checks.ranges")
+@_table_rule("checks.not_null", "checks.accepted_values", "checks.ranges", "checks.unique")
 def _checked_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
     checks = spec.checks
     for check, names in (
         ("not_null", checks.not_null),
         ("accepted_values", tuple(checks.accepted_values)),
         ("ranges", tuple(checks.ranges)),
+        ("unique", checks.unique),
     ):
         for column in names:
             if column not in columns:
                 yield f"checks.{check}", _no_column(column, columns)
+    for column in checks.unique:
+        if (kind := columns.get(column, "").partition("(")[0]) in NESTED:
+            yield "checks.unique", f"{column} is a {kind}, which is no key"
     for column in checks.ranges:
         kind = columns.get(column, "int").partition("(")[0]
         if kind not in NUMBERS:

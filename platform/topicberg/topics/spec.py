@@ -245,17 +245,28 @@ class Range(SpecModel):
 AcceptedValues = Annotated[tuple[Annotated[Any, AfterValidator(_scalar)], ...], Field(min_length=1)]
 
 
-class Checks(SpecModel):
-    """Data checks on the topic's table."""
+class Rules(SpecModel):
+    """What holds for the rows of a table."""
 
-    max_lag_records: int | None = Field(default=None, strict=True, ge=0)
-    """Records that the table may be behind Kafka's end offsets."""
     not_null: tuple[str, ...] = ()
     """Columns that are never null."""
     accepted_values: dict[str, AcceptedValues] = {}
     """Column → every value that it may have."""
     ranges: dict[str, Range] = {}
     """Column → bounds of its values."""
+    unique: tuple[str, ...] = ()
+    """Columns that no two rows have in common; the check reads them whole."""
+    blocking: bool = Field(default=False, strict=True)
+    """Nothing downstream is computed while a rule is broken."""
+    volume_factor: float | None = Field(default=4, gt=1, allow_inf_nan=False)
+    """How many times more or fewer rows an hour than usual are an anomaly; null: never."""
+
+
+class Checks(Rules):
+    """Data checks on the topic's table."""
+
+    max_lag_records: int | None = Field(default=None, strict=True, ge=0)
+    """Records that the table may be behind Kafka's end offsets."""
 
 
 def _metadata_column(tableflow: TableflowSpec, name: str) -> str:

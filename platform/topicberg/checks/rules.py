@@ -1,0 +1,238 @@
+"""Rules on the rows of a table: nulls, accepted values, ranges, uniqueness.
+
+A rule is an Iceberg expression for the rows that break it. Planning a scan with it drops every file
+whose column statistics rule such rows out: of a table without nulls no file is opened to say so.
+What passed once is not read again: the next evaluation looks at the files that came since.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.expressions import (
+    And,
+    BooleanExpression,
+    GreaterThan,
+    IsNull,
+    LessThan,
+    NotIn,
+    NotNull,
+    Or,
+)
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import DecimalType, DoubleType, FloatType
+
+from topicberg.checks.finding import Finding, from_ms, good
+from topicberg.snapshots import changed_files, changes_since
+from topicberg.topics.spec import Range, Rules
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask, Table
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+
+SAMPLE_ROWS = 10
+CHECKED_SNAPSHOT, CHECKED_RULE = "checked_snapshot", "rule"
+"""Facts of a finding that the next evaluation goes on from."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``breaks``: the rows that break it; ``says``: what a row should be."""
+
+    column: str
+    says: str
+    breaks: BooleanExpression
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The last evaluation, if it passed: what it looked at."""
+
+    snapshot: int
+    rule: str
+
+
+def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
+    """Check → its rules, of the columns that the table has."""
+    found: dict[str, list[Rule]] = {"not_null": [], "accepted_values": [], "ranges": []}
+    there = set(schema.column_names)
+    for column in rules.not_null:
+        if column in there:
+            found["not_null"].append(Rule(column, "is never null", IsNull(term=column)))
+    for column, values in rules.accepted_values.items():
+        if column in there:
+            unknown = And(NotNull(term=column), NotIn(term=column, literals=set(values)))
+            listed = ", ".join(map(str, values))
+            found["accepted_values"].append(Rule(column, f"is one of {listed}", unknown))
+    for column, bounds in rules.ranges.items():
+        if column in there:
+            found["ranges"].append(_range(column, bounds, schema))
+    return found
+
+
+def _range(column: str, bounds: Range, schema: Schema) -> Rule:
+    kind = schema.find_field(column).field_type
+    parts: list[BooleanExpression] = []
+    if bounds.min is not None:
+        parts.append(LessThan(term=column, value=_literal(bounds.min, kind, math.ceil)))
+    if bounds.max is not None:
+        parts.append(GreaterThan(term=column, value=_literal(bounds.max, kind, math.floor)))
+    low = "" if bounds.min is None else f"{bounds.min:g} ≤ "
+    high = "" if bounds.max is None else f" ≤ {bounds.max:g}"
+    breaks = parts[0] if len(parts) == 1 else Or(parts[0], parts[1])
+    return Rule(column, f"is in {low}{column}{high}", breaks)
+
+
+def _literal(bound: float, kind: Any, whole: Callable[[float], int]) -> Any:
+    """The bound as a value of the column: Iceberg compares whole numbers with such alone."""
+    if isinstance(kind, DoubleType | FloatType):
+        return bound
+    if isinstance(kind, DecimalType):
+        return Decimal(str(bound))
+    return whole(bound)
+
+
+def check_rules(
+    table: Table, check: str, rules: list[Rule], passed: Passed | None, where: tuple[str, ...] = ()
+) -> Finding:
+    """Whether all rows obey.
+
+    :param passed: the last evaluation; only files that came since are looked at
+    :param where: columns that tell where a row is from, for the sample
+    """
+    head = table.current_snapshot()
+    if head is None:
+        return good("the table has no rows yet")
+    described = "; ".join(f"{rule.column} {rule.says}" for rule in rules)
+    facts: dict[str, Any] = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: described}
+    files: dict[str, datetime] | None = None
+    if passed and passed.rule == described:
+        files = files_since(table, passed.snapshot)
+    broken: list[str] = []
+    since: list[datetime] = []
+    samples: list[pa.Table] = []
+    for rule in rules:
+        tasks = [
+            task
+            for task in table.scan(row_filter=rule.breaks).plan_files()
+            if files is None or task.file.file_path in files
+        ]
+        rows, sample, bad = _count(table, rule, tasks, where)
+        if rows:
+            broken.append(f"{rows:,} rows where {rule.column} is not as it should be: {rule.says}")
+            facts[f"rows: {rule.column}"] = rows
+            samples += [sample] if sample is not None else []
+            since.append(_added(table, bad, files))
+    if not broken:
+        return good(f"every row obeys: {described}", **facts)
+    if samples:
+        facts["sample"] = samples[0]
+    return Finding(
+        passed=False,
+        what=f"{check}: " + "; ".join(broken),
+        since=min(since),
+        mend="the producer writes what the spec rules out: mend it there, or widen `checks:` in "
+        "the topic's spec; rows that should go, go by compaction of the topic or by retention",
+        facts=facts,
+    )
+
+
+def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
+    """Data files with rows that came after a snapshot, and when; None: nobody knows any more."""
+    changes = changes_since(table, snapshot)
+    if changes.undone or changes.gap:
+        return None
+    found: dict[str, datetime] = {}
+    for each in changes.new:
+        files = list(changed_files(table, each))
+        rewrites = each.summary is not None and each.summary.operation == Operation.REPLACE
+        if rewrites and not any(not added and file.file_path in found for file, added in files):
+            continue  # compaction of what was looked at already
+        time = from_ms(each.timestamp_ms)
+        found |= {file.file_path: time for file, added in files if added}
+    return found
+
+
+def _count(
+    table: Table, rule: Rule, tasks: list[FileScanTask], where: tuple[str, ...]
+) -> tuple[int, pa.Table | None, list[str]]:
+    """Rows that break a rule, some of them, and the files that have them."""
+    import pyarrow as pa
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    columns = dict.fromkeys((rule.column, *(c for c in where if c in table.schema().column_names)))
+    scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), rule.breaks)
+    rows = 0
+    sample: list[pa.RecordBatch] = []
+    bad: list[str] = []
+    for task in tasks:
+        before = rows
+        for batch in scan.to_record_batches([task]):
+            rows += batch.num_rows
+            if batch.num_rows and sum(one.num_rows for one in sample) < SAMPLE_ROWS:
+                sample.append(batch.slice(0, SAMPLE_ROWS))
+        if rows > before:
+            bad.append(task.file.file_path)
+    return rows, pa.Table.from_batches(sample).slice(0, SAMPLE_ROWS) if sample else None, bad
+
+
+def _added(table: Table, bad: list[str], files: dict[str, datetime] | None) -> datetime:
+    """When the first of these files came; without a record of it, the oldest snapshot's time."""
+    if files is not None:
+        return min(files[path] for path in bad)
+    snapshots = table.metadata.snapshots
+    times = [
+        from_ms(snapshot.timestamp_ms)
+        for snapshot in snapshots
+        if any(file.file_path in bad for file, added in changed_files(table, snapshot) if added)
+    ]
+    return min(times, default=from_ms(min(s.timestamp_ms for s in snapshots)))
+
+
+def check_unique(
+    table: Table, columns: tuple[str, ...], endpoints: Endpoints, config: Settings
+) -> Finding:
+    """Whether no two rows have the same values in these columns; reads them whole, in DuckDB."""
+    from topicberg.query import run_query
+
+    names = ", ".join(_quoted(column) for column in columns)
+    namespace, name = table.name()
+    found = run_query(
+        f"SELECT {names}, count(*) AS rows FROM lake.{_quoted(namespace)}.{_quoted(name)} "  # noqa: S608  quoted
+        "GROUP BY ALL HAVING count(*) > 1 ORDER BY rows DESC",
+        "duckdb",
+        endpoints,
+        config,
+        max_rows=SAMPLE_ROWS,
+    )
+    keys = ", ".join(columns)
+    if not found.rows:
+        return good(f"no two rows have the same {keys}")
+    lines = [f"{dict(zip(columns, row, strict=False))}: {row[-1]} rows" for row in found.rows]
+    return Finding(
+        passed=False,
+        what=f"rows have the same {keys}; the most frequent: {lines[0]}",
+        mend="the producer sends a key twice, or the columns are no key: mend the producer, or "
+        "`unique:` in the spec",
+        facts={"most frequent": "\n".join(lines)},
+    )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def missing_columns(rules: Rules, schema: Schema) -> Iterator[str]:
+    """Columns that rules name and the table does not have."""
+    there = set(schema.column_names)
+    named = (*rules.not_null, *rules.accepted_values, *rules.ranges, *rules.unique)
+    yield from (column for column in dict.fromkeys(named) if column not in there)

@@ -1,0 +1,124 @@
+"""What holds for every Iceberg table: no equality deletes, and about as many rows as usual."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFileContent, ManifestContent
+from pyiceberg.table.snapshots import Operation
+
+from topicberg.checks.finding import Finding, from_ms, good
+from topicberg.snapshots import report, rows_by_partition
+from topicberg.tableflow.commit import ancestry
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+HISTORY = timedelta(days=7)
+MIN_HISTORY = 6
+"""Periods that are needed to say what is usual."""
+GRACE = timedelta(minutes=10)
+"""How long rows of a period may still come after its end."""
+SLOT = timedelta(minutes=10)
+"""The period of tables that are not partitioned by time."""
+_SPREAD = 4.0
+"""Robust standard deviations that are still usual."""
+_MAD = 1.4826
+"""A normal distribution's standard deviation, in median absolute deviations."""
+
+
+def check_equality_deletes(table: Table, rewrite: str) -> Finding:
+    """Snowflake reads a table with equality deletes wrong, and says nothing.
+
+    :param rewrite: the statement that writes the table anew without delete files
+    """
+    head = table.current_snapshot()
+    if head is None:
+        return good("the table has no files yet")
+    found, since = 0, []
+    for manifest in head.manifests(table.io):
+        if manifest.content != ManifestContent.DELETES:
+            continue
+        for entry in manifest.fetch_manifest_entry(table.io):
+            if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
+                found += 1
+                snapshot = table.snapshot_by_id(entry.snapshot_id or 0)
+                since += [from_ms(snapshot.timestamp_ms)] if snapshot else []
+    if not found:
+        return good("the table has no equality deletes")
+    return Finding(
+        passed=False,
+        what=f"the table has {found:,} files of equality deletes: Snowflake and other readers "
+        "count rows that are deleted",
+        since=min(since, default=None),
+        mend=f"another writer than topicberg wrote them: stop it, then in Spark: `{rewrite}`",
+        facts={"equality_delete_files": found},
+    )
+
+
+def check_volume(table: Table, factor: float, now: datetime) -> Finding:
+    """Whether the last full period brought about as many rows as those before it.
+
+    A period is a partition of the table (an hour or a day of event time), or ten minutes of commits
+    if it is not partitioned by time.
+    """
+    series, period, start = _series(table, now)
+    unit = "hour" if period == timedelta(hours=1) else f"{period}"
+    if len(series) <= MIN_HISTORY:
+        return good(f"too little history to say what is usual: {len(series)} full periods ({unit})")
+    last, usual = series[-1], statistics.median(series[:-1])
+    low, high = usual_range(series[:-1], factor)
+    facts = {"rows": last, "usual_rows": usual, "least": round(low), "most": round(high)}
+    said = f"{last:,} rows in the {unit} from {start:%Y-%m-%d %H:%M} UTC; usual are {usual:,.0f}"
+    if low <= last <= high:
+        return good(said, **facts)
+    return Finding(
+        passed=False,
+        what=f"{said}, and {low:,.0f} to {high:,.0f} would be no surprise",
+        since=start,
+        severity="warning",
+        mend="ask who produces to it whether that is meant; `checks.volume_factor` in the spec "
+        "says how much is too much",
+        facts=facts,
+    )
+
+
+def usual_range(history: Sequence[int], factor: float) -> tuple[float, float]:
+    """What is no anomaly: within the factor of the median, or within the usual spread."""
+    usual = statistics.median(history)
+    spread = _SPREAD * _MAD * statistics.median(abs(rows - usual) for rows in history)
+    return min(usual / factor, usual - spread), max(usual * factor, usual + spread)
+
+
+def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime]:
+    """Rows of each full period from old to new, the length of a period, start of the last one."""
+    found = rows_by_partition(table, int((now - HISTORY).timestamp()) // 3600)
+    if found is None:
+        rows, period = _rows_by_slot(table), SLOT
+    else:
+        hours, width = found
+        rows, period = (
+            {hour // width: count for hour, count in hours.items()},
+            timedelta(hours=width),
+        )
+    seconds = period.total_seconds()
+    last = int((now - GRACE).timestamp() // seconds) - 1
+    full = [number for number in rows if number <= last]
+    start = datetime.fromtimestamp(last * seconds, UTC)
+    if not full:
+        return [], period, start
+    return [rows.get(number, 0) for number in range(min(full), last + 1)], period, start
+
+
+def _rows_by_slot(table: Table) -> dict[int, int]:
+    """Ten minutes of commits since 1970 → rows they added, as far as snapshots are kept."""
+    rows: dict[int, int] = {}
+    for snapshot in ancestry(table):
+        facts = report(snapshot)
+        slot = int(facts.committed_at.timestamp() // SLOT.total_seconds())
+        added = 0 if facts.operation == Operation.REPLACE.value else facts.added_records
+        rows[slot] = rows.get(slot, 0) + added
+    return rows

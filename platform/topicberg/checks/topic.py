@@ -1,0 +1,173 @@
+"""What holds for the table of a topic: its engine works, it is near Kafka, nothing is left out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.snapshots import Operation
+
+from topicberg import kafka
+from topicberg.checks.finding import Finding, age, from_ms, good
+from topicberg.snapshots import report
+from topicberg.tableflow.commit import ancestry, committed
+from topicberg.tableflow.commit import ROWS_SKIPPED
+from topicberg.tableflow.status import TopicStatus
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.topics.spec import Freshness, TopicSpec
+
+ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
+"""Table property: how many of them somebody has looked at."""
+PATIENCE_MS = 60_000
+"""A failure that the engine mends by trying again is no fault for so long."""
+
+
+def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding:
+    """Whether Tableflow commits the topic: not suspended, and not failing again and again."""
+    facts = {"phase": "SUSPENDED" if status.suspended else status.phase, "commits": status.commits}
+    message, _, hint = (status.error_message or "").partition("\n  → ")
+    since = from_ms(status.failing_since_ms) if status.failing_since_ms else None
+    hint = hint or f"`topicberg status` shows what runs, `topicberg tableflow status {spec.name}`"
+    if status.suspended:
+        return Finding(
+            passed=False,
+            what=f"Tableflow is suspended before a record or schema that the table cannot take: "
+            f"{message}",
+            mend=hint,
+            since=since,
+            facts=facts,
+        )
+    lasting = since is None or now.timestamp() * 1000 - since.timestamp() * 1000 > PATIENCE_MS
+    if status.error_message and lasting:
+        return Finding(
+            passed=False,
+            what=f"Tableflow tries again and again: {message}",
+            mend=hint,
+            since=since,
+            facts=facts,
+        )
+    for failing in status.failing_table_formats:
+        message, _, hint = failing.error_message.partition("\n  → ")
+        return Finding(
+            passed=False,
+            what=f"{failing.format} is not written any more: {message}",
+            mend=hint or None,
+            severity="warning",
+            facts=facts,
+        )
+    return good(f"Tableflow is {status.phase.lower()}", **facts)
+
+
+def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
+    """Records of the topic that the table does not hold yet."""
+    held = committed(table).offsets
+    end = kafka.end_offsets(endpoints, spec.name)
+    return sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
+
+
+def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str | None) -> Finding:
+    """Whether the table is as near to Kafka as the spec wants it.
+
+    :param engine: the check that says why, if the engine fails
+    """
+    lag, allowed = lag_of(table, spec, endpoints), spec.checks.max_lag_records or 0
+    facts = {"lag_records": lag, "allowed": allowed}
+    if lag <= allowed:
+        return good(f"{lag:,} records behind Kafka; {allowed:,} are allowed", **facts)
+    last = last_commit(table)
+    return Finding(
+        passed=False,
+        what=f"the table is {lag:,} records behind Kafka; {allowed:,} are allowed "
+        "(checks.max_lag_records)",
+        mend=f"`topicberg tableflow status {spec.name}` says what the engine does, "
+        f"`topicberg tableflow run {spec.name} --once` brings the table up to date",
+        since=last,
+        severity="warning",
+        cause=engine,
+        facts=facts,
+    )
+
+
+def last_commit(table: Table) -> datetime | None:
+    """When rows came last, as far as snapshots are kept."""
+    for snapshot in ancestry(table):
+        facts = report(snapshot)
+        if facts.added_records and facts.operation != Operation.REPLACE.value:
+            return facts.committed_at
+    return None
+
+
+def check_freshness(
+    spec: TopicSpec,
+    freshness: Freshness,
+    table: Table,
+    endpoints: Endpoints,
+    now: datetime,
+    engine: str | None,
+) -> Finding:
+    """Whether rows came lately; if not, whether Kafka or the engine is to blame."""
+    last = last_commit(table)
+    if last is None:
+        return good("the topic has had no records yet")
+    seconds = (now - last).total_seconds()
+    facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1)}
+    if seconds <= freshness.warn_minutes * 60:
+        return good(f"the newest rows came {age(seconds)} ago", **facts)
+    lag = lag_of(table, spec, endpoints)
+    if lag:
+        what = f"the table is late: {lag:,} records wait in Kafka, none came for {age(seconds)}"
+        mend = f"`topicberg tableflow run {spec.name} --once`"
+    else:
+        what = (
+            f"the topic is late: nobody has produced to it for {age(seconds)}; "
+            f"{freshness.warn_minutes} min are allowed"
+        )
+        mend = (
+            f"`topicberg datagen start {spec.name}`"
+            if spec.generator
+            else f"start the producer of topic {spec.name}; "
+            f"its owners: {', '.join(spec.owners) or 'the spec names none'}"
+        )
+    failed = seconds > freshness.fail_minutes * 60
+    return Finding(
+        passed=False,
+        what=what,
+        mend=mend,
+        since=last,
+        severity="error" if failed else "warning",
+        cause=engine if lag else None,
+        facts={**facts, "lag_records": lag},
+    )
+
+
+def check_skipped(spec: TopicSpec, table: Table) -> Finding:
+    """Records that were left out because they cannot be decoded, and that nobody looked at."""
+    skipped, known = (int(table.properties.get(key, 0)) for key in (ROWS_SKIPPED, ACKNOWLEDGED))
+    facts = {"rows_skipped": skipped, "acknowledged": known}
+    if skipped <= known:
+        return good(
+            f"no record was left out that nobody has looked at ({skipped:,} in all)", **facts
+        )
+    handling = spec.tableflow.error_handling
+    logged = "they are gone (mode SKIP)"
+    if handling.mode == "LOG":
+        logged = f"they are in the dead-letter topic {handling.target or 'error_log'}"
+    return Finding(
+        passed=False,
+        what=f"{skipped - known:,} records could not be decoded and were left out; {logged}",
+        mend=f"mend the producer, then `topicberg tableflow acknowledge {spec.name}`",
+        severity="warning",
+        facts=facts,
+    )
+
+
+def acknowledge(table: Table) -> int:
+    """Take note that somebody looked at the records left out so far; their number."""
+    skipped = table.properties.get(ROWS_SKIPPED, "0")
+    with table.transaction() as transaction:
+        transaction.set_properties({ACKNOWLEDGED: skipped})
+    return int(skipped)

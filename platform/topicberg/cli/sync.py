@@ -1,0 +1,41 @@
+"""``topicberg sync``: Glue and Snowflake, brought to the state of an Iceberg table."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(sync)
+
+
+def sync(
+    table: Annotated[str, typer.Argument(help="its name in the asset graph, e.g. stock_trades")],
+) -> None:
+    """Let Glue point to the table's current metadata, and refresh the Snowflake table.
+
+    The same as materializing glue/TABLE and snowflake/TABLE in the UI.
+    """
+    from assets import Lake, find_derived
+    from resources import Lakehouse, Snowflake
+    from topicberg import glue, snowflake
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import settings
+    from topicberg.topics import load_topics
+
+    config = settings()
+    tables = {one.name: one for one in Lake(config, tuple(load_topics(config)),
+                                            tuple(find_derived())).tables()}  # fmt: skip
+    if table not in tables:
+        raise TopicbergError(f"no table {table!r}", hint=f"there are {', '.join(sorted(tables))}")
+    chosen, lakehouse = tables[table], Lakehouse()
+    iceberg = lakehouse.catalog().load_table(chosen.identifier)
+    moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)
+    typer.echo(
+        f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}"
+    )
+    with Snowflake().connection() as connection:
+        seen = snowflake.sync(connection, config, chosen.snowflake_name, chosen.glue_table)
+    typer.echo(f"Snowflake: {seen.rows:,} rows")
