@@ -126,6 +126,8 @@ def table_checks(lake: Lake) -> Iterator[tuple[LakeTable, str, list[TableCheck]]
         yield table, "iceberg", [*_topic_checks(spec), *_rows_checks(spec.checks, spec, table)]
     for spec in lake.histories.values():
         yield history_lake_table(spec), "iceberg", [*_history_checks(spec)]
+    for _, view in lake.upsert_views:
+        yield view, "iceberg", [_no_equality_deletes(view)]
     for derived in lake.derived:
         table = lake.table(derived)
         checks = [_up_to_date(derived, lake), *_rows_checks(derived.rules, None, table)]

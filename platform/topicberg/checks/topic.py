@@ -10,8 +10,7 @@ from pyiceberg.table.snapshots import Operation
 from topicberg import kafka
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.snapshots import report
-from topicberg.tableflow.commit import ancestry, committed
-from topicberg.tableflow.commit import ROWS_SKIPPED
+from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry, committed
 from topicberg.tableflow.status import TopicStatus
 
 if TYPE_CHECKING:
