@@ -99,6 +99,7 @@ def create(
     world, graph = _open(_flags(**_given(locals())))
     with exclusive(world), _reporting() as report:
         engine.create(graph, world, report)
+    world.note()
     wanted = sum(resource.wanted for resource in graph)
     typer.echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
 
@@ -149,6 +150,7 @@ def delete(
             f"{len(left)} resources are left:\n  {lines}",
             hint="run the command again: it goes on with what is left",
         )
+    world.forget_note()
     typer.echo(f"{len(dies)} resources are deleted")
 
 
@@ -169,6 +171,7 @@ def status(
     given = _given(locals())
     world, graph = _open(_flags(**given))
     steps = _plan(world, graph)
+    world.note()
     if as_json:
         rows = [
             {
@@ -237,9 +240,9 @@ def _open(flags: dict[str, Any]) -> tuple[World, list[Resource]]:
     from topicberg.deploy.platform import resources
     from topicberg.deploy.preflight import check
     from topicberg.deploy.world import open_world
-    from topicberg.settings import settings
+    from topicberg.settings import Settings
 
-    world = open_world(settings(), flags)
+    world = open_world(Settings(), flags)
     check(world)
     return world, resources(world.config, world.specs)
 
