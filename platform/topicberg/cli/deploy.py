@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from topicberg.deploy.resource import Resource, Step
     from topicberg.deploy.world import World
 
+FIRST_RECORDS_SECONDS = 120.0
 app = typer.Typer(
     help="Make the platform in Confluent Cloud, AWS and Snowflake, and look after it.",
     no_args_is_help=True,
@@ -92,14 +93,22 @@ def create(
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
 ) -> None:
-    """Make what is missing, mend what differs; run it again after anything."""
+    """Make what is missing, mend what differs; run it again after anything.
+
+    In the local deployment it starts the stack if it is down, and computes the derived tables once.
+    """
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
+    from topicberg.settings import settings
 
+    if settings().deployment == "local":
+        _start_stack()
     world, graph = _open(_flags(**_given(locals())))
     with exclusive(world), _reporting() as report:
         engine.create(graph, world, report)
     world.note()
+    if world.config.deployment == "local":
+        _compute_derived(world)
     wanted = sum(resource.wanted for resource in graph)
     typer.echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
 
@@ -226,6 +235,43 @@ def graph(
     config = settings()
     draw([one for one in resources(config, load_topics(config)) if one.wanted], output)
     typer.echo(f"wrote {output}")
+
+
+def _start_stack() -> None:
+    from rich.console import Console
+
+    from topicberg.cli.stack import start
+    from topicberg.local import stack
+    from topicberg.settings import settings
+
+    if not all(service.running for service in stack.status(settings())):
+        start(settings(), Console(stderr=True))
+
+
+def _compute_derived(world: World) -> None:
+    """Run the pipelines on what the connectors have made so far, so that every table has rows.
+
+    In the cloud, and locally from then on, Dagster does it by itself.
+    """
+    from datetime import UTC, datetime
+
+    from topicberg import kafka
+    from topicberg.cli.demo import materialize
+    from topicberg.deploy.confluent.connect import Connector
+    from topicberg.deploy.platform import resources
+    from topicberg.deploy.wait import until
+    from topicberg.endpoints import load_endpoints
+
+    endpoints = load_endpoints(world.config)
+    graph = resources(world.config, world.specs)
+    for topic in [one.topic for one in graph if isinstance(one, Connector)]:
+        until(
+            lambda topic=topic: any(kafka.end_offsets(endpoints, topic).values()),
+            f"topic {topic} has records",
+            FIRST_RECORDS_SECONDS,
+        )
+    typer.echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
+    materialize(world.config, endpoints, datetime.now(UTC))
 
 
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:

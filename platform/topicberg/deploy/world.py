@@ -144,6 +144,7 @@ class World:
         with self._lock:
             if service not in self._clients:
                 client = self._clients[service] = self._client(service)
+                client.meta.events.register("before-parse", _without_body)
                 client.meta.events.register("needs-retry", _too_many)
             return self._clients[service]
 
@@ -230,6 +231,13 @@ class World:
                 if broken(error):
                     self._session = None
                 raise
+
+
+def _without_body(response_dict: dict[str, Any], **_: Any) -> None:
+    """What fails in a way that passes may come from something between, which speaks no XML."""
+    status = response_dict["status_code"]
+    if status == 429 or status >= 500:
+        response_dict |= {"status_code": max(status, 500), "body": b""}
 
 
 def _too_many(response: Any, attempts: int, **_: Any) -> float | None:
