@@ -41,9 +41,8 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
         from topicberg.deploy import engine
         from topicberg.deploy.lock import exclusive
         from topicberg.deploy.world import open_world
-        from topicberg.settings import settings
 
-        world = open_world(settings())
+        world = open_world(Settings())
         chosen = [one for key, one in graph.items() if key in context.selected_asset_keys]
         with exclusive(world, WAIT_SECONDS):
             steps = {step.resource.key: step for step in engine.plan(graph.values(), world)}

@@ -15,9 +15,8 @@ def rotate_due_keys(context: dg.OpExecutionContext) -> int:
     from topicberg.deploy.platform import resources
     from topicberg.deploy.rotate import rotate
     from topicberg.deploy.world import open_world
-    from topicberg.settings import settings
 
-    world = open_world(settings())
+    world = open_world(Settings())
     graph = resources(world.config, world.specs)
     with exclusive(world, WAIT_SECONDS):
         return rotate(graph, world, context.log.info)

@@ -37,7 +37,7 @@ class Snowflake(ConfigurableResource):
         resource = SnowflakeResource(
             account=endpoint.account,
             user=endpoint.user,
-            password=endpoint.password.get_secret_value(),
+            **endpoint.login(),
             additional_snowflake_connection_args=arguments,
         )
         with resource.get_connection() as connection:

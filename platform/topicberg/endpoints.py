@@ -6,6 +6,7 @@ In the ``local`` deployment the running stack writes them to ``.topicberg/runtim
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -27,14 +28,36 @@ CATALOG = "lake"
 
 
 class SnowflakeEndpoint(BaseModel):
-    """How the Snowflake connector reaches the account."""
+    """How the Snowflake connector reaches the account: with a password or a key pair."""
 
     account: str
     user: str
-    password: SecretStr
+    password: SecretStr | None = None
+    private_key: SecretStr | None = Field(default=None, description="base64 of a PEM file")
     host: str | None = None
     port: int | None = None
     protocol: str | None = None
+
+    def login(self) -> dict[str, str]:
+        """``password`` or ``private_key``, as dagster-snowflake takes them."""
+        if self.private_key:
+            return {"private_key": self.private_key.get_secret_value()}
+        return {"password": self.password.get_secret_value() if self.password else ""}
+
+    def connector_login(self) -> dict[str, str | bytes]:
+        """The same, as Snowflake's own connector takes them."""
+        if not self.private_key:
+            return {**self.login()}
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+            load_pem_private_key,
+        )
+
+        pem = base64.b64decode(self.private_key.get_secret_value())
+        key = load_pem_private_key(pem, password=None)
+        return {"private_key": key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())}
 
 
 class Endpoints(BaseModel):
@@ -127,6 +150,13 @@ class Endpoints(BaseModel):
             "warehouse": config.warehouse,
             "s3.region": config.aws_region,
         }
+        if self.iceberg_rest.startswith("https://glue."):
+            properties |= {
+                "warehouse": config.aws_account_id,
+                "rest.sigv4-enabled": "true",
+                "rest.signing-name": "glue",
+                "rest.signing-region": config.aws_region,
+            }
         if self.s3:
             properties["s3.endpoint"] = self.s3
             properties["s3.force-virtual-addressing"] = "false"

@@ -184,7 +184,7 @@ def _ask_snowflake(
     with snowflake.connector.connect(
         account=account.account,
         user=account.user,
-        password=account.password.get_secret_value(),
+        **account.connector_login(),
         database=config.snowflake_name("database"),
         schema=config.snowflake_name("schema"),
         login_timeout=LOGIN_SECONDS,
@@ -285,7 +285,7 @@ def _one_line(error: Exception) -> str:
 
 def _redacted(text: str, endpoints: Endpoints) -> str:
     secrets = [value for _, value in endpoints if isinstance(value, SecretStr)]
-    for secret in [*secrets, endpoints.snowflake.password]:
-        if secret.get_secret_value():
+    for secret in [*secrets, endpoints.snowflake.password, endpoints.snowflake.private_key]:
+        if secret and secret.get_secret_value():
             text = text.replace(secret.get_secret_value(), "****")
     return text

@@ -6,6 +6,7 @@ Every field can be set as ``TOPICBERG_<FIELD>``, or in a ``.env`` file in the pr
 
 from __future__ import annotations
 
+import json
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -87,7 +88,23 @@ class Settings(BaseSettings):
         return f"{self.prefix}_{kind}".upper()
 
 
+DEPLOYED_FILE = "deployment.json"
+"""In the state directory: names that only a deployment's accounts know. None is secret."""
+
+
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process."""
-    return Settings()
+    """The settings of this process; in the cloud, with what ``topicberg deploy`` found there.
+
+    What the environment says comes first.
+    """
+    stated = Settings()
+    if stated.deployment == "local":
+        return stated
+    try:
+        found = json.loads((stated.state_dir / DEPLOYED_FILE).read_text())
+    except (OSError, ValueError):
+        return stated
+    if found.pop("prefix", None) != stated.prefix:
+        return stated
+    return Settings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 
+NOT_THERE = (2003, 2043)
+"""Snowflake's error numbers for an object that does not exist (or that one may not see)."""
+NOT_ALLOWED = 3001
 LINKED_SECONDS = 60
 """Between two looks of a catalog-linked database."""
 
@@ -231,12 +234,31 @@ def sync(
     :param table: its name in Snowflake
     :param glue: database and table in Glue
     """
+    from snowflake.connector.errors import ProgrammingError
+
     names = Names.of(config)
     if not _exists(connection, names, table):
-        for statement in [*bootstrap(config), create_table(names, table, *glue)]:
-            connection.cursor().execute(statement)
-    connection.cursor().execute(refresh_table(names, table))
+        _create(connection, config, create_table(names, table, *glue))
+    try:
+        connection.cursor().execute(refresh_table(names, table))
+    except ProgrammingError as error:
+        # A topic's table, which `topicberg deploy` made for another role: it follows by itself.
+        if error.errno != NOT_ALLOWED:
+            raise
     return read_back(connection, config, table)
+
+
+def _create(connection: SnowflakeConnection, config: Settings, statement: str) -> None:
+    """Make a table, and before it what it needs where `topicberg deploy` did not make that."""
+    from snowflake.connector.errors import ProgrammingError
+
+    try:
+        connection.cursor().execute(statement)
+    except ProgrammingError as error:
+        if error.errno not in NOT_THERE:
+            raise
+        for each in [*bootstrap(config), statement]:
+            connection.cursor().execute(each)
 
 
 def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> SnowflakeTable:
@@ -264,7 +286,7 @@ def _exists(connection: SnowflakeConnection, names: Names, table: str) -> bool:
     try:
         rows = connection.cursor().execute(f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
     except ProgrammingError as error:
-        if error.errno == 2003:  # no such schema yet
+        if error.errno in NOT_THERE:  # no such schema yet
             return False
         raise
     return bool(rows and rows.fetchall())

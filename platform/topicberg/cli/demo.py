@@ -103,7 +103,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
         with steps.step(f"produce {amounts[spec.name]:,} records to {spec.name}"):
             run_here(config, spec.name, rate=0, count=amounts[spec.name])
     with steps.step("materialize the asset graph with Dagster and Spark"):
-        checks = _materialize(config, endpoints, since)
+        checks = materialize(config, endpoints, since)
     for name, passed, description in checks:
         mark = "[green]✓[/]" if passed else "[red]✗[/]"
         console.print(f"  {mark} check {name}: {escape(description)}")
@@ -142,10 +142,13 @@ def _records_in_kafka(config: Settings, endpoints: Endpoints) -> dict[str, int]:
     }
 
 
-def _materialize(
+def materialize(
     config: Settings, endpoints: Endpoints, since: datetime
 ) -> list[tuple[str, bool, str]]:
-    """Run the pipeline's job; its checks as (name, passed, description)."""
+    """Run every pipeline on what was produced since then; its checks: name, passed, description.
+
+    :raises TopicbergError: the run failed
+    """
     from topicberg.dagster_home import dagster_home
 
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))

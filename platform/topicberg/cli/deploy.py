@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from topicberg.deploy.resource import Resource, Step
     from topicberg.deploy.world import World
 
+FIRST_RECORDS_SECONDS = 120.0
 app = typer.Typer(
     help="Make the platform in Confluent Cloud, AWS and Snowflake, and look after it.",
     no_args_is_help=True,
@@ -92,13 +93,22 @@ def create(
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
 ) -> None:
-    """Make what is missing, mend what differs; run it again after anything."""
+    """Make what is missing, mend what differs; run it again after anything.
+
+    In the local deployment it starts the stack if it is down, and computes the derived tables once.
+    """
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
+    from topicberg.settings import settings
 
+    if settings().deployment == "local":
+        _start_stack()
     world, graph = _open(_flags(**_given(locals())))
     with exclusive(world), _reporting() as report:
         engine.create(graph, world, report)
+    world.note()
+    if world.config.deployment == "local":
+        _compute_derived(world)
     wanted = sum(resource.wanted for resource in graph)
     typer.echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
 
@@ -149,6 +159,7 @@ def delete(
             f"{len(left)} resources are left:\n  {lines}",
             hint="run the command again: it goes on with what is left",
         )
+    world.forget_note()
     typer.echo(f"{len(dies)} resources are deleted")
 
 
@@ -169,6 +180,7 @@ def status(
     given = _given(locals())
     world, graph = _open(_flags(**given))
     steps = _plan(world, graph)
+    world.note()
     if as_json:
         rows = [
             {
@@ -225,6 +237,43 @@ def graph(
     typer.echo(f"wrote {output}")
 
 
+def _start_stack() -> None:
+    from rich.console import Console
+
+    from topicberg.cli.stack import start
+    from topicberg.local import stack
+    from topicberg.settings import settings
+
+    if not all(service.running for service in stack.status(settings())):
+        start(settings(), Console(stderr=True))
+
+
+def _compute_derived(world: World) -> None:
+    """Run the pipelines on what the connectors have made so far, so that every table has rows.
+
+    In the cloud, and locally from then on, Dagster does it by itself.
+    """
+    from datetime import UTC, datetime
+
+    from topicberg import kafka
+    from topicberg.cli.demo import materialize
+    from topicberg.deploy.confluent.connect import Connector
+    from topicberg.deploy.platform import resources
+    from topicberg.deploy.wait import until
+    from topicberg.endpoints import load_endpoints
+
+    endpoints = load_endpoints(world.config)
+    graph = resources(world.config, world.specs)
+    for topic in [one.topic for one in graph if isinstance(one, Connector)]:
+        until(
+            lambda topic=topic: any(kafka.end_offsets(endpoints, topic).values()),
+            f"topic {topic} has records",
+            FIRST_RECORDS_SECONDS,
+        )
+    typer.echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
+    materialize(world.config, endpoints, datetime.now(UTC))
+
+
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     """The flags among a command's arguments that are settings."""
     from topicberg.deploy.settings import DeploySettings
@@ -237,9 +286,9 @@ def _open(flags: dict[str, Any]) -> tuple[World, list[Resource]]:
     from topicberg.deploy.platform import resources
     from topicberg.deploy.preflight import check
     from topicberg.deploy.world import open_world
-    from topicberg.settings import settings
+    from topicberg.settings import Settings
 
-    world = open_world(settings(), flags)
+    world = open_world(Settings(), flags)
     check(world)
     return world, resources(world.config, world.specs)
 

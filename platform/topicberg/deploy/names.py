@@ -80,5 +80,10 @@ class Names:
         return f"/snowflake_resource/{self.prefix}"
 
     @property
+    def tag(self) -> tuple[str, str]:
+        """Name and value of the tag on what is ours in AWS."""
+        return "topicberg", self.prefix
+
+    @property
     def lock(self) -> str:
         return f"/topicberg/{self.prefix}/deploy-lock"

@@ -350,6 +350,9 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         ("INTEGRATION", (called.integration,), "snowflake/integration"),
     ):
         yield _grant(reader, "USAGE", on, target, needed, "snowflake/role/system_admin")
+    # Derived tables are made by the user itself.
+    needs = ("snowflake/schema", "snowflake/role/system_admin")
+    yield _grant(reader, "CREATE ICEBERG TABLE", "SCHEMA", schema, *needs)
     for on, target, needed in (
         ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
         ("INTEGRATION", (called.integration,), "snowflake/integration"),
@@ -375,8 +378,9 @@ def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: 
     """``needs`` begins with the key of what the privilege is on."""
     name = ".".join(target)
     who = "sysadmin" if role == "SYSADMIN" else "reader"
+    what = "create_tables_in_" if privilege.startswith("CREATE") else ""
     return Grant(
-        f"snowflake/grant/{who}/{needs[0].removeprefix('snowflake/')}",
+        f"snowflake/grant/{who}/{what}{needs[0].removeprefix('snowflake/')}",
         f"{privilege} on {on.lower()} {name} to {role}",
         needs,
         needs,

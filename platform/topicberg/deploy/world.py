@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -18,7 +19,8 @@ from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.secrets import ApiKey, Secrets
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
-from topicberg.settings import Settings
+from topicberg.files import replace_file
+from topicberg.settings import DEPLOYED_FILE, Settings
 from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:
@@ -142,6 +144,7 @@ class World:
         with self._lock:
             if service not in self._clients:
                 client = self._clients[service] = self._client(service)
+                client.meta.events.register("before-parse", _without_body)
                 client.meta.events.register("needs-retry", _too_many)
             return self._clients[service]
 
@@ -194,6 +197,17 @@ class World:
         }
         return self.config.model_copy(update=known)
 
+    def note(self) -> None:
+        """Write down what only the accounts know, so that everything else finds the deployment."""
+        if self.config.deployment == "local" or CLUSTER not in self.live:
+            return
+        names = ("prefix", "cluster_id", "bucket", "aws_account_id")
+        seen = {name: getattr(self.seen, name) for name in names}
+        replace_file(self.config.state_dir / DEPLOYED_FILE, json.dumps(seen, indent=2) + "\n")
+
+    def forget_note(self) -> None:
+        (self.config.state_dir / DEPLOYED_FILE).unlink(missing_ok=True)
+
     def role_arn(self, name: str) -> str:
         return f"arn:aws:iam::{self.account}:role/{name}"
 
@@ -217,6 +231,13 @@ class World:
                 if broken(error):
                     self._session = None
                 raise
+
+
+def _without_body(response_dict: dict[str, Any], **_: Any) -> None:
+    """What fails in a way that passes may come from something between, which speaks no XML."""
+    status = response_dict["status_code"]
+    if status == 429 or status >= 500:
+        response_dict |= {"status_code": max(status, 500), "body": b""}
 
 
 def _too_many(response: Any, attempts: int, **_: Any) -> float | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
+from topicberg.deploy.aws.iam import tag_of, tags
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.errors import TopicbergError
 
@@ -28,6 +29,7 @@ _UNSET = (
     "ServerSideEncryptionConfigurationNotFoundError",
     "NoSuchPublicAccessBlockConfiguration",
     "NoSuchLifecycleConfiguration",
+    "NoSuchTagSet",
 )
 NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOperation")
 """An object store that is not Amazon's says so of settings that it does not have."""
@@ -55,6 +57,8 @@ class Bucket(Resource):
         if world.deploy_on_aws:
             for name, read in _SETTINGS.items():
                 fields[name] = _read(partial(read, s3, world.bucket))
+            found = _read(lambda: s3.get_bucket_tagging(Bucket=world.bucket)["TagSet"])
+            fields["tag"] = tag_of(found, world)
         return Live(world.bucket, fields)
 
     def desired(self, world: World) -> Fields:
@@ -67,6 +71,7 @@ class Bucket(Resource):
             "public_access": "blocked",
             "versioning": "Off",
             "incomplete_uploads_days": UPLOAD_DAYS,
+            "tag": world.names.tag[1],
         }
 
     def is_ours(self, world: World) -> bool:
@@ -105,6 +110,11 @@ class Bucket(Resource):
             s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=_BLOCK)
         if "versioning" in changes:
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
+        if "tag" in changes:  # a call that replaces all of them
+            name, _ = world.names.tag
+            found = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
+            kept_tags = [one for one in found if one["Key"] != name]
+            s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(world)]})
         if "incomplete_uploads_days" in changes:
             rule: dict[str, Any] = {
                 "ID": _RULE,

@@ -37,6 +37,17 @@ def document(*statements: Document) -> Document:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
+def tags(world: World) -> list[dict[str, str]]:
+    name, value = world.names.tag
+    return [{"Key": name, "Value": value}]
+
+
+def tag_of(found: list[dict[str, str]] | None, world: World) -> str | None:
+    """The value of our tag among those of a resource."""
+    name, _ = world.names.tag
+    return next((one["Value"] for one in found or [] if one["Key"] == name), None)
+
+
 def _nothing(_world: World) -> Document:
     return document()
 
@@ -156,17 +167,25 @@ class Policy(Resource):
         except iam.exceptions.NoSuchEntityException:
             return None
         version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
-        return Live(arn, {"document": _parsed(version["PolicyVersion"]["Document"])})
+        fields = {
+            "document": _parsed(version["PolicyVersion"]["Document"]),
+            "tag": tag_of(policy.get("Tags"), world),
+        }
+        return Live(arn, fields)
 
     def desired(self, world: World) -> Fields:
-        return {"document": self.grants(world)}
+        return {"document": self.grants(world), "tag": world.names.tag[1]}
 
     def create(self, world: World) -> None:
         text = json.dumps(self.grants(world))
-        world.aws("iam").create_policy(PolicyName=self.name, PolicyDocument=text)
+        world.aws("iam").create_policy(PolicyName=self.name, PolicyDocument=text, Tags=tags(world))
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
         iam = world.aws("iam")
+        if "tag" in changes:
+            iam.tag_policy(PolicyArn=live.id, Tags=tags(world))
+        if "document" not in changes:
+            return
         _drop_versions(iam, live.id, keep=MAX_VERSIONS - 1)
         iam.create_policy_version(
             PolicyArn=live.id, PolicyDocument=json.dumps(self.grants(world)), SetAsDefault=True
@@ -219,6 +238,7 @@ class Role(Resource):
                 "trust": _parsed(role["AssumeRolePolicyDocument"]),
                 "policies": sorted(_attached(iam, self.name)),
                 "inline_policies": _inline(iam, self.name),
+                "tag": tag_of(role.get("Tags"), world),
             },
         )
 
@@ -227,12 +247,13 @@ class Role(Resource):
             "trust": self.trust(world),
             "policies": [world.need(self.policy).id],
             "inline_policies": [],
+            "tag": world.names.tag[1],
         }
 
     def create(self, world: World) -> None:
         iam = world.aws("iam")
         trust = json.dumps(self.trust(world))
-        iam.create_role(RoleName=self.name, AssumeRolePolicyDocument=trust)
+        iam.create_role(RoleName=self.name, AssumeRolePolicyDocument=trust, Tags=tags(world))
         iam.attach_role_policy(RoleName=self.name, PolicyArn=world.need(self.policy).id)
 
     def settle(self, world: World, live: Live) -> None:
@@ -252,6 +273,8 @@ class Role(Resource):
                 iam.attach_role_policy(RoleName=self.name, PolicyArn=arn)
             for arn in set(has) - set(wanted):
                 iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
+        if "tag" in changes:
+            iam.tag_role(RoleName=self.name, Tags=tags(world))
         for name in changes.get("inline_policies", ([], []))[0]:
             iam.delete_role_policy(RoleName=self.name, PolicyName=name)
 

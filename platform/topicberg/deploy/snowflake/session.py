@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.snowflake import NOT_THERE
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 60
-NOT_THERE = (2003, 2043)
-"""Snowflake's error numbers for an object that does not exist (or that one may not see)."""
 _ADMIN_KEYS = ("snowflake_account_identifier", "admin_service_user", "active_key_number")
 
 
@@ -67,7 +66,7 @@ def admin(world: World) -> dict[str, Any]:
     path = world.deploy.admin_user_secrets_root_path
     if not path:
         endpoint = load_endpoints(world.config).snowflake
-        return {"user": endpoint.user, "password": endpoint.password.get_secret_value()}
+        return {"user": endpoint.user, **endpoint.login()}
     secret = world.secrets.read(path)
     if secret is None:
         raise TopicbergError(

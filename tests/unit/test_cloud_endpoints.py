@@ -1,0 +1,103 @@
+"""The cloud deployment finds what `topicberg deploy` made: names in a file, keys in secrets."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from resources import cloud
+from topicberg.deploy import rsa
+from topicberg.deploy.secrets import Secrets
+from topicberg.errors import TopicbergError
+from topicberg.settings import DEPLOYED_FILE, Settings, settings
+
+PREFIX = "demo"
+KAFKA = f"/confluent_cloud_resource/{PREFIX}/kafka_cluster/app_manager/python_client"
+REGISTRY = f"/confluent_cloud_resource/{PREFIX}/schema_registry_cluster/python_client"
+SNOWFLAKE = f"/snowflake_resource/{PREFIX}"
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """An AWS account and an environment that says only where and what."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "TOPICBERG_DEPLOYMENT": "cloud",
+        "TOPICBERG_PREFIX": PREFIX,
+        "TOPICBERG_STATE_DIR": str(tmp_path),
+        "TOPICBERG_SPARK_REMOTE": "sc://spark:15002",
+    }.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    cloud._read.clear()
+    with mock_aws():
+        yield boto3.client("secretsmanager", region_name="us-east-1")
+    settings.cache_clear()
+
+
+def _store(client: Any, name: str, values: dict[str, str]) -> None:
+    secrets = Secrets(client)
+    secrets.publish(name, secrets.add(name, values, "K"))
+
+
+def test_names_are_those_that_were_noted(account: Any, tmp_path: Path) -> None:
+    noted = {"cluster_id": "lkc-7", "bucket": "demo-123456789012", "aws_account_id": "123456789012"}
+    (tmp_path / DEPLOYED_FILE).write_text(json.dumps({"prefix": PREFIX, **noted}))
+    found = settings()
+    assert {name: getattr(found, name) for name in noted} == noted
+
+
+def test_a_note_of_another_deployment_is_none(account: Any, tmp_path: Path) -> None:
+    noted = {"prefix": "other", "cluster_id": "lkc-7"}
+    (tmp_path / DEPLOYED_FILE).write_text(json.dumps(noted))
+    assert settings().cluster_id == "lkc-local"
+
+
+def test_the_environment_comes_before_the_note(
+    account: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOPICBERG_CLUSTER_ID", "lkc-8")
+    (tmp_path / DEPLOYED_FILE).write_text(json.dumps({"prefix": PREFIX, "cluster_id": "lkc-7"}))
+    assert settings().cluster_id == "lkc-8"
+
+
+def test_keys_are_those_of_the_secrets(account: Any) -> None:
+    pair = rsa.generate()
+    _store(
+        account,
+        KAFKA,
+        {"sasl.username": "K", "sasl.password": "S", "bootstrap.servers": "broker:9092"},
+    )
+    _store(
+        account,
+        REGISTRY,
+        {"schema.registry.url": "https://sr", "schema.registry.basic.auth.user.info": "R:T"},
+    )
+    values = {"snowflake_account_identifier": "org-acc", "snowflake_service_user": "DEMO_USER"}
+    _store(account, SNOWFLAKE, rsa.with_pair(values, 2, pair))
+
+    found = cloud.connect(Settings())
+
+    assert found.kafka_config()["bootstrap.servers"] == "broker:9092"
+    assert found.kafka_config()["sasl.username"] == "K"
+    assert found.schema_registry_user_info is not None
+    assert found.schema_registry_user_info.get_secret_value() == "R:T"
+    assert found.iceberg_rest == "https://glue.us-east-1.amazonaws.com/iceberg"
+    login = found.snowflake.login()["private_key"]
+    assert base64.b64decode(login) == pair.private
+    assert found.snowflake.connector_login()["private_key"] != login
+    assert pair.private.decode() not in repr(found)
+
+
+def test_what_is_missing_is_named(account: Any) -> None:
+    with pytest.raises(TopicbergError, match=KAFKA) as raised:
+        cloud.connect(Settings())
+    assert "TOPICBERG_KAFKA_BOOTSTRAP" in str(raised.value)

@@ -1,0 +1,189 @@
+"""The bucket, the roles and their policies against moto, which enforces policies where asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto import mock_aws
+from moto.core import set_initial_no_auth_action_count
+from pydantic import SecretStr
+
+from topicberg.deploy import engine
+from topicberg.deploy.aws import iam
+from topicberg.deploy.aws.bucket import UPLOAD_DAYS, Bucket
+from topicberg.deploy.resource import Live
+from topicberg.deploy.settings import DeploySettings
+from topicberg.deploy.world import CLUSTER, World
+from topicberg.settings import Settings
+
+REGION = "eu-west-1"
+BUCKET = Bucket("aws/bucket", "of the tables")
+CONFLUENT = "arn:aws:iam::123456789012:role/confluent"
+FACTS = {
+    CLUSTER: Live("lkc-1"),
+    "confluent/provider_integration": Live(
+        "cspi-1", {}, {"principal": CONFLUENT, "external_id": "ext"}
+    ),
+}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    config = Settings(deployment="cloud", prefix="demo", aws_region=REGION)
+    deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
+    with mock_aws():
+        yield World(config, deploy, [], sleep=lambda _: None, live=dict(FACTS))
+
+
+def make(world: World, *resources: Any) -> None:
+    engine.create(resources, world, lambda *_: None)
+
+
+def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(world: World) -> None:
+    make(world, BUCKET)
+    name, s3 = "demo-123456789012", world.aws("s3")
+    assert s3.get_bucket_location(Bucket=name)["LocationConstraint"] == REGION
+    (rule,) = s3.get_bucket_encryption(Bucket=name)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+    block = s3.get_public_access_block(Bucket=name)["PublicAccessBlockConfiguration"]
+    assert set(block.values()) == {True}
+    assert s3.get_bucket_versioning(Bucket=name).get("Status") != "Enabled"
+    (lifecycle,) = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
+    assert lifecycle["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": UPLOAD_DAYS}
+    assert "Expiration" not in lifecycle, "objects are Tableflow's"
+    assert engine.plan([BUCKET], world)[0].action == "keep"
+
+
+def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(world: World) -> None:
+    make(world, BUCKET)
+    name, s3 = world.bucket, world.aws("s3")
+    s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    s3.delete_public_access_block(Bucket=name)
+    foreign = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "x/"}}
+    foreign["Expiration"] = {"Days": 3}
+    s3.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": [foreign]})
+    s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": [{"Key": "team", "Value": "data"}]})
+    (step,) = engine.plan([BUCKET], world)
+    assert set(step.changes) == {"versioning", "public_access", "incomplete_uploads_days", "tag"}
+    make(world, BUCKET)
+    assert engine.plan([BUCKET], world)[0].action == "keep"
+    rules = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
+    assert {rule["ID"] for rule in rules} == {"mine", "incomplete-uploads"}
+    found = s3.get_bucket_tagging(Bucket=name)["TagSet"]
+    assert {one["Key"]: one["Value"] for one in found} == {"team": "data", "topicberg": "demo"}
+
+
+def test_deleting_a_bucket_takes_versions_markers_and_uploads(world: World) -> None:
+    make(world, BUCKET)
+    name, s3 = world.bucket, world.aws("s3")
+    s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    for content in (b"1", b"2"):
+        s3.put_object(Bucket=name, Key="a", Body=content)
+    s3.delete_object(Bucket=name, Key="a")
+    s3.create_multipart_upload(Bucket=name, Key="b")
+    found = engine.existing([BUCKET], world, lambda *_: None)
+    assert engine.delete(found, world, lambda *_: None) == {}
+    assert s3.list_buckets()["Buckets"] == []
+
+
+POLICY = iam.Policy("aws/policy/tableflow", "demo_policy", (), grants=iam.tableflow_policy)
+READS = iam.Policy("aws/policy/snowflake", "demo_reads", (), grants=iam.snowflake_policy)
+ROLE = iam.Role(
+    "aws/role/tableflow",
+    "demo_role",
+    (POLICY.key,),
+    trust=iam.confluent_trust,
+    policy=POLICY.key,
+)
+
+
+def test_a_role_is_made_mended_and_deleted(world: World) -> None:
+    make(world, POLICY, ROLE)
+    client = world.aws("iam")
+    client.put_role_policy(
+        RoleName="demo_role",
+        PolicyName="by_hand",
+        PolicyDocument=json.dumps(iam.snowflake_policy(world)),
+    )
+    client.untag_role(RoleName="demo_role", TagKeys=["topicberg"])
+    for _ in range(4):  # as many versions as AWS keeps
+        client.create_policy_version(
+            PolicyArn=world.need(POLICY.key).id,
+            PolicyDocument=json.dumps(iam.snowflake_policy(world)),
+            SetAsDefault=True,
+        )
+    policy, role = engine.plan([POLICY, ROLE], world)
+    assert set(policy.changes) == {"document"}
+    assert set(role.changes) == {"inline_policies", "tag"}
+    make(world, POLICY, ROLE)
+    assert {step.action for step in engine.plan([POLICY, ROLE], world)} == {"keep"}
+    found = engine.existing([POLICY, ROLE], world, lambda *_: None)
+    assert engine.delete(found, world, lambda *_: None) == {}
+
+
+def test_a_role_that_was_made_by_an_unanswered_request_is_taken(world: World) -> None:
+    make(world, POLICY)
+    world.aws("iam").create_role(RoleName="demo_role", AssumeRolePolicyDocument="{}")
+    ROLE.find(world)
+    make(world, ROLE)
+    assert engine.plan([POLICY, ROLE], world)[1].action == "keep"
+
+
+ALLOWED = {
+    "tableflow": ("put_object", "get_object", "delete_object", "list_objects_v2"),
+    "snowflake": ("get_object", "list_objects_v2", "get_bucket_location"),
+}
+DENIED = {
+    "tableflow": ("delete_bucket", "put_bucket_policy", "list_buckets"),
+    "snowflake": ("put_object", "delete_object", "delete_bucket", "list_buckets"),
+}
+
+
+def _try(s3: Any, action: str, bucket: str) -> str:
+    """The code of the refusal; empty: it was allowed."""
+    arguments: dict[str, Any] = {} if action == "list_buckets" else {"Bucket": bucket}
+    if action.endswith("_object"):
+        arguments["Key"] = "table/data"
+    if action == "put_bucket_policy":
+        arguments["Policy"] = "{}"
+    try:
+        getattr(s3, action)(**arguments)
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return ""
+
+
+@pytest.mark.parametrize("who", ["tableflow", "snowflake"])
+def test_what_a_policy_does_not_name_is_denied(world: World, who: str) -> None:
+    policy = {"tableflow": POLICY, "snowflake": READS}[who]
+    make(world, BUCKET, policy)
+    client, s3 = world.aws("iam"), world.aws("s3")
+    s3.put_object(Bucket=world.bucket, Key="table/data", Body=b"x")
+    s3.create_bucket(Bucket="another", CreateBucketConfiguration={"LocationConstraint": REGION})
+    client.create_user(UserName="visitor")
+    client.attach_user_policy(UserName="visitor", PolicyArn=world.need(policy.key).id)
+    key = client.create_access_key(UserName="visitor")["AccessKey"]
+    visitor = boto3.client(
+        "s3",
+        region_name=REGION,
+        aws_access_key_id=key["AccessKeyId"],
+        aws_secret_access_key=key["SecretAccessKey"],
+    )
+
+    @set_initial_no_auth_action_count(0)
+    def attempts(actions: tuple[str, ...], bucket: str) -> dict[str, str]:
+        return {action: _try(visitor, action, bucket) for action in actions}
+
+    allowed = attempts(ALLOWED[who], world.bucket)
+    denied = attempts(DENIED[who], world.bucket)
+    elsewhere = attempts(ALLOWED[who], "another")
+    assert set(allowed.values()) == {""}, allowed
+    assert set(denied.values()) == {"AccessDenied"}, denied
+    assert set(elsewhere.values()) == {"AccessDenied"}, elsewhere
