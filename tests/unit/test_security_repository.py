@@ -85,7 +85,7 @@ PLANTED = {
     "Slack webhook": "https://hooks.slack" + ".com/services/" + "T0000/B0000/" + "x" * 40,
     "JSON Web Token": ".".join(["eyJ" + "a" * 20, "eyJ" + "b" * 20, "c" * 20]),
     "Google API key": "AIza" + "b" * 35,
-    "package index token": "pypi-AgEIcHlwaS5vcmc" + "x" * 60,
+    "package index token": "pypi-" + "AgEIcHlwaS5vcmc" + "x" * 60,
     "password in a URL": "postgres://dagster:" + "hunter22@db.example.org/dagster",
     "Confluent secret": "cflt" + "Ab1/" * 16,
     "random value q7Zr…": "api_secret = '" + "q7ZrT0bLx9KfWm2Ds8Vh4Ny'",
