@@ -154,6 +154,9 @@ def test_fault(load: Load, faults: Faults) -> None:
             thread.start()
         time.sleep(HOLD_SECONDS)
     began = time.monotonic()
+    while not all(service.running for service in local_stack.status(settings())):
+        assert time.monotonic() - began < RECOVERY_SECONDS, local_stack.status(settings())
+        time.sleep(0.5)
     load.pause()
     assert load.caught_up(RECOVERY_SECONDS)
     while any(_complains(load, topic) for topic in load.topics):
@@ -162,9 +165,6 @@ def test_fault(load: Load, faults: Faults) -> None:
     for thread in asking:
         thread.join(RECOVERY_SECONDS)
         assert not thread.is_alive()
-    while not all(service.running for service in local_stack.status(settings())):
-        assert time.monotonic() - began < RECOVERY_SECONDS, local_stack.status(settings())
-        time.sleep(0.5)
     seconds = time.monotonic() - began
     watch.close()
     lost, twice = load.lost_and_twice()

@@ -21,6 +21,7 @@ GRPC = """<_InactiveRpcError of RPC that terminated with:
         (LOST + "Caused by: java.io.IOException: File too large", "disk of Spark"),
         (LOST + "S3Exception: Try again. (Service: S3, Status Code: 500, …)", "object store fails"),
         (LOST + "S3Exception: no (Service: S3, Status Code: 403, …)", "refuses the credentials"),
+        ("CommitStateUnknownException: Service failed: 500: …", "the catalog fails"),
         ("[NO_ACTIVE_SESSION] No active Spark session found.", "Spark ended and was started"),
         ("Cannot call methods on a stopped SparkContext.", "Spark ended and was started"),
         ("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.", "Spark ended and was started"),

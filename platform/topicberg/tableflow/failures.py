@@ -64,6 +64,12 @@ _KNOWN = (
         "Spark has not enough memory for the batch",
         "lower tableflow.commit_max_bytes, or give Spark more memory",
     ),
+    _known(
+        r"CommitStateUnknown|Service failed: 5\d\d",
+        "the catalog fails",
+        "`topicberg logs iceberg_rest` says why; the engine looks whether its commit is there "
+        "before it writes again",
+    ),
     # What Spark Connect says of a session that its server does not know any more.
     _known(
         r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE|"

@@ -1,0 +1,249 @@
+"""The files in docs/production fit the project, the versions it locks, and a real Postgres."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import dagster as dg
+import pytest
+import yaml
+from dagster._cli import create_dagster_cli
+from dagster._daemon.cli import create_dagster_daemon_cli
+from dagster_postgres.run_storage import PostgresRunStorage
+from dagster_webserver.cli import create_dagster_webserver_cli
+
+from resources.cloud import CloudSettings
+from topicberg.local.ports import choose
+from topicberg.settings import PROJECT_ROOT, Settings
+
+FOLDER = PROJECT_ROOT / "docs" / "production"
+PROGRAMS = {
+    "dagster": create_dagster_cli,
+    "dagster-daemon": create_dagster_daemon_cli,
+    "dagster-webserver": create_dagster_webserver_cli,
+}
+
+
+def document(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return loaded
+
+
+def parse(words: list[str]) -> None:
+    """As Dagster's own command line does, without running anything.
+
+    :raises click.UsageError: no such command or option
+    """
+    command: click.Command = PROGRAMS[words[0]]()
+    words = words[1:]
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        found = command.get_command(click.Context(command), name)
+        if found is None:
+            raise click.UsageError(f"no command {name}")
+        command = found
+    command.make_parser(click.Context(command)).parse_args(list(words))
+
+
+def dagster_version() -> str:
+    (version,) = re.findall(
+        r"^dagster==(\S+)", (PROJECT_ROOT / "requirements.lock").read_text(), re.M
+    )
+    return version
+
+
+# --- container file ---
+
+
+def instructions(name: str) -> list[list[str]]:
+    text = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line.split()[1:] for line in text.splitlines() if line.startswith(f"{name} ")]
+
+
+def copied() -> list[str]:
+    return [source for *sources, _ in instructions("COPY") for source in sources]
+
+
+def test_the_image_holds_what_it_needs_and_no_secret() -> None:
+    ignore = (PROJECT_ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignore
+    for source in copied():
+        assert (PROJECT_ROOT / source).exists(), source
+        assert f"!{source}" in ignore, source
+    assert {line[1:] for line in ignore if line.startswith("!")} == set(copied())
+    assert instructions("USER") == [["topicberg"]]
+    (words,) = re.findall(r"^CMD (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.M)
+    parse(yaml.safe_load(words))
+
+
+@pytest.mark.slow
+def test_the_code_location_loads_from_what_is_copied(tmp_path: Path) -> None:
+    """In the cloud deployment, with no account and no network."""
+    for source in copied():
+        if (PROJECT_ROOT / source).is_dir():
+            shutil.copytree(PROJECT_ROOT / source, tmp_path / source)
+        else:
+            shutil.copy(PROJECT_ROOT / source, tmp_path / source)
+    count = "len(list(defs.resolve_asset_graph().get_all_asset_keys()))"
+    code = f"from definitions import defs; print({count})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "PYTHONPATH": f"{tmp_path}:{tmp_path / 'platform'}",
+            "TOPICBERG_DEPLOYMENT": "cloud",
+            "TOPICBERG_STATE_DIR": str(tmp_path / "state"),
+            "TOPICBERG_ENV_FILE": os.devnull,
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) > 20
+
+
+# --- compose ---
+
+
+def test_compose_publishes_on_loopback_alone() -> None:
+    services = document("compose.yaml")["services"]
+    for name, service in services.items():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), name
+        assert not service["image"].endswith(":latest"), name
+        assert re.search(r":\d", service["image"]), name
+        if "command" in service:
+            parse(service["command"])
+    assert "--read-only" in services["viewer"]["command"]
+    mounted = [volume.split(":")[0] for volume in services["code"]["volumes"]]
+    for path in mounted:
+        assert not path.startswith(".") or (FOLDER / path).is_file(), path
+    build = services["code"]["build"]
+    assert (FOLDER / build["context"]).resolve() == PROJECT_ROOT
+    assert (PROJECT_ROOT / build["dockerfile"]).is_file()
+
+
+def test_the_example_environment_has_every_setting() -> None:
+    lines = (FOLDER / "example.env").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if "=" in line)
+    known = {
+        f"TOPICBERG_{name.upper()}"
+        for name in {*CloudSettings.model_fields, *Settings.model_fields}
+    }
+    unknown = {name for name in given if name.startswith("TOPICBERG_")} - known
+    assert unknown == set()
+    required = {
+        f"TOPICBERG_{name.upper()}"
+        for name, field in CloudSettings.model_fields.items()
+        if field.is_required()
+    }
+    assert required <= set(given)
+    assert not any(value for name, value in given.items() if re.search("SECRET|PASSWORD|KEY", name))
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose")
+def test_compose_is_understood_by_compose(tmp_path: Path) -> None:
+    folder = tmp_path / "docs" / "production"
+    shutil.copytree(FOLDER, folder)
+    (tmp_path / ".env").write_text("DAGSTER_PG_PASSWORD=not-a-secret\n")
+    done = subprocess.run(
+        ["docker-compose", "--env-file", ".env", "-f", folder / "compose.yaml", "config"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- Helm ---
+
+
+def test_helm_values() -> None:
+    text, values = (FOLDER / "values.yaml").read_text(), document("values.yaml")
+    assert set(re.findall(r"\b\d+\.\d+\.\d+\b", text)) == {dagster_version(), "0.1.0"}
+    (deployment,) = values["dagster-user-deployments"]["deployments"]
+    parse(["dagster", "api", "grpc", *deployment["dagsterApiGrpcArgs"]])
+    assert deployment["includeConfigInLaunchedRuns"]["enabled"]  # or its runs have no secrets
+    assert values["dagsterWebserver"]["enableReadOnly"]
+    assert values["postgresql"]["enabled"] is False
+    assert not re.search(r"(?i)password: *\S", text)
+
+
+def test_commands_in_comments() -> None:
+    for name in ("compose.yaml", "values.yaml", "Dockerfile"):
+        for line in (FOLDER / name).read_text().splitlines():
+            if match := re.match(r"# +((?:docker|helm|cp|kubectl) .*)", line):
+                words = shlex.split(match[1], comments=True)
+                for word in words:
+                    if word.startswith("docs/"):
+                        assert (PROJECT_ROOT / word).exists(), line
+
+
+# --- Dagster's instance ---
+
+
+@pytest.fixture
+def postgres() -> Iterator[int]:
+    """A Postgres of its own; its port. It refuses to run as root: it is another user's then."""
+    user = {"user": "nobody"} if os.geteuid() == 0 else {}
+    port = choose({}, {})["kafka"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with TemporaryDirectory() as folder:  # the tests' own temporary folder is ours alone
+        if user:
+            shutil.chown(folder, user["user"])
+        data = Path(folder) / "data"
+        command = ["initdb", "-D", data, "-U", "dagster", "--auth", "trust", "--no-sync"]
+        subprocess.run(command, check=True, cwd="/", **quiet, **user)
+        command = ["postgres", "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"]
+        with subprocess.Popen(command, cwd="/", **quiet, **user) as server:
+            try:
+                ready = ["pg_isready", "-h", "127.0.0.1", "-p", str(port)]
+                while subprocess.run(ready, **quiet).returncode:
+                    assert server.poll() is None
+                    time.sleep(0.2)
+                yield port
+            finally:
+                server.terminate()
+
+
+@pytest.mark.skipif(shutil.which("initdb") is None, reason="no Postgres")
+def test_the_instance_on_postgres(
+    postgres: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    text = (FOLDER / "dagster.yaml").read_text()
+    text = text.replace("/opt/dagster", str(home)).replace("port: 5432", f"port: {postgres}")
+    (home / "dagster.yaml").write_text(text)
+    for name, value in {
+        "HOST": "127.0.0.1",
+        "USER": "dagster",
+        "PASSWORD": "x",
+        "DB": "postgres",
+    }.items():
+        monkeypatch.setenv(f"DAGSTER_PG_{name}", value)
+
+    @dg.asset
+    def one() -> dg.MaterializeResult:
+        return dg.MaterializeResult(metadata={"rows": 1})
+
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        assert isinstance(instance.run_storage, PostgresRunStorage)
+        assert instance.run_retries_enabled
+        assert instance.get_concurrency_config().run_queue_config is not None
+        assert dg.materialize([one], instance=instance).success
+        event = instance.get_latest_materialization_event(dg.AssetKey("one"))
+        assert event is not None

@@ -1,0 +1,178 @@
+"""What the documents say can be done: commands exist, links lead somewhere, examples are right.
+
+Every command is parsed by the program that it names. The ``bash`` blocks of docs/quick-start.md and
+docs/add-a-pipeline.md also run, see tests/e2e.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from dagster._cli import create_dagster_cli
+from dagster_webserver.cli import create_dagster_webserver_cli
+
+from topicberg.cli import app
+from topicberg.settings import PROJECT_ROOT
+from topicberg.topics import TopicSpec
+
+DOCUMENTS = sorted(
+    path
+    for folder in (PROJECT_ROOT, PROJECT_ROOT / "docs")
+    for path in folder.glob("*.md")
+    if path.name != "CHANGELOG.md"  # tells of the past
+)
+COMMAND_LINES: dict[str, Any] = {
+    "topicberg": lambda: typer.main.get_command(app),
+    "dagster": create_dagster_cli,
+    "dagster-webserver": create_dagster_webserver_cli,
+}
+FOREIGN = {"git", "cd", "cp", "chmod", "export", "docker", "kubectl", "helm", "aws", "confluent"}
+"""Not ours to check."""
+EXAMPLES = re.compile(r"orders|shop\b|test_shop|\.\.\.|…|[<>*{]")
+"""In paths: files that a page tells the reader to make, and patterns."""
+
+
+def ids(path: Path) -> str:
+    return path.name
+
+
+def blocks(path: Path) -> Iterator[tuple[str, str]]:
+    """Language (may be empty) and text of every fenced block."""
+    text = re.sub(r"^ +(?=```)", "", path.read_text(), flags=re.MULTILINE)
+    yield from re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Every command of the document as words: of its blocks, and in the midst of its text."""
+    for language, text in blocks(path):
+        if language not in ("", "bash", "console", "sh"):
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            # what follows wide space explains; brackets are around what may be left out
+            shown = re.split(r"\s{3,}", line.strip())[0].replace("[-", "-").replace("]", "")
+            if language in ("bash", "console") or program(shown) in COMMAND_LINES:
+                for part in re.split(r" (?:&&|\|\|?) ", shown):
+                    if words := shlex.split(part, comments=True):
+                        yield words
+    prose = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for text in re.findall(r"`((?:topicberg|make) [^`]+)`", prose):
+        yield shlex.split(" ".join(text.split()))
+
+
+def program(line: str) -> str:
+    return Path(line.split()[0]).name if line.split() else ""
+
+
+def parse(command: Any, words: list[str]) -> None:
+    """:raises click.UsageError: there is no such command or option, or there is a word too many"""
+    context = typer.Context(command)
+    while hasattr(command, "get_command") and words:
+        found = command.get_command(context, words[0])
+        assert found is not None, f"no command {words[0]}"
+        command, words = found, words[1:]
+        context = typer.Context(command, parent=context)
+    _, left, _ = command.make_parser(context).parse_args(list(words))
+    assert not left, f"{left} too many"
+
+
+def check(words: list[str]) -> None:
+    while re.fullmatch(r"\w+=.*", words[0]):
+        words = words[1:]
+    name = Path(words[0]).name
+    if name in COMMAND_LINES:
+        parse(COMMAND_LINES[name](), words[1:])
+    elif name == "make":
+        targets = re.findall(r"^([a-z-]+):", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE)
+        for word in words[1:]:
+            assert "=" in word or word in targets, f"no target {word}"
+    elif name in ("python", "pytest"):
+        for word in words[1:]:
+            file = word.partition("::")[0]
+            if "/" in file and not EXAMPLES.search(file):
+                assert (PROJECT_ROOT / file).exists(), file
+        script = next((PROJECT_ROOT / word for word in words if word.endswith(".py")), None)
+        if name == "python" and script:
+            for option in (word for word in words if word.startswith("--")):
+                assert f'"{option}"' in script.read_text(), f"{script.name} has no {option}"
+    else:
+        assert name in FOREIGN or name in (".", "eval"), f"unknown program {name}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_commands(path: Path) -> None:
+    for words in commands(path):
+        try:
+            check(words)
+        except Exception as error:
+            raise AssertionError(f"{path.name}: {shlex.join(words)}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topicberg tableflow enabel orders",
+        "topicberg up --fast",
+        "topicberg reset now",
+        "dagster asset materialise",
+        "make demoo",
+        "python tests/benchmarks/ingest.py --recrods 5",
+        "pytest tests/unit/test_nothing.py",
+        "unknown-program",
+    ],
+)
+def test_wrong_commands_are_found(line: str) -> None:
+    with pytest.raises(Exception, match=r".+"):
+        check(shlex.split(line))
+
+
+def anchors(path: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    bare = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {text.strip().replace(" ", "-") for text in bare}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_links(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_files_that_are_named(path: Path) -> None:
+    folders = "docs|tests|platform|assets|jobs|resources"
+    for name in re.findall(rf"`((?:{folders})/[^`\s]*)`", path.read_text()):
+        if not EXAMPLES.search(name):
+            assert (PROJECT_ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_examples(path: Path) -> None:
+    """Python compiles, and a topic spec is one."""
+    for language, text in blocks(path):
+        if language == "python":
+            compile(text, path.name, "exec")
+        if language == "yaml":
+            document = yaml.safe_load(text)
+            if isinstance(document, dict) and {"name", "pipeline"} <= document.keys():
+                TopicSpec.model_validate(document)
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = PROJECT_ROOT / "docs" / "README.md"
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
+    assert {path.name for path in index.parent.glob("*.md")} - {"README.md"} <= linked
+    assert "docs/README.md" in (PROJECT_ROOT / "README.md").read_text()
