@@ -108,6 +108,7 @@ class Endpoints(BaseModel):
         return {f"kafka.{name}": value for name, value in java.items()}
 
     def kafka_admin(self) -> AdminClient:
+        """A new client; keep it as long as its futures are awaited: they die with it."""
         from confluent_kafka.admin import AdminClient
 
         return AdminClient(self.kafka_config())

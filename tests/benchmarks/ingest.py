@@ -1,6 +1,6 @@
 """How fast a topic becomes a table: topicberg's engine beside what one would write instead.
 
-    .venv/bin/python tests/benchmarks/ingest.py [--records 1000000] [--rounds 3]
+    .venv/bin/python tests/benchmarks/ingest.py [--records 1000000] [--rounds 3] [--kafka-connect]
 
 Against the running local stack. Each contender reads the same topic from its beginning, decodes it
 and commits it to a fresh Iceberg table; the rounds take turns, and the best time of each counts, so
@@ -16,11 +16,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import fastavro
+import kafka_connect
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
@@ -68,6 +70,7 @@ message Trade {
 """
 PARTITIONS = 6
 NAMESPACE = "benchmark"
+CONNECT = "Kafka Connect"
 
 
 def trade(number: int) -> dict[str, Any]:
@@ -124,7 +127,8 @@ def make_topic(endpoints: Endpoints, kind: str, numbers: range, mode: str = "app
             "write_mode": mode,
         }
     )
-    endpoints.kafka_admin().create_topics([NewTopic(name, PARTITIONS)])[name].result(30)
+    admin = endpoints.kafka_admin()  # kept: its futures die with it
+    admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(30)
     produce(endpoints, spec, kind, numbers)
     return spec
 
@@ -271,14 +275,22 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def append_benchmark(records: int, rounds: int) -> dict[str, float]:
-    """Rows a second of each contender, Avro; and of the engine for the other formats."""
+def append_benchmark(
+    records: int, rounds: int, connect: kafka_connect.Worker | None
+) -> dict[str, float]:
+    """Rows a second of each contender, Avro; and of the engine for the other formats.
+
+    :param connect: None: without Kafka Connect
+    """
     config = settings()
     endpoints = load_endpoints(config)
     best: dict[str, float] = {}
     spec = make_topic(endpoints, "avro", range(records))
     others = {kind: make_topic(endpoints, kind, range(records)) for kind in ("json", "protobuf")}
     for _ in range(rounds):
+        if connect is not None:
+            seconds = connect.ingest(spec.name, records, NAMESPACE)
+            best[CONNECT] = max(best.get(CONNECT, 0.0), records / seconds)
         for name, contender in CONTENDERS.items():
             seconds = timed(lambda run=contender: run(endpoints, spec, config))  # type: ignore[misc]
             best[name] = max(best.get(name, 0.0), records / seconds)
@@ -316,9 +328,18 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--upsert-rows", type=int, default=10_000_000, help="0: no upsert")
+    parser.add_argument(
+        "--kafka-connect", action="store_true", help="also Iceberg's sink; fetches its jars"
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers to a file")
     arguments = parser.parse_args()
-    speeds = append_benchmark(arguments.records, arguments.rounds)
+    with ExitStack() as started:
+        connect = None
+        if arguments.kafka_connect:
+            folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
+            worker = kafka_connect.worker(folder, load_endpoints(), settings())
+            connect = started.enter_context(worker)
+        speeds = append_benchmark(arguments.records, arguments.rounds, connect)
     ours = speeds["topicberg"]
     shown = Table("contender", "rows/s", "topicberg is", title=f"{arguments.records:,} records")
     for name, speed in sorted(speeds.items(), key=lambda item: -item[1]):

@@ -32,14 +32,18 @@ KAFKA = "4.1.1"
 ICEBERG = "1.11.0"
 HADOOP = "3.4.2"
 COMMIT_MS = 1000
-START_SECONDS = 120
+START_SECONDS = 300
 LIBRARIES = {
     "worker": Bundle(
         transitive=True,
         coordinates=[
             f"org.apache.kafka:connect-runtime:{KAFKA}",
+            f"org.apache.kafka:connect-json:{KAFKA}",
+        ],
+        plain=[
             "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
             "org.apache.logging.log4j:log4j-core:2.24.3",
+            "org.apache.logging.log4j:log4j-api:2.24.3",
         ],
     ),
     "plugins/iceberg": Bundle(
@@ -49,6 +53,7 @@ LIBRARIES = {
             f"org.apache.iceberg:iceberg-aws:{ICEBERG}",
             f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG}",
             f"org.apache.iceberg:iceberg-parquet:{ICEBERG}",
+            "org.apache.avro:avro:1.12.1",  # the plugin's own POM asks for an older one
             f"org.apache.hadoop:hadoop-client-api:{HADOOP}",
             f"org.apache.hadoop:hadoop-client-runtime:{HADOOP}",
         ],
@@ -94,7 +99,8 @@ class Worker:
             json=self._sink(topic, f"{namespace}.{name}", control),
             timeout=60,
         )
-        answer.raise_for_status()
+        if not answer.ok:
+            raise RuntimeError(f"Kafka Connect refuses the sink: {answer.text}")
         try:
             while True:
                 self._check(name)

@@ -65,9 +65,10 @@ def delete_all(account: Account, cluster: str) -> None:
     :raises Refusal: the broker does not answer
     """
     made = [stored.name[1] for stored in account.store.all(TOPIC) if stored.name[0] == cluster]
+    admin = account.kafka_admin()
     for name in made:
         try:
-            wait(account.kafka_admin().delete_topics([name])[name], name)
+            wait(admin.delete_topics([name])[name], name)
         except Refusal as refusal:
             if refusal.status is not HTTPStatus.NOT_FOUND:
                 raise

@@ -100,13 +100,12 @@ def _create(call: Call) -> Answer:
     new = account.store.get(TOPIC, (cluster, name)) is None
     if new and not body.validate_only:
         account.store.put(Stored(TOPIC, (cluster, name)))
+    admin = account.kafka_admin()
     try:
-        broker.wait(
-            account.kafka_admin().create_topics(
-                [wanted], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
-            )[name],
-            name,
+        made = admin.create_topics(
+            [wanted], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
         )
+        broker.wait(made[name], name)
     except Refusal:
         if new:
             account.store.delete(TOPIC, [(cluster, name)])
