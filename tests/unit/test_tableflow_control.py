@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from topicberg.cli import tableflow as cli
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow import control
@@ -107,3 +108,19 @@ def test_metrics_are_the_statuses() -> None:
     ):
         assert line in text
     assert 'topicberg_tableflow_commit_lag_seconds{topic="orders"} 0.0' not in text
+
+
+def test_a_message_is_shown_as_it_is(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in a narrow terminal, and with brackets that rich would take as markup."""
+    message = (
+        "[/lkc-local] broke at [red], and this is a long way from the reason of it all: a disk"
+    )
+    write_status(config, TopicStatus(topic="orders", suspended=True, error_message=message))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
+    cli.status("orders")
+    shown = capsys.readouterr()
+    assert "SUSPENDED" in shown.out
+    assert f"orders: {message}" in shown.err

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from topicberg.cli.maintenance import maintain
 from topicberg.errors import SpecError
+
+if TYPE_CHECKING:
+    from topicberg.tableflow.status import TopicStatus
 
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
@@ -153,7 +156,6 @@ def status(
     """Phase, last commit and error of each topic, in the words of Confluent's API."""
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from topicberg.settings import settings
     from topicberg.tableflow import control
@@ -166,18 +168,29 @@ def status(
     if as_json:
         typer.echo(json.dumps([state.model_dump() for state in states], indent=2))
         return
-    columns = ("records", "skipped", "waiting", "commits", "snapshot", "error")
-    table = Table("topic", "phase", "suspended", *columns)
+    # A narrow terminal must not cut what matters; the snapshot is in --json.
+    table = Table("topic", "phase", "records", "skipped", "waiting", "commits")
+    for column in table.columns:
+        column.overflow = "fold"
     for state in states:
+        phase = "SUSPENDED" if state.suspended else state.phase
+        if state.topic not in enabled:
+            phase = "DISABLED"
         table.add_row(
             state.topic,
-            state.phase if state.topic in enabled else "DISABLED",
-            "yes" if state.suspended else "no",
+            phase,
             f"{state.rows_committed:,}",
             f"{state.rows_skipped:,}",
             f"{sum(state.lag.values()):,}",
             str(state.commits),
-            str(state.snapshot_id or ""),
-            Text(state.error_message or ""),
         )
     Console().print(table)
+    for state in states:
+        for message in (state.error_message, *_failing(state)):
+            if message:
+                typer.secho(f"{state.topic}: {message}", fg="red", err=True)
+
+
+def _failing(state: TopicStatus) -> list[str]:
+    """What other formats than Iceberg complain of."""
+    return [f"{one.format}: {one.error_message}" for one in state.failing_table_formats]
