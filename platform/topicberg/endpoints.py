@@ -38,13 +38,13 @@ class SnowflakeEndpoint(BaseModel):
     port: int | None = None
     protocol: str | None = None
 
-    def login(self) -> dict[str, str]:
+    def login(self) -> dict[str, Any]:
         """``password`` or ``private_key``, as dagster-snowflake takes them."""
         if self.private_key:
             return {"private_key": self.private_key.get_secret_value()}
         return {"password": self.password.get_secret_value() if self.password else ""}
 
-    def connector_login(self) -> dict[str, str | bytes]:
+    def connector_login(self) -> dict[str, Any]:
         """The same, as Snowflake's own connector takes them."""
         if not self.private_key:
             return {**self.login()}

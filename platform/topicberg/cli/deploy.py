@@ -265,11 +265,11 @@ def _compute_derived(world: World) -> None:
     endpoints = load_endpoints(world.config)
     graph = resources(world.config, world.specs)
     for topic in [one.topic for one in graph if isinstance(one, Connector)]:
-        until(
-            lambda topic=topic: any(kafka.end_offsets(endpoints, topic).values()),
-            f"topic {topic} has records",
-            FIRST_RECORDS_SECONDS,
-        )
+
+        def has_records(topic: str = topic) -> bool:
+            return any(kafka.end_offsets(endpoints, topic).values())
+
+        until(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
     typer.echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
     materialize(world.config, endpoints, datetime.now(UTC))
 

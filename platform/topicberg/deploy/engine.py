@@ -208,7 +208,7 @@ def create(resources: Iterable[Resource], world: World, report: Report) -> None:
     graph = list(resources)
     _clear(graph, world, report)
     by_key = {resource.key: resource for resource in graph if resource.wanted}
-    failed = _walk(by_key, lambda resource: _patiently(resource, world, report))
+    failed = _walk(by_key, lambda resource: patiently(resource, world, report))
     if failed:
         raise _summary("could not be created", by_key, failed)
 
@@ -247,16 +247,16 @@ def _with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[R
     return list(found.values())
 
 
-def _patiently(resource: Resource, world: World, report: Report) -> None:
+def patiently(resource: Resource, world: World, report: Report) -> Live:
     """Converge, again while a new key or a new permission is not known everywhere yet."""
-    for pause in (*PAUSES, None):
+    for pause in PAUSES:
         try:
-            converge(resource, world, report)
-            return
+            return converge(resource, world, report)
         except Exception as error:
-            if pause is None or not passes(error):
+            if not passes(error):
                 raise
             world.sleep(pause)
+    return converge(resource, world, report)
 
 
 def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dict[str, Exception]:
@@ -346,19 +346,6 @@ def remove(resource: Resource, world: World, live: Live) -> None:
 
     :raises TopicbergError: it was refused, or takes too long
     """
-    for attempt in range(1, TRIES + 1):
-        try:
-            resource.delete(world, live)
-            break
-        except Exception as error:
-            # A conflict: something that used it is not gone everywhere yet.
-            if gone(error) and getattr(error, "status", 404) != 403:
-                break
-            if attempt == TRIES or not (isinstance(error, ConflictError) or passes(error)):
-                raise
-            world.sleep(min(30.0, 2.0**attempt))
-            if look(resource, world) is None:
-                return
 
     def is_gone() -> bool:
         try:
@@ -367,6 +354,20 @@ def remove(resource: Resource, world: World, live: Live) -> None:
             if not unanswered(error):
                 raise
             return False
+
+    for attempt in range(1, TRIES + 1):
+        try:
+            resource.delete(world, live)
+            break
+        except Exception as error:
+            # A conflict: something that used it is not gone everywhere yet.
+            if not (isinstance(error, ConflictError) or passes(error) or gone(error)):
+                raise
+            if attempt == TRIES and not gone(error):
+                raise
+            world.sleep(min(30.0, 2.0 ** (attempt - 1)))
+            if is_gone():
+                return
 
     until(is_gone, f"{resource.title} is gone", GONE_SECONDS)
 

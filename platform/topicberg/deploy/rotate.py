@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.api import UncertainError
 from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.engine import TRIES, converge, look, plan
+from topicberg.deploy.engine import TRIES, look, patiently, plan
 from topicberg.deploy.resource import Action, Resource
 from topicberg.deploy.secrets import ApiKey
 from topicberg.deploy.snowflake.principals import User, UserKeys
@@ -110,13 +110,13 @@ def rotate(
 def _rotate_key(
     resource: RotatingKey, world: World, tell: Tell, *, force: bool, now: datetime
 ) -> bool:
-    converge(resource, world, lambda _, what: tell(f"{what}: {resource.title}"))
+    patiently(resource, world, lambda _, what: tell(f"{what}: {resource.title}"))
     period = timedelta(days=world.deploy.day_count)
     keys = [Aged(key, made) for key, made in resource.alive(world).items()]
     decision = decide(keys, now, period, world.deploy.number_of_api_keys_to_retain, force=force)
     if decision.create:
         key = _add(resource, world)
-        converge(resource, world, lambda *_: None)
+        patiently(resource, world, lambda *_: None)
         tell(f"rotated: {resource.title}: {key.id} works and is active")
     else:
         due = max(key.made for key in keys) + period
@@ -134,7 +134,7 @@ def _add(resource: RotatingKey, world: World) -> ApiKey:
             return resource.add(world)
         except UncertainError:
             world.sleep(1.0)
-            converge(resource, world, lambda *_: None)
+            patiently(resource, world, lambda *_: None)
     return resource.add(world)
 
 
@@ -144,8 +144,8 @@ def _rotate_pair(
     def quiet(*_: object) -> None:
         return
 
-    converge(resource, world, quiet)
-    converge(user, world, quiet)  # a pair that was stored is put in, tried and published
+    patiently(resource, world, quiet)
+    patiently(user, world, quiet)  # a pair that was stored is put in, tried and published
     live = look(resource, world)
     assert live is not None  # noqa: S101  it was just converged
     active = live.facts["versions"][-1]
@@ -158,8 +158,8 @@ def _rotate_pair(
     replaced = rsa.public_key(values, slot)
     pair = rsa.generate()
     world.secrets.add(resource.name, rsa.with_pair(values, slot, pair), rsa.label(pair.public))
-    converge(resource, world, quiet)
-    converge(user, world, quiet)
+    patiently(resource, world, quiet)
+    patiently(user, world, quiet)
     if replaced:
         world.secrets.forget(resource.name, rsa.label(replaced))
     tell(f"rotated: {resource.title}: the pair in slot {slot} works and is active")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,8 @@ from pydantic import SecretStr
 
 CURRENT = "AWSCURRENT"
 _LABEL = "key-"
+MOVES = 3
+"""Attempts to move a stage."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class Secrets:
         stage = f"{_LABEL}{label}-{int(time.time() * 1000)}"
         described = self._describe(name)
         if described is None:
-            created = self.client.create_secret(Name=name, Description="made by topicberg")
-            described = {"ARN": created["ARN"]}
+            with suppress(self.client.exceptions.ResourceExistsException):  # a lost answer
+                self.client.create_secret(Name=name, Description="made by topicberg")
         elif "DeletedDate" in described:
             self.client.restore_secret(SecretId=name)
         answer = self.client.put_secret_value(
@@ -110,24 +113,35 @@ class Secrets:
 
     def publish(self, name: str, version: str) -> None:
         """Make a version the current one."""
-        stages = self._stages(name)
-        current = next((one for one, labels in stages.items() if CURRENT in labels), None)
-        if current == version:
-            return
-        before = {"RemoveFromVersionId": current} if current else {}
-        self.client.update_secret_version_stage(
-            SecretId=name, VersionStage=CURRENT, MoveToVersionId=version, **before
-        )
+        self._move(name, CURRENT, version)
 
     def forget(self, name: str, label: str) -> None:
         """Take a dead key's label away; AWS then drops its version."""
         for version in self.versions(name):
             if version.label == label:
-                self.client.update_secret_version_stage(
-                    SecretId=name,
-                    VersionStage=version.stage,
-                    RemoveFromVersionId=version.id,
-                )
+                self._move(name, version.stage, None)
+
+    def _move(self, name: str, stage: str, to: str | None) -> None:
+        """Move a stage to a version, or away: in one call, which says where it is now.
+
+        A refused call is one whose first answer was lost, or somebody else moved the stage: both
+        are seen by looking again.
+        """
+        for attempt in range(MOVES):
+            stages = self._stages(name)
+            held_by = next((one for one, labels in stages.items() if stage in labels), None)
+            if held_by == to:
+                return
+            where = {"MoveToVersionId": to} if to else {}
+            if held_by:
+                where["RemoveFromVersionId"] = held_by
+            try:
+                self.client.update_secret_version_stage(SecretId=name, VersionStage=stage, **where)
+            except self.client.exceptions.InvalidParameterException:
+                if attempt == MOVES - 1:
+                    raise
+            else:
+                return
 
     def delete(self, name: str, *, purge: bool) -> None:
         """
