@@ -65,6 +65,15 @@ def column_lineage(
     )
 
 
+def copied_columns(origin: AssetKey, columns: Mapping[str, str]) -> TableColumnLineage:
+    """Columns that are those of another asset: column → its column there."""
+    return TableColumnLineage(
+        deps_by_column={
+            column: [TableColumnDep(origin, original)] for column, original in columns.items()
+        }
+    )
+
+
 def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
     """A snapshot in numbers."""
     return {

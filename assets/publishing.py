@@ -4,14 +4,18 @@ import dagster as dg
 
 from assets.derived import DerivedTable
 from assets.lake import Lake
+from assets.metadata import copied_columns
 from assets.tables import RETRY, kafka_key
 from resources import Lakehouse, Spark
 from topicberg.topics import TopicSpec
+from topicberg.topics.schema import read_schema
 
 
 def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.AssetsDefinition:
     """The topic, brought to the newest snapshot of its table."""
     table = lake.table(derived)
+    path = spec.value_schema_path(lake.config)
+    fields = read_schema(path, spec.value_schema.format).columns if path else {}
     compacted = "compacted" if spec.write_mode == "upsert" else "append only"
 
     @dg.asset(
@@ -25,7 +29,15 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         description=f"{spec.description}\n\nKafka topic `{spec.name}` ({compacted}, subject "
         f"`{spec.value_subject}`): the rows of `{'.'.join(table.identifier)}`. What changed since "
         "it was published last is sent in transactions, exactly once.",
-        metadata={"dagster/table_name": spec.name},
+        metadata={
+            "dagster/table_name": spec.name,
+            "dagster/column_schema": dg.TableSchema(
+                columns=[dg.TableColumn(name, kind) for name, kind in fields.items()]
+            ),
+            "dagster/column_lineage": copied_columns(
+                table.key("iceberg"), {name: name for name in fields}
+            ),
+        },
     )
     def publish_changes(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
         from topicberg.publish import publish

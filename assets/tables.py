@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from assets.metadata import table_metadata
+from assets.metadata import copied_columns, table_metadata
 from resources import Lakehouse, Snowflake
 from topicberg import glue
 from topicberg.history import history_table
 from topicberg.settings import Settings, settings
-from topicberg.snowflake import Names, sync
+from topicberg.snowflake import Names, describe, sync
 from topicberg.topics import TopicSpec
 
 RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
@@ -119,6 +119,10 @@ def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
         return dg.MaterializeResult(
             metadata={
                 **table_metadata(iceberg, sample=False),
+                "dagster/column_lineage": copied_columns(
+                    table.key("iceberg"),
+                    {field.name: field.name for field in iceberg.schema().fields},
+                ),
                 "dagster/table_name": f"{database}.{name}",
                 "metadata_location": location or "",
                 "pointer_moved": moved,
@@ -146,8 +150,21 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
     def refresh(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
         with snowflake.connection() as connection:
             seen = sync(connection, lakehouse.config, table.snowflake_name, table.glue_table)
+            columns = describe(connection, lakehouse.config, table.snowflake_name)
+        iceberg = lakehouse.catalog().load_table(table.identifier).schema()
+        folded = {field.name.upper(): field.name for field in iceberg.fields}
         return dg.MaterializeResult(
             metadata={
+                "dagster/column_schema": dg.TableSchema(
+                    columns=[
+                        dg.TableColumn(column.name, column.type, column.comment)
+                        for column in columns
+                    ]
+                ),
+                "dagster/column_lineage": copied_columns(
+                    table.key("glue"),
+                    {c.name: folded[c.name] for c in columns if c.name in folded},
+                ),
                 "dagster/table_name": seen.name,
                 "dagster/row_count": seen.rows,
                 "metadata_location": seen.metadata_location,

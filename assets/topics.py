@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.metadata import table_metadata
+from assets.metadata import copied_columns, table_metadata
 from assets.tables import (
     RETRY,
     LakeTable,
@@ -176,7 +176,12 @@ def _upsert_view_asset(
         asked = UpsertView(table.identifier, view.identifier, columns, order)
         iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
         return dg.MaterializeResult(
-            metadata=table_metadata(iceberg),
+            metadata={
+                **table_metadata(iceberg),
+                "dagster/column_lineage": copied_columns(
+                    table.key("iceberg"), {f.name: f.name for f in iceberg.schema().fields}
+                ),
+            },
             data_version=_data_version(iceberg.current_snapshot()),
         )
 

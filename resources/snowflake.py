@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import ConfigurableResource
 
 from resources.lakehouse import connect
+from topicberg.snowflake_resource import snowflake_resource
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
@@ -21,8 +22,6 @@ class Snowflake(ConfigurableResource):
 
     @contextmanager
     def connection(self) -> Iterator[SnowflakeConnection]:
-        from dagster_snowflake import SnowflakeResource
-
         endpoint = connect().snowflake
         address = {
             key: value
@@ -34,7 +33,7 @@ class Snowflake(ConfigurableResource):
             if value is not None
         }
         arguments: dict[str, Any] = {**address, "login_timeout": TIMEOUT_SECONDS}
-        resource = SnowflakeResource(
+        resource = snowflake_resource()(
             account=endpoint.account,
             user=endpoint.user,
             **endpoint.login(),

@@ -19,7 +19,7 @@ being expired.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -225,15 +225,13 @@ def _json(schema: str) -> Column:
     from pyspark.sql import functions as F
 
     record = read_node("of the topic", RegisteredSchema(0, "JSON", schema))
-    numbers: dict[str, Callable[[Column], Column]] = {
-        "timestamptz": lambda time: F.unix_millis(time.cast("timestamp")),
-        "timestamp": lambda time: F.unix_millis(time.cast("timestamp")),  # sessions are in UTC
-        "date": lambda day: F.unix_date(day.cast("date")),
-    }
+    numbers = {"timestamptz": "unix_millis", "timestamp": "unix_millis", "date": "unix_date"}
 
     def value(name: str, kind: str) -> Column:
         column = F.col(quote(name))
-        return numbers[kind](column) if kind in numbers else column
+        if kind in ("timestamp", "timestamptz"):
+            column = column.cast("timestamp")  # sessions are in UTC
+        return F.call_function(numbers[kind], column) if kind in numbers else column
 
     values = (value(name, node.kind).alias(name) for name, node in record.children.items())
     text = F.to_json(F.struct(*values), {"ignoreNullFields": str(not record.required).lower()})

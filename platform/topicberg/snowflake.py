@@ -278,6 +278,26 @@ def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> 
     return SnowflakeTable(name, int(rows), json.loads(information)["metadataLocation"], columns)
 
 
+@dataclass(frozen=True)
+class SnowflakeColumn:
+    """A column with its type in Snowflake."""
+
+    name: str
+    type: str
+    comment: str | None
+
+
+def describe(
+    connection: SnowflakeConnection, config: Settings, table: str
+) -> list[SnowflakeColumn]:
+    """The columns of the table as Snowflake has it now."""
+    cursor = connection.cursor()
+    cursor.execute(f"DESCRIBE ICEBERG TABLE {Names.of(config).table(table)}")
+    heads = [column.name.lower() for column in cursor.description]
+    rows = (dict(zip(heads, row, strict=True)) for row in cursor.fetchall())
+    return [SnowflakeColumn(row["name"], row["type"], row.get("comment")) for row in rows]
+
+
 def _exists(connection: SnowflakeConnection, names: Names, table: str) -> bool:
     from snowflake.connector.errors import ProgrammingError
 

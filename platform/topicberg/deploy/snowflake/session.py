@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.snowflake import NOT_THERE
+from topicberg.snowflake_resource import snowflake_resource
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
@@ -93,8 +94,6 @@ def account(world: World) -> str:
 
 
 def _connect(world: World, **who: Any) -> SnowflakeConnection:
-    from dagster_snowflake import SnowflakeResource
-
     deploy = world.deploy
     address: dict[str, Any] = {
         "host": deploy.snowflake_host,
@@ -107,7 +106,7 @@ def _connect(world: World, **who: Any) -> SnowflakeConnection:
     arguments = {name: value for name, value in address.items() if value is not None}
     if deploy.snowflake_warehouse:
         arguments["warehouse"] = deploy.snowflake_warehouse
-    resource = SnowflakeResource(
+    resource = snowflake_resource()(
         account=account(world),
         additional_snowflake_connection_args={**arguments, "login_timeout": TIMEOUT_SECONDS},
         **who,
