@@ -4,7 +4,8 @@ import dagster as dg
 
 from assets.derived import DerivedTable
 from assets.lake import Lake
-from assets.tables import RETRY, topic_table
+from assets.retries import retried
+from assets.tables import topic_table
 from resources import Lakehouse, Spark
 from topicberg.topics import TopicSpec
 
@@ -20,13 +21,13 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         group_name=table.group,
         kinds={"kafka", spec.value_schema.format},
         owners=list(spec.owners or table.owners),
-        retry_policy=RETRY,
         pool="publish",
         description=f"{spec.description}\n\nKafka topic `{spec.name}` ({compacted}, subject "
         f"`{spec.value_subject}`): the rows of `{'.'.join(table.identifier)}`. What changed since "
         "it was published last is sent in transactions, exactly once.",
         metadata={"dagster/table_name": spec.name},
     )
+    @retried()
     def publish_changes(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
         from topicberg.publish import publish
 

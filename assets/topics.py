@@ -1,15 +1,15 @@
 """A topic as assets, made from its spec: ``kafka``, ``iceberg``, ``glue`` and ``snowflake``."""
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
 from assets.metadata import table_metadata
+from assets.retries import retried
 from assets.tables import (
-    RETRY,
     LakeTable,
+    freshness,
     glue_asset,
     history_lake_table,
     snowflake_asset,
@@ -79,13 +79,13 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
         group_name=table.group,
         kinds={"iceberg", "spark"},
         owners=list(table.owners),
-        retry_policy=RETRY,
-        freshness_policy=_freshness(spec),
+        freshness_policy=freshness(spec),
         description=f"{spec.description}\n\nIceberg table `{'.'.join(table.identifier)}`, kept by "
         "Tableflow. Its sensor reports every snapshot; materializing waits until the table holds "
         "what the topic held at the start.",
         metadata={"dagster/table_name": ".".join(table.identifier)},
     )
+    @retried()
     def materialize(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
@@ -110,12 +110,12 @@ def _history_asset(spec: TopicSpec, table: LakeTable, history: LakeTable) -> dg.
         group_name=history.group,
         kinds={"iceberg", "spark"},
         owners=list(history.owners),
-        retry_policy=RETRY,
         pool="spark",
         description=f"{spec.description}\n\nIceberg table `{name}`: every record of the topic, "
         "while the topic's own table keeps the newest of each key.",
         metadata={"dagster/table_name": name},
     )
+    @retried()
     def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
         from topicberg.history import ingest_history
 
@@ -130,12 +130,3 @@ def _history_asset(spec: TopicSpec, table: LakeTable, history: LakeTable) -> dg.
 
 def _data_version(snapshot: object) -> dg.DataVersion | None:
     return dg.DataVersion(str(snapshot.snapshot_id)) if hasattr(snapshot, "snapshot_id") else None
-
-
-def _freshness(spec: TopicSpec) -> dg.FreshnessPolicy | None:
-    if spec.freshness is None:
-        return None
-    return dg.FreshnessPolicy.time_window(
-        fail_window=timedelta(minutes=spec.freshness.fail_minutes),
-        warn_window=timedelta(minutes=spec.freshness.warn_minutes),
-    )
