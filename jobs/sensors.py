@@ -31,7 +31,16 @@ from assets.partitions import (
 )
 from assets.tables import LakeTable, history_lake_table, topic_table
 from assets.topics import kafka_data_version, kafka_metadata
-from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
+from jobs.snapshot_cursor import (
+    MAX_ATTEMPTS,
+    Cursor,
+    Request,
+    RunState,
+    observe,
+    observe_metadata,
+    request,
+    settle,
+)
 from resources import Lakehouse
 from topicberg import kafka
 from topicberg.derived import FOREVER
@@ -153,6 +162,8 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         before = Cursor.parse(context.cursor)
         cursor = settle(before, _run_states(context.instance, before.request))
         cursor, events = _look(cursor, iceberg, watch, partitions)
+        if watch.registrations:
+            cursor = observe_metadata(cursor, before, iceberg.metadata_location)
         if not watch.reported:
             events = []
         elif events and (observation := _kafka_observation(context, watch, endpoints)):
