@@ -11,6 +11,8 @@ warnings.filterwarnings("ignore", category=dg.BetaWarning)
 from assets import Lake, find_derived, lake_assets, lake_checks  # noqa: E402
 from assets.platform import platform_assets  # noqa: E402
 from jobs import (  # noqa: E402
+    alert_sensor,
+    catalog_sensor,
     check_job,
     check_schedule,
     maintenance_job,
@@ -33,7 +35,7 @@ defs = dg.Definitions(
     asset_checks=list(lake_checks(_lake)),
     jobs=[*pipeline_jobs({spec.pipeline for spec in _lake.topics}), check_job(_lake), _maintenance],
     schedules=[check_schedule(), maintenance_schedule(_maintenance), rotation_schedule(_config)],
-    sensors=list(snapshot_sensors(_lake)),
+    sensors=[*snapshot_sensors(_lake), catalog_sensor(_lake), alert_sensor()],
     resources=RESOURCES,
     # Every run is a process of its own already; a process a step would cost 5 seconds each.
     executor=dg.in_process_executor,

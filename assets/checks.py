@@ -20,6 +20,7 @@ from assets.derived import DataCheck, DerivedTable, with_parameters
 from assets.lake import Lake
 from assets.metadata import markdown
 from assets.partitions import asked_window, partition_keys, time_partitions
+from assets.retries import retried
 from assets.tables import LakeTable, history_lake_table, topic_table
 from resources import Lakehouse, Snowflake, Spark
 from topicberg.derived import read_window
@@ -487,6 +488,7 @@ def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetC
         description=inspect.getdoc(check),
         pool="spark",
     )
+    @retried()
     def checked(context: dg.AssetCheckExecutionContext, spark: Spark) -> dg.AssetCheckResult:
         asked = asked_window(partitions, context.run.tags)
         return function(

@@ -27,7 +27,8 @@ from pydantic import BaseModel, ValidationError
 from assets.charts import markdown
 from assets.metadata import column_lineage, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
-from assets.tables import RETRY, LakeTable, glue_asset, snowflake_asset
+from assets.retries import retried
+from assets.tables import LakeTable, freshness, glue_asset, snowflake_asset
 from resources import Lakehouse, Spark
 from topicberg.derived import Derivation, Source, Transform, Written, read_window, write_window
 from topicberg.errors import SpecError
@@ -202,7 +203,7 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
         owners=list(table.owners),
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
-        retry_policy=RETRY,
+        freshness_policy=freshness(lake.root(derived)),
         pool="spark",
         description=f"{derived.description}\n\nIceberg table `{'.'.join(table.identifier)}`, "
         f"computed by PySpark from {names}; a run replaces exactly its partitions.",
@@ -216,6 +217,7 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
         },
         code_version=_code_version(derived, parameters),
     )
+    @retried()
     def compute(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
     ) -> dg.MaterializeResult:

@@ -5,7 +5,8 @@ import dagster as dg
 from assets.derived import DerivedTable
 from assets.lake import Lake
 from assets.metadata import copied_columns
-from assets.tables import RETRY, kafka_key
+from assets.retries import retried
+from assets.tables import kafka_key
 from resources import Lakehouse, Spark
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -24,7 +25,6 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         group_name=table.group,
         kinds={"kafka", spec.value_schema.format},
         owners=list(spec.owners or table.owners),
-        retry_policy=RETRY,
         pool="publish",
         description=f"{spec.description}\n\nKafka topic `{spec.name}` ({compacted}, subject "
         f"`{spec.value_subject}`): the rows of `{'.'.join(table.identifier)}`. What changed since "
@@ -39,6 +39,7 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
             ),
         },
     )
+    @retried()
     def publish_changes(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
         from topicberg.publish import publish
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import dagster as dg
 
 from assets.metadata import copied_columns, table_metadata
+from assets.retries import retried
 from resources import Lakehouse, Snowflake
 from topicberg import glue
 from topicberg.history import history_table
 from topicberg.settings import Settings, settings
 from topicberg.snowflake import Names, describe, sync
 from topicberg.topics import TopicSpec
-
-RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,16 @@ def upsert_view_table(spec: TopicSpec, name: str) -> LakeTable:
     )
 
 
+def freshness(spec: TopicSpec) -> dg.FreshnessPolicy | None:
+    """What the topic's spec demands of its table, and of what is derived from it."""
+    if spec.freshness is None:
+        return None
+    return dg.FreshnessPolicy.time_window(
+        fail_window=timedelta(minutes=spec.freshness.fail_minutes),
+        warn_window=timedelta(minutes=spec.freshness.warn_minutes),
+    )
+
+
 def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
     """The Glue registration: a pointer to the table's current metadata."""
     database, name = table.glue_table
@@ -105,11 +115,11 @@ def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
         group_name=table.group,
         kinds={"aws", "glue"},
         owners=list(table.owners),
-        retry_policy=RETRY,
         description=f"Glue table `{database}`.`{name}`, which points to the current metadata of "
         f"Iceberg table `{'.'.join(table.identifier)}`. Athena, EMR and Snowflake find it here.",
         metadata={"dagster/table_name": f"{database}.{name}"},
     )
+    @retried()
     def register(lakehouse: Lakehouse) -> dg.MaterializeResult:
         iceberg = lakehouse.catalog().load_table(table.identifier)
         client = lakehouse.glue()
@@ -141,12 +151,12 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
         group_name=table.group,
         kinds={"snowflake", "iceberg"},
         owners=list(table.owners),
-        retry_policy=RETRY,
         pool="snowflake",
         description=f"Snowflake Iceberg table `{table.snowflake_name}`, read through the Glue "
         "catalog integration and the external volume; no data is copied.",
         metadata={"dagster/table_name": _snowflake_name(table)},
     )
+    @retried()
     def refresh(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
         with snowflake.connection() as connection:
             seen = sync(connection, lakehouse.config, table.snowflake_name, table.glue_table)

@@ -1,15 +1,15 @@
 """A topic as assets, made from its spec: ``kafka``, ``iceberg``, ``glue`` and ``snowflake``."""
 
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
 from assets.metadata import copied_columns, table_metadata
+from assets.retries import retried
 from assets.tables import (
-    RETRY,
     LakeTable,
+    freshness,
     glue_asset,
     history_lake_table,
     kafka_key,
@@ -99,13 +99,13 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
         group_name=table.group,
         kinds={"iceberg", "spark"},
         owners=list(table.owners),
-        retry_policy=RETRY,
-        freshness_policy=_freshness(spec),
+        freshness_policy=freshness(spec),
         description=f"{spec.description}\n\nIceberg table `{'.'.join(table.identifier)}`, kept by "
         "Tableflow. Its sensor reports every snapshot; materializing waits until the table holds "
         "what the topic held at the start.",
         metadata={"dagster/table_name": ".".join(table.identifier)},
     )
+    @retried()
     def materialize(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
@@ -130,12 +130,12 @@ def _history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
         group_name=history.group,
         kinds={"iceberg", "spark"},
         owners=list(history.owners),
-        retry_policy=RETRY,
         pool="spark",
         description=f"{spec.description}\n\nIceberg table `{name}`: every record of the topic, "
         "while the topic's own table keeps the newest of each key.",
         metadata={"dagster/table_name": name},
     )
+    @retried()
     def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
         from topicberg.history import ingest_history
 
@@ -159,12 +159,12 @@ def _upsert_view_asset(
         group_name=view.group,
         kinds={"iceberg", "pyspark"},
         owners=list(view.owners),
-        retry_policy=RETRY,
         pool="spark",
         description=f"Iceberg table `{name}`: of the records of topic `{spec.name}` the newest "
         f"one of each {', '.join(f'`{column}`' for column in columns)}. New records are merged in.",
         metadata={"dagster/table_name": name},
     )
+    @retried()
     def merge(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
         from topicberg.upsert_view import UpsertView, refresh
 
@@ -190,12 +190,3 @@ def _upsert_view_asset(
 
 def _data_version(snapshot: object) -> dg.DataVersion | None:
     return dg.DataVersion(str(snapshot.snapshot_id)) if hasattr(snapshot, "snapshot_id") else None
-
-
-def _freshness(spec: TopicSpec) -> dg.FreshnessPolicy | None:
-    if spec.freshness is None:
-        return None
-    return dg.FreshnessPolicy.time_window(
-        fail_window=timedelta(minutes=spec.freshness.fail_minutes),
-        warn_window=timedelta(minutes=spec.freshness.warn_minutes),
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.alerts import alert_sensor
+from jobs.catalogs import catalog_sensor
 from jobs.checks import check_job, check_schedule
 from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import EVERYTHING, pipeline_jobs
@@ -10,6 +12,8 @@ from jobs.sensors import snapshot_sensors
 
 __all__ = [
     "EVERYTHING",
+    "alert_sensor",
+    "catalog_sensor",
     "check_job",
     "check_schedule",
     "maintenance_job",

@@ -7,7 +7,8 @@ import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
 
 from assets import Lake
-from assets.tables import RETRY, LakeTable, history_lake_table, topic_table
+from assets.retries import retried
+from assets.tables import LakeTable, history_lake_table, topic_table
 from jobs.checks import request_unless_busy
 from resources import Lakehouse
 from topicberg.settings import Settings
@@ -78,9 +79,9 @@ def _op(
     @dg.op(
         name=f"maintain_{table.name}",
         description=f"Maintain `{'.'.join(table.identifier)}`.",
-        retry_policy=RETRY,
         pool="spark",
     )
+    @retried()
     def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
         try:
             report = work(lakehouse)

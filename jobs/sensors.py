@@ -36,7 +36,16 @@ from assets.partitions import (
 )
 from assets.tables import history_lake_table, kafka_key, upsert_view_table
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
-from jobs.snapshot_cursor import MAX_ATTEMPTS, Cursor, Request, RunState, observe, request, settle
+from jobs.snapshot_cursor import (
+    MAX_ATTEMPTS,
+    Cursor,
+    Request,
+    RunState,
+    observe,
+    observe_metadata,
+    request,
+    settle,
+)
 from resources import Lakehouse
 from topicberg import kafka
 from topicberg.derived import FOREVER
@@ -163,6 +172,8 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         before = Cursor.parse(context.cursor)
         cursor = settle(before, _run_states(context.instance, before.request))
         cursor, events = _look(cursor, iceberg, watch, partitions)
+        if watch.registrations:
+            cursor = observe_metadata(cursor, before, iceberg.metadata_location)
         if not watch.reported:
             events = []
         elif events and (

@@ -36,7 +36,9 @@ class Cursor(BaseModel):
     """What a sensor remembers between two ticks."""
 
     snapshot: int | None = None
-    dirty: bool = Field(default=False, description="a snapshot whose catalogs are not refreshed")
+    metadata: str | None = Field(default=None, description="the metadata file of the last tick")
+    settled: str | None = Field(default=None, description="that catalogs were asked to point to")
+    dirty: bool = Field(default=False, description="a state whose catalogs are not refreshed")
     pending: list[str] = Field(default_factory=list)
     future: list[str] = Field(default_factory=list)
     request: Request | None = None
@@ -81,6 +83,23 @@ def observe(cursor: Cursor, snapshot: int, partitions: Iterable[str]) -> Cursor:
             "failures": min(cursor.failures, MAX_ATTEMPTS - 1),
         }
     )
+
+
+def observe_metadata(cursor: Cursor, before: Cursor, metadata: str) -> Cursor:
+    """Take note of the table's metadata file, after its snapshots.
+
+    Maintenance changes it without a snapshot of ``main``; Glue and Snowflake then point to a file
+    that will go one day. A change counts when the next tick still sees it: a batch that the engine
+    has staged is published a moment later. Nothing that a request runs changes it: no loop.
+
+    :param before: the cursor of the last tick
+    """
+    settled = cursor.settled
+    if cursor.snapshot != before.snapshot:
+        settled = metadata
+    elif metadata != settled and metadata == before.metadata:
+        cursor, settled = cursor.model_copy(update={"dirty": True}), metadata
+    return cursor.model_copy(update={"metadata": metadata, "settled": settled})
 
 
 def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, Request | None]:

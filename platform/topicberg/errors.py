@@ -42,3 +42,7 @@ class TableflowError(TopicbergError):
 
 class CommitConflictError(TopicbergError):
     """Somebody else committed to the table first; nothing was written, the work can be redone."""
+
+
+class UnreachableError(TopicbergError):
+    """A service does not answer; nothing is wrong with what was asked of it."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def registry_errors(what: str) -> Iterator[None]:
             f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"
         ) from error
     except (HTTPError, OSError) as error:
-        raise TopicbergError(
+        raise UnreachableError(
             f"the schema registry does not answer ({what}): {error}",
             hint="`topicberg status` shows whether it runs",
         ) from error
@@ -203,7 +203,7 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
     """
     from confluent_kafka import KafkaError, KafkaException
 
-    silent = TopicbergError(
+    silent = UnreachableError(
         f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
         hint="`topicberg status` shows whether it runs",
     )

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from topicberg.errors import TopicbergError
+from topicberg.errors import UnreachableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,13 +18,13 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     """Fail at once when nothing listens: a Spark Connect client would retry for ten minutes.
 
     :param remote: ``sc://host:port``
-    :raises TopicbergError: no connection within ``timeout`` seconds
+    :raises UnreachableError: no connection within ``timeout`` seconds
     """
     address = urlsplit(remote)
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout).close()
     except OSError as error:
-        raise TopicbergError(
+        raise UnreachableError(
             f"Spark does not answer at {remote}: {error}",
             hint="`topicberg status` shows whether it runs, `topicberg up` starts it",
         ) from None
@@ -34,7 +34,7 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
     """A session of its own, with its own configuration and temporary views.
 
     :param give_up_after: seconds for which the client retries when Spark goes away
-    :raises TopicbergError: Spark does not answer
+    :raises UnreachableError: Spark does not answer
     """
     from pyspark.logger import PySparkLogger
     from pyspark.sql.connect.client.retries import DefaultPolicy

@@ -80,6 +80,8 @@ def test_jobs_and_sensors() -> None:
     }
     sensors = {sensor.name: sensor for sensor in REPOSITORY.sensor_defs}
     assert set(sensors) == {
+        "alerts",
+        "catalogs",
         *(f"{spec.table_name}_snapshots" for spec in specs if spec.tableflow.enabled),
         *(f"{table.name}_lookback" for table in find_derived() if table.lookback),
         *(f"{table.name}_lookup" for table in find_derived() if table.lookups),

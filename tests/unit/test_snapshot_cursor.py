@@ -14,6 +14,7 @@ from jobs.snapshot_cursor import (
     Request,
     RunState,
     observe,
+    observe_metadata,
     request,
     settle,
 )
@@ -148,3 +149,42 @@ def test_scattered_partitions_are_few_runs() -> None:
     assert wanted is not None
     assert len(wanted.ranges) == MAX_RANGES
     assert scattered <= {partition for ranges in wanted.ranges.values() for partition in ranges}
+
+
+class Catalogs:
+    """Ticks of a sensor whose runs succeed at once; ``requests``: how many there were."""
+
+    def __init__(self) -> None:
+        self.cursor, self.requests = Cursor(), 0
+
+    def tick(self, metadata: str, snapshot: int) -> None:
+        before = self.cursor
+        ran = before.request.ranges if before.request else ()
+        cursor = settle(before, dict.fromkeys(ran, "succeeded"))
+        if cursor.snapshot != snapshot:
+            cursor = observe(cursor, snapshot, [])
+        cursor = observe_metadata(cursor, before, metadata)
+        self.cursor, wanted = request(cursor, [], "t")
+        self.requests += wanted is not None
+
+
+def test_maintenance_without_a_snapshot_asks_for_the_catalogs_once() -> None:
+    catalogs = Catalogs()
+    for _ in range(4):
+        catalogs.tick("1.json", 1)
+    assert catalogs.requests == 1
+    for _ in range(4):
+        catalogs.tick("2.json", 1)  # snapshots expired
+    assert catalogs.requests == 2
+
+
+def test_a_staged_batch_asks_for_nothing_before_it_is_published() -> None:
+    catalogs = Catalogs()
+    catalogs.tick("1.json", 1)
+    catalogs.tick("1.json", 1)
+    catalogs.tick("2.json", 1)  # staged
+    assert catalogs.requests == 1
+    catalogs.tick("3.json", 2)  # published
+    catalogs.tick("3.json", 2)
+    catalogs.tick("3.json", 2)
+    assert catalogs.requests == 2

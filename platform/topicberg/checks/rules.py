@@ -7,11 +7,10 @@ What passed once is not read again: the next evaluation looks at the files that 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import (
@@ -83,22 +82,22 @@ def _range(column: str, bounds: Range, schema: Schema) -> Rule:
     kind = schema.find_field(column).field_type
     parts: list[BooleanExpression] = []
     if bounds.min is not None:
-        parts.append(LessThan(term=column, value=_literal(bounds.min, kind, math.ceil)))
+        parts.append(LessThan(term=column, value=_literal(bounds.min, kind, ROUND_CEILING)))
     if bounds.max is not None:
-        parts.append(GreaterThan(term=column, value=_literal(bounds.max, kind, math.floor)))
+        parts.append(GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR)))
     low = "" if bounds.min is None else f"{bounds.min:g} ≤ "
     high = "" if bounds.max is None else f" ≤ {bounds.max:g}"
     breaks = parts[0] if len(parts) == 1 else Or(parts[0], parts[1])
     return Rule(column, f"is in {low}{column}{high}", breaks)
 
 
-def _literal(bound: float, kind: Any, whole: Callable[[float], int]) -> Any:
-    """The bound as a value of the column: Iceberg compares whole numbers with such alone."""
+def _literal(bound: float, kind: Any, rounding: str) -> Any:
+    """The bound as a value of the column: Iceberg compares columns with nothing else."""
     if isinstance(kind, DoubleType | FloatType):
         return bound
     if isinstance(kind, DecimalType):
-        return Decimal(str(bound))
-    return whole(bound)
+        return Decimal(str(bound)).quantize(Decimal(1).scaleb(-kind.scale), rounding)
+    return int(Decimal(str(bound)).to_integral_value(rounding))
 
 
 def check_rules(

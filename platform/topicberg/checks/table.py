@@ -65,7 +65,13 @@ def check_volume(table: Table, factor: float, now: datetime) -> Finding:
     A period is a partition of the table (an hour or a day of event time), or ten minutes of commits
     if it is not partitioned by time.
     """
-    series, period, start = _series(table, now)
+    return judge_volume(*_series(table, now), factor)
+
+
+def judge_volume(
+    series: Sequence[int], period: timedelta, start: datetime, factor: float
+) -> Finding:
+    """Whether the last of the periods, which began at ``start``, is like those before it."""
     unit = "hour" if period == timedelta(hours=1) else f"{period}"
     if len(series) <= MIN_HISTORY:
         return good(f"too little history to say what is usual: {len(series)} full periods ({unit})")

@@ -174,11 +174,9 @@ def status(
         column.overflow = "fold"
     for state in states:
         phase = "SUSPENDED" if state.suspended else state.phase
-        if state.topic not in enabled:
-            phase = "DISABLED"
         table.add_row(
             state.topic,
-            phase,
+            phase if state.topic in enabled else "DISABLED",
             f"{state.rows_committed:,}",
             f"{state.rows_skipped:,}",
             f"{sum(state.lag.values()):,}",

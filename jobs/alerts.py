@@ -1,0 +1,226 @@
+"""The sensor that tells people what is wrong, and when it is mended.
+
+Every half minute it looks at the state of everything, not at events: checks and freshness as they
+are now, the last run of each kind, the last tick of each sensor and schedule. So nothing is missed
+while the daemon was down, nothing is told twice, and what is mended is told as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from assets.checks import CAUSE, MEND, SINCE, last_evaluation
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
+    from dagster_shared.error import SerializableErrorInfo
+
+    from topicberg.alerts import Alert, Told
+
+INTERVAL_SECONDS = 30
+MAX_RUNS = 200
+_BLOCKED = "DagsterAssetCheckFailedError"
+
+
+def alert_sensor() -> dg.SensorDefinition:
+    @dg.sensor(
+        name="alerts",
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Tells of checks that fail, tables that are late, runs, sensors and schedules "
+        "that fail: once, and once more when it is mended. Always to `alerts.jsonl` in the state "
+        "directory; to a webhook, to Slack or by e-mail if TOPICBERG_ALERT_… says so.",
+    )
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        from topicberg.alerts import Told, alert_settings, channels, tell
+        from topicberg.settings import settings
+
+        assert context.repository_def is not None  # noqa: S101  the daemon always gives it
+        chosen, told = alert_settings(), Told.parse(context.cursor)
+        state = State(context.instance, context.repository_def.asset_graph, chosen.ui_url)
+        told, now = state.faults(told)
+        told, problems = tell(told, now, channels(settings(), chosen))
+        for problem in problems:
+            context.log.warning(problem)
+        context.update_cursor(told.model_dump_json())
+        said = ", ".join(sorted(told.alerts)) or "nothing is wrong"
+        return dg.SkipReason("; ".join([said, *problems]))
+
+    return alerts
+
+
+class State:
+    """What is wrong now, as the instance knows it."""
+
+    def __init__(self, instance: dg.DagsterInstance, graph: BaseAssetGraph, ui_url: str) -> None:
+        self.instance = instance
+        self.graph = graph
+        self.ui = ui_url.rstrip("/")
+
+    def faults(self, told: Told) -> tuple[Told, dict[str, Alert]]:
+        """Key → fault; and the memory, with the time until which runs were looked at."""
+        told, runs = self._runs(told)
+        found = [*self._checks(), *self._freshness(), *runs, *self._ticks()]
+        return told, {alert.key: alert for alert in found}
+
+    def _checks(self) -> Iterator[Alert]:
+        from topicberg.alerts import Alert
+
+        for key in self.graph.asset_check_keys:
+            found = last_evaluation(self.instance, key)
+            if found is None or found.passed:
+                continue
+            asset = key.asset_key.to_user_string()
+            known = {name: str(found.metadata[name].value) for name in (MEND, SINCE, CAUSE)
+                     if name in found.metadata}  # fmt: skip
+            begun = known.get(SINCE)
+            at = found.target_materialization_data
+            yield Alert(
+                key=f"check {asset}:{key.name}",
+                title=f"check {key.name} of {asset}",
+                what=(found.description or "failed").partition("  \n")[0],
+                severity="warning" if found.severity == dg.AssetCheckSeverity.WARN else "error",
+                since=datetime.fromtimestamp(float(begun), UTC)
+                if begun
+                else datetime.fromtimestamp(at.timestamp, UTC)
+                if at
+                else datetime.now(UTC),
+                link=f"{self._asset(key.asset_key)}?view=checks&checkDetail={key.name}",
+                mend=known.get(MEND),
+                cause=f"check {known[CAUSE]}" if CAUSE in known else None,
+            )
+
+    def _freshness(self) -> Iterator[Alert]:
+        from dagster._core.definitions.freshness import FreshnessState
+
+        from topicberg.alerts import Alert
+
+        keys = [
+            key for key in self.graph.get_all_asset_keys() if self.graph.get(key).freshness_policy
+        ]
+        for key, record in self.instance.get_freshness_state_records(keys).items():
+            if record.freshness_state not in (FreshnessState.WARN, FreshnessState.FAIL):
+                continue
+            asset = key.to_user_string()
+            yield Alert(
+                key=f"freshness {asset}",
+                title=f"{asset} is late",
+                what=f"{asset} was not materialized within its freshness policy",
+                severity="error" if record.freshness_state == FreshnessState.FAIL else "warning",
+                since=record.updated_at,
+                link=self._asset(key),
+                mend="see its checks; if there are none newer than this, see whether the daemon "
+                "and the schedule check_tables_schedule run",
+                cause=f"check {asset}:"
+                + ("freshness" if self._has_check(key, "freshness") else "up_to_date"),
+            )
+
+    def _has_check(self, key: dg.AssetKey, name: str) -> bool:
+        return dg.AssetCheckKey(key, name) in self.graph.asset_check_keys
+
+    def _runs(self, told: Told) -> tuple[Told, list[Alert]]:
+        """The kinds of runs whose last one failed."""
+        began = told.runs_until or datetime.now(UTC).timestamp()
+        open_ = {key: alert for key, alert in told.alerts.items() if key.startswith("run ")}
+        records = self.instance.get_run_records(
+            dg.RunsFilter(
+                statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
+                updated_after=datetime.fromtimestamp(began, UTC),
+            ),
+            limit=MAX_RUNS,
+            order_by="update_timestamp",
+            ascending=True,
+        )
+        for record in records:
+            run = record.dagster_run
+            key = f"run {_kind(run)}"
+            if run.status == dg.DagsterRunStatus.SUCCESS:
+                open_.pop(key, None)
+            elif run.tags.get("dagster/will_retry") != "true" and (
+                alert := self._failure(run, key, record.end_time)
+            ):
+                open_.setdefault(key, alert)
+        until = max((r.update_timestamp.timestamp() for r in records), default=began)
+        return told.model_copy(update={"runs_until": until}), list(open_.values())
+
+    def _failure(self, run: dg.DagsterRun, key: str, ended: float | None) -> Alert | None:
+        """None: a blocking check failed, and that is told by itself."""
+        from topicberg.alerts import Alert
+
+        errors = list(self._errors(run.run_id))
+        if errors and all(error.cls_name == _BLOCKED for error in errors):
+            return None
+        what, mend = _explained(errors)
+        return Alert(
+            key=key,
+            title=f"a run of {_kind(run)} failed",
+            what=what or "the run failed before its first step: see its log",
+            severity="error",
+            since=datetime.fromtimestamp(ended or datetime.now(UTC).timestamp(), UTC),
+            link=f"{self.ui}/runs/{run.run_id}",
+            mend=mend or "the run's page shows what failed; re-execute it from failure",
+        )
+
+    def _errors(self, run_id: str) -> Iterator[SerializableErrorInfo]:
+        records = self.instance.get_records_for_run(
+            run_id, of_type=dg.DagsterEventType.STEP_FAILURE, limit=20
+        ).records
+        for record in records:
+            event = record.event_log_entry.dagster_event
+            if event and event.step_failure_data.error:
+                yield event.step_failure_data.error
+
+    def _ticks(self) -> Iterator[Alert]:
+        from dagster._core.scheduler.instigation import TickStatus
+
+        from topicberg.alerts import Alert
+
+        for state in self.instance.all_instigator_state():
+            ticks = self.instance.get_ticks(
+                state.instigator_origin_id,
+                state.selector_id,
+                limit=1,
+                statuses=[TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE],
+            )
+            if not state.is_running or not ticks or ticks[0].status != TickStatus.FAILURE:
+                continue
+            name, kind = state.instigator_name, state.instigator_type.value.lower()
+            what, mend = _explained([ticks[0].error] if ticks[0].error else [])
+            yield Alert(
+                key=f"tick {name}",
+                title=f"{kind} {name} fails",
+                what=what or f"the last tick of {kind} {name} failed",
+                severity="error",
+                since=datetime.fromtimestamp(ticks[0].timestamp, UTC),
+                link=f"{self.ui}/automation",
+                mend=mend or f"its page in the UI shows the error of the tick: Automation, {name}",
+            )
+
+    def _asset(self, key: dg.AssetKey) -> str:
+        return f"{self.ui}/assets/{'/'.join(key.path)}"
+
+
+def _kind(run: dg.DagsterRun) -> str:
+    """What a run is one of: its job, or the sensor that asked for it, or its assets."""
+    if not run.job_name.startswith("__"):
+        return run.job_name
+    if sensor := run.tags.get("dagster/sensor_name"):
+        return sensor
+    keys = sorted(key.to_user_string() for key in run.asset_selection or ())
+    return ", ".join(keys) or run.job_name
+
+
+def _explained(errors: Iterable[SerializableErrorInfo]) -> tuple[str, str | None]:
+    """What the first error says, and its hint: that of the innermost cause."""
+    for error in errors:
+        while error.cause:
+            error = error.cause
+        name, _, text = error.message.strip().partition(": ")
+        message, _, hint = text.partition("\n  → ")
+        said = " ".join((message or name).split())
+        return said[:500], hint.strip() or None
+    return "", None

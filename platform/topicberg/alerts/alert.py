@@ -1,0 +1,104 @@
+"""What is told, and when: once when a fault begins, once when it is mended.
+
+The faults of now are compared with those that were told. A fault that follows from another one
+which is there as well is not told: who is paged mends the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel
+
+from topicberg.checks.finding import Severity
+
+
+class Alert(BaseModel, frozen=True):
+    """One fault."""
+
+    key: str
+    """The same for the same fault: ``check iceberg/orders:tableflow``."""
+    title: str
+    what: str
+    severity: Severity
+    since: datetime
+    link: str
+    """The page of the UI that shows it."""
+    mend: str | None = None
+    cause: str | None = None
+    """Key of the fault that this one follows from, if that is one."""
+
+
+class Notice(BaseModel, frozen=True):
+    """What is sent: a fault has begun, or is over."""
+
+    state: Literal["firing", "recovered"]
+    alert: Alert
+    at: datetime
+
+    @property
+    def subject(self) -> str:
+        mark = "RECOVERED" if self.state == "recovered" else self.alert.severity.upper()
+        return f"[topicberg] {mark}: {self.alert.title}"
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.state == "recovered":
+            return f"{self.alert.title} is all right again.\n{self.alert.link}"
+        lines = [self.alert.what, f"since {self.alert.since:%Y-%m-%d %H:%M:%S} UTC"]
+        if self.alert.mend:
+            lines.append(f"mend: {self.alert.mend}")
+        return "\n".join([*lines, self.alert.link])
+
+
+class Told(BaseModel):
+    """What a teller remembers."""
+
+    alerts: dict[str, Alert] = {}
+    """The faults that were told and are not mended yet, by key."""
+    undelivered: list[tuple[str, Notice]] = []
+    """Notices that a channel did not take."""
+    runs_until: float | None = None
+    """Runs that ended before this time (seconds since 1970) were looked at."""
+
+    @staticmethod
+    def parse(text: str | None) -> Told:
+        return Told.model_validate_json(text) if text else Told()
+
+
+def changes(now: Mapping[str, Alert], told: Mapping[str, Alert], at: datetime) -> list[Notice]:
+    """What is to be told; mended faults first."""
+    over = [
+        Notice(state="recovered", alert=alert, at=at)
+        for key, alert in told.items()
+        if key not in now
+    ]
+    begun = [
+        Notice(state="firing", alert=alert, at=at)
+        for key, alert in now.items()
+        if key not in told and not _follows(alert, now)
+    ]
+    worse = [
+        Notice(state="firing", alert=alert, at=at)
+        for key, alert in now.items()
+        if key in told and alert.severity == "error" and told[key].severity == "warning"
+    ]
+    return [*over, *worse, *begun]
+
+
+def after(told: Mapping[str, Alert], notices: Iterable[Notice]) -> dict[str, Alert]:
+    """The faults that are told now."""
+    alerts = dict(told)
+    for notice in notices:
+        if notice.state == "recovered":
+            alerts.pop(notice.alert.key, None)
+        else:
+            alerts[notice.alert.key] = notice.alert
+    return alerts
+
+
+def _follows(alert: Alert, now: Mapping[str, Alert]) -> bool:
+    return alert.cause is not None and alert.cause != alert.key and alert.cause in now

@@ -1,0 +1,45 @@
+"""Where alerts go: ``TOPICBERG_ALERT_<FIELD>`` in the environment or in ``.env``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from topicberg.errors import TopicbergError
+from topicberg.settings import ENV_FILE
+
+
+class AlertSettings(BaseSettings):
+    """Each channel is on when its address is set; the file in the state directory always is."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOPICBERG_ALERT_", env_file=ENV_FILE, extra="ignore"
+    )
+
+    ui_url: str = "http://127.0.0.1:3000"
+    """The Dagster UI, for links."""
+    least: Literal["warning", "error"] = "warning"
+    """The least severity that is sent; the file has every alert."""
+    webhook_url: SecretStr | None = None
+    """Gets each notice as JSON by POST."""
+    slack_url: SecretStr | None = None
+    """A Slack incoming webhook."""
+    email_to: str | None = None
+    """Addresses, with commas between them."""
+    email_from: str = "topicberg@localhost"
+    smtp_host: str = "localhost"
+    smtp_port: int = 587
+    smtp_user: str | None = None
+    smtp_password: SecretStr | None = None
+    smtp_tls: bool = True
+
+
+def alert_settings() -> AlertSettings:
+    """:raises TopicbergError: a setting is wrong"""
+    try:
+        return AlertSettings()
+    except ValidationError as error:
+        wrong = ", ".join(f"TOPICBERG_ALERT_{str(e['loc'][0]).upper()}" for e in error.errors())
+        raise TopicbergError(f"alert settings are wrong: {wrong}") from None

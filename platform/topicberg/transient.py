@@ -1,0 +1,84 @@
+"""Which failures pass by themselves, and how long that may take.
+
+A service that does not answer, a commit that came second, a vendor that asks to slow down: the same
+work succeeds later. All else (a wrong spec, a function that does not fit its data, refused
+credentials) fails the same way again, so it is told at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from topicberg.errors import CommitConflictError, UnreachableError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of failure that passes; the wait doubles from one attempt to the next."""
+
+    name: str
+    retries: int
+    first_wait_seconds: float
+
+    def wait(self, retry: int) -> float:
+        """Seconds before a retry; the first one is 0."""
+        return self.first_wait_seconds * 2.0**retry
+
+
+CONFLICT = Kind("another commit came first", retries=5, first_wait_seconds=1)
+UNREACHABLE = Kind("a service does not answer", retries=4, first_wait_seconds=5)
+THROTTLED = Kind("a service asks to slow down", retries=5, first_wait_seconds=10)
+
+_THROTTLING = re.compile(r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|status.?code.?429")
+_SILENT = re.compile(
+    r"StatusCode\.UNAVAILABLE|Connection (refused|reset|aborted)|UnknownHost|failed to connect|"
+    r"Unable to execute HTTP request|INVALID_HANDLE\.SESSION|SparkContext was shut down|"
+    r"Lost executor|ExecutorLostFailure|Status Code: 50[0-4]",
+    re.IGNORECASE,
+)
+_SERVICES = ("pyspark", "grpc", "botocore", "pyiceberg", "snowflake", "urllib3", "confluent_kafka")
+"""Libraries whose errors are judged by their text: they have one class for everything."""
+_SILENT_CLASSES = frozenset(
+    {
+        "botocore.exceptions.EndpointConnectionError",
+        "botocore.exceptions.ConnectTimeoutError",
+        "botocore.exceptions.ReadTimeoutError",
+        "botocore.exceptions.ConnectionClosedError",
+        "pyiceberg.exceptions.ServerError",
+        "pyiceberg.exceptions.ServiceUnavailableError",
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.ConnectTimeout",
+        "requests.exceptions.ReadTimeout",
+        "snowflake.connector.errors.OperationalError",
+    }
+)
+
+
+def kind_of(error: BaseException) -> Kind | None:
+    """The kind of a failure that passes; None: it fails the same way again."""
+    for each in _causes(error):
+        if isinstance(each, CommitConflictError):
+            return CONFLICT
+        if isinstance(each, UnreachableError | ConnectionError | TimeoutError):
+            return UNREACHABLE
+        name = f"{type(each).__module__}.{type(each).__name__}"
+        if name == "pyiceberg.exceptions.CommitFailedException":
+            return CONFLICT
+        if name in _SILENT_CLASSES:
+            return UNREACHABLE
+        if name.startswith(_SERVICES):
+            if _THROTTLING.search(str(each)):
+                return THROTTLED
+            if _SILENT.search(str(each)):
+                return UNREACHABLE
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,0 +1,276 @@
+"""What is told of a Dagster instance: each fault once, its recovery, no secret."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.checks import result
+from jobs.alerts import alert_sensor
+from topicberg.alerts import Alert, AlertSettings, Notice, Told, channels, tell
+from topicberg.alerts.channels import ALERTS_FILE
+from topicberg.checks.finding import Finding
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings, settings
+
+ORDERS = dg.AssetKey(["iceberg", "orders"])
+SECRET = "xoxb-do-not-tell"  # part of the address of a channel
+
+verdicts: dict[str, Finding] = {}
+broken: set[str] = set()
+
+
+@dg.asset(key=ORDERS, group_name="shop")
+def orders() -> None:
+    if "orders" in broken:
+        raise TopicbergError("the disk is full", hint="`free it`")
+
+
+@dg.multi_asset_check(
+    specs=[
+        dg.AssetCheckSpec("tableflow", asset=ORDERS),
+        dg.AssetCheckSpec("kafka_lag", asset=ORDERS),
+        dg.AssetCheckSpec("blocks", asset=ORDERS, blocking=True),
+    ]
+)
+def checks() -> Iterator[dg.AssetCheckResult]:
+    for name in ("tableflow", "kafka_lag", "blocks"):
+        finding = verdicts.get(name, Finding(passed=True, what="fine"))
+        yield result(ORDERS, name, finding, None)
+
+
+JOB = dg.define_asset_job("shop", selection=dg.AssetSelection.all())
+DEFS = dg.Definitions(
+    assets=[orders], asset_checks=[checks], jobs=[JOB], sensors=[alert_sensor()],
+    executor=dg.in_process_executor,
+)  # fmt: skip
+
+
+class Desk:
+    """Runs the job and ticks the sensor; ``notices``: what the file has."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.cursor: str | None = None
+        self._seen = 0
+        self.tick()
+
+    def run(self) -> None:
+        DEFS.resolve_job_def("shop").execute_in_process(
+            instance=self.instance, raise_on_error=False
+        )
+
+    def tick(self) -> list[tuple[str, str]]:
+        """State and key of the notices of this tick."""
+        context = dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursor, repository_def=DEFS.get_repository_def()
+        )
+        tick = DEFS.get_repository_def().get_sensor_def("alerts").evaluate_tick(context)
+        self.cursor = tick.cursor or self.cursor
+        fresh = self.notices()[self._seen :]
+        self._seen += len(fresh)
+        return [(notice.state, notice.alert.key) for notice in fresh]
+
+    def notices(self) -> list[Notice]:
+        file = settings().state_dir / ALERTS_FILE
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [Notice.model_validate_json(line) for line in lines]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    verdicts.clear()
+    broken.clear()
+    with monkeypatch.context() as patch, dg.instance_for_test() as instance:
+        patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))
+        settings.cache_clear()
+        yield Desk(instance)
+    settings.cache_clear()
+
+
+def bad(what: str, **more: Any) -> Finding:
+    return Finding(passed=False, what=what, **more)
+
+
+def test_nothing_is_told_while_nothing_is_wrong(desk: Desk) -> None:
+    desk.run()
+    assert desk.tick() == []
+    assert desk.tick() == []
+
+
+def test_a_fault_is_told_once_and_its_recovery(desk: Desk) -> None:
+    since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    verdicts["tableflow"] = bad("it is suspended", mend="`mend it`", since=since)
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
+    told = desk.notices()[-1]
+    assert told.alert.what == "it is suspended."
+    assert told.alert.mend == "`mend it`"
+    assert told.alert.since == since
+    assert told.alert.link.endswith("/assets/iceberg/orders?view=checks&checkDetail=tableflow")
+    assert "`mend it`" in told.text
+    assert "2026-01-02 03:04:05 UTC" in told.text
+    desk.run()
+    assert desk.tick() == []
+    verdicts.clear()
+    desk.run()
+    assert desk.tick() == [("recovered", "check iceberg/orders:tableflow")]
+    assert desk.tick() == []
+
+
+def test_what_follows_from_another_fault_is_not_told_until_that_one_is_mended(desk: Desk) -> None:
+    verdicts["tableflow"] = bad("it is suspended")
+    verdicts["kafka_lag"] = bad("it is late", cause="iceberg/orders:tableflow", severity="warning")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
+    verdicts["tableflow"] = Finding(passed=True, what="fine")
+    desk.run()
+    assert desk.tick() == [
+        ("recovered", "check iceberg/orders:tableflow"),
+        ("firing", "check iceberg/orders:kafka_lag"),
+    ]
+
+
+def test_a_warning_that_becomes_an_error_is_told_again(desk: Desk) -> None:
+    verdicts["tableflow"] = bad("it is slow", severity="warning")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
+    verdicts["tableflow"] = bad("it stands still")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
+    assert desk.tick() == []
+
+
+def test_a_run_that_fails_again_and_again_is_one_fault(desk: Desk) -> None:
+    broken.add("orders")
+    desk.run()
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+    told = desk.notices()[-1].alert
+    assert told.what == "the disk is full"
+    assert told.mend == "`free it`"
+    assert "/runs/" in told.link
+    desk.run()
+    assert desk.tick() == []
+    broken.clear()
+    desk.run()
+    assert desk.tick() == [("recovered", "run shop")]
+
+
+def test_a_run_that_a_blocking_check_stopped_is_told_as_the_check(desk: Desk) -> None:
+    verdicts["blocks"] = bad("the rows are wrong")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:blocks")]
+
+
+def test_since_when_stays_while_a_fault_lasts(desk: Desk) -> None:
+    first = result(ORDERS, "tableflow", bad("broken"), None)
+    before = dg.AssetCheckEvaluation(
+        asset_key=ORDERS, check_name="tableflow", passed=False, metadata=first.metadata
+    )
+    again = result(ORDERS, "tableflow", bad("broken"), before)
+    assert again.metadata["since"] == first.metadata["since"]
+
+
+# --- channels ---
+
+
+class Hook(ThreadingHTTPServer):
+    """A webhook that answers with ``status`` and keeps what it got."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.status = 200
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if hook.status == 200:
+                    hook.got.append(json.loads(body))
+                self.send_response(hook.status)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/services/{SECRET}"
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    server = Hook()
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+FAULT = Alert(
+    key="k", title="t", what="w", severity="error", since=datetime.now(UTC), link="http://ui/"
+)
+
+
+def test_a_channel_that_was_down_gets_it_later_and_the_others_once(
+    tmp_path: Path, hook: Hook
+) -> None:
+    config = Settings(state_dir=tmp_path)
+    chosen = AlertSettings(webhook_url=hook.url, slack_url=hook.url)
+    hook.status = 503
+    told, problems = tell(Told(), {"k": FAULT}, channels(config, chosen))
+    assert len(problems) == 2
+    assert SECRET not in "".join(problems)
+    told = Told.parse(told.model_dump_json())  # as the sensor keeps it
+    assert SECRET not in told.model_dump_json()
+    hook.status = 200
+    told, problems = tell(told, {"k": FAULT}, channels(config, chosen))
+    assert not problems
+    assert [body.get("state", "slack") for body in hook.got] == ["firing", "slack"]
+    assert "t" in hook.got[1]["text"]
+    assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == 1
+    told, _ = tell(told, {"k": FAULT}, channels(config, chosen))
+    assert len(hook.got) == 2
+
+
+def test_warnings_stay_in_the_file_if_only_errors_are_wanted(tmp_path: Path, hook: Hook) -> None:
+    config, chosen = (
+        Settings(state_dir=tmp_path),
+        AlertSettings(webhook_url=hook.url, least="error"),
+    )
+    warning = FAULT.model_copy(update={"severity": "warning"})
+    tell(Told(), {"k": warning}, channels(config, chosen))
+    assert not hook.got
+    assert (tmp_path / ALERTS_FILE).exists()
+
+
+def test_an_address_is_in_no_error(tmp_path: Path) -> None:
+    chosen = AlertSettings(
+        webhook_url=f"http://127.0.0.1:9/{SECRET}", email_to="a@example.com", smtp_host="127.0.0.1",
+        smtp_port=9, smtp_user="u", smtp_password=SECRET,
+    )  # fmt: skip
+    _, problems = tell(Told(), {"k": FAULT}, channels(Settings(state_dir=tmp_path), chosen))
+    assert len(problems) == 2
+    assert SECRET not in "".join(problems)
+    assert SECRET not in repr(chosen)
+
+
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("topicberg.alerts.channels")  # the package has a function of that name
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
+    (way,) = channels(Settings(state_dir=tmp_path), AlertSettings())
+    for _ in range(50):
+        way.send(Notice(state="firing", alert=FAULT, at=datetime.now(UTC)))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 4000

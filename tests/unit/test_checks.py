@@ -1,0 +1,247 @@
+"""The checks on small tables of a catalog of their own, without the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.expressions import EqualTo
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    NestedField,
+    StringType,
+    TimestamptzType,
+)
+
+from topicberg.checks.catalogs import place
+from topicberg.checks.finding import Finding
+from topicberg.checks.rules import (
+    CHECKED_RULE,
+    CHECKED_SNAPSHOT,
+    Passed,
+    check_rules,
+    column_rules,
+    files_since,
+    missing_columns,
+)
+from topicberg.checks.table import (
+    MIN_HISTORY,
+    check_equality_deletes,
+    check_volume,
+    judge_volume,
+    usual_range,
+)
+from topicberg.checks.topic import ACKNOWLEDGED, acknowledge, check_engine, check_skipped
+from topicberg.tableflow.engine import ROWS_SKIPPED
+from topicberg.tableflow.status import TopicStatus
+from topicberg.topics import Rules, load_topic
+
+NOW = datetime(2026, 3, 4, 12, 30, tzinfo=UTC)
+SCHEMA = Schema(
+    NestedField(1, "time", TimestamptzType()),
+    NestedField(2, "side", StringType()),
+    NestedField(3, "price", IntegerType()),
+    NestedField(4, "amount", DecimalType(9, 2)),
+    NestedField(5, "share", DoubleType()),
+)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
+    catalog = SqlCatalog("unit", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("shop")
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def table(catalog: SqlCatalog) -> Table:
+    return catalog.create_table("shop.orders", SCHEMA)
+
+
+def append(table: Table, *rows: dict[str, Any]) -> None:
+    table.append(pa.Table.from_pylist(list(rows), schema=SCHEMA.as_arrow()))
+
+
+def check(table: Table, name: str, rules: Rules, passed: Passed | None = None) -> Finding:
+    return check_rules(table, name, column_rules(rules, table.schema())[name], passed, ("time",))
+
+
+NOT_NULL = Rules(not_null=("side",))
+
+
+def passed(finding: Finding) -> Passed:
+    assert finding.passed
+    return Passed(int(finding.facts[CHECKED_SNAPSHOT]), finding.facts[CHECKED_RULE])
+
+
+@pytest.mark.parametrize(
+    ("name", "rules", "good", "bad"),
+    [
+        ("not_null", NOT_NULL, {"side": "BUY"}, {"price": 1}),
+        (
+            "accepted_values",
+            Rules(accepted_values={"side": ["BUY", "SELL"]}),
+            {"side": None},
+            {"side": "HOLD"},
+        ),
+        ("ranges", Rules(ranges={"price": {"min": 1, "max": 9}}), {"price": 9}, {"price": 10}),
+        ("ranges", Rules(ranges={"price": {"min": 0.5}}), {"price": 1}, {"price": 0}),
+        ("ranges", Rules(ranges={"amount": {"max": 5}}), {"amount": 5}, {"amount": 6}),
+        ("ranges", Rules(ranges={"share": {"min": 0.1}}), {"share": 0.1}, {"share": 0.05}),
+        ("ranges", Rules(ranges={"price": {"min": 1}}), {"price": None}, {"price": -1}),
+    ],
+)
+def test_rules(table: Table, name: str, rules: Rules, good: Any, bad: Any) -> None:
+    assert check(table, name, rules).passed  # no rows yet
+    append(table, good)
+    assert check(table, name, rules).passed
+    append(table, good, {**good, **bad} if name != "not_null" else bad)
+    finding = check(table, name, rules)
+    assert not finding.passed
+    column = next(iter(bad)) if name != "not_null" else "side"
+    assert f"1 rows where {column}" in finding.what
+    assert finding.since is not None
+    assert finding.facts["sample"].num_rows == 1
+
+
+def test_a_clean_table_is_judged_without_opening_a_data_file(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    append(table, {"side": "BUY", "price": 3})
+
+    def opened(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a data file was opened")
+
+    monkeypatch.setattr(ArrowScan, "to_record_batches", opened)
+    assert check(table, "not_null", NOT_NULL).passed
+    assert check(table, "ranges", Rules(ranges={"price": {"min": 1, "max": 5}})).passed
+
+
+def test_what_passed_once_is_not_read_again(table: Table) -> None:
+    append(table, {"side": "BUY"})
+    before = passed(check(table, "not_null", NOT_NULL))
+    assert files_since(table, before.snapshot) == {}
+    append(table, {"price": 1})
+    assert len(files_since(table, before.snapshot) or ()) == 1
+    assert not check(table, "not_null", NOT_NULL, before).passed
+    # that an evaluation passed which looked at other rules, or at lost snapshots, says nothing
+    assert not check(table, "not_null", NOT_NULL, Passed(before.snapshot, "other")).passed
+    assert not check(table, "not_null", NOT_NULL, Passed(1, before.rule)).passed
+
+
+def test_rows_that_go_are_forgiven(table: Table) -> None:
+    append(table, {"price": 1}, {"side": "BUY", "price": 2})
+    assert not check(table, "not_null", NOT_NULL).passed
+    table.delete(EqualTo(term="price", value=1))
+    assert check(table, "not_null", NOT_NULL).passed
+
+
+def test_rules_on_columns_that_are_gone() -> None:
+    rules = Rules(not_null=("side", "gone"), unique=("also_gone",))
+    assert list(missing_columns(rules, SCHEMA)) == ["gone", "also_gone"]
+
+
+def test_no_equality_deletes(table: Table) -> None:
+    append(table, {"side": "BUY"})
+    assert check_equality_deletes(table, "CALL …").passed
+
+
+@pytest.mark.parametrize(
+    ("counts", "good"),
+    [
+        ([10] * MIN_HISTORY, True),  # too little to judge
+        ([0] * (MIN_HISTORY + 1), True),
+        ([10] * (MIN_HISTORY + 1) + [10], True),
+        ([10] * (MIN_HISTORY + 1) + [41], False),
+        ([10] * (MIN_HISTORY + 1) + [2], False),
+        ([10] * (MIN_HISTORY + 1) + [0], False),
+        ([1, 30, 2, 25, 40, 3, 28, 60], True),  # it varies a lot
+    ],
+)
+def test_volume(counts: list[int], good: bool) -> None:
+    finding = judge_volume(counts, timedelta(hours=1), NOW, 4)
+    assert finding.passed == good, finding.what
+    assert f"{counts[-1]:,} rows" in finding.what or len(counts) == MIN_HISTORY
+
+
+def test_volume_of_a_table_without_partitions(table: Table) -> None:
+    append(table, {"side": "BUY"})
+    assert check_volume(table, 4, datetime.now(UTC)).passed
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1), st.floats(1.01, 100))
+def test_the_median_is_always_usual(history: list[int], factor: float) -> None:
+    import statistics
+
+    low, high = usual_range(history, factor)
+    assert low <= statistics.median(history) <= high
+
+
+def test_place_of_a_pointer(table: Table) -> None:
+    first = table.metadata_location
+    assert place(table, first).behind_since is None
+    append(table, {"side": "BUY"})
+    second = table.metadata_location
+    append(table, {"side": "BUY"})
+    assert place(table, table.metadata_location).behind_since is None
+    behind, far_behind = place(table, second).behind_since, place(table, first).behind_since
+    assert behind is not None
+    assert far_behind is not None
+    assert far_behind < behind
+    assert not place(table, first + ".elsewhere").known
+    assert not place(table, None).known
+
+
+def test_skipped_rows_until_somebody_looks(table: Table) -> None:
+    spec = load_topic("stock_trades")
+    assert check_skipped(spec, table).passed
+    with table.transaction() as transaction:
+        transaction.set_properties({ROWS_SKIPPED: "3"})
+    finding = check_skipped(spec, table)
+    assert not finding.passed
+    assert finding.what.startswith("3 records")
+    assert "`topicberg tableflow acknowledge stock_trades`" in (finding.mend or "")
+    assert acknowledge(table) == 3
+    assert table.properties[ACKNOWLEDGED] == "3"
+    assert check_skipped(spec, table).passed
+    with table.transaction() as transaction:
+        transaction.set_properties({ROWS_SKIPPED: "4"})
+    assert not check_skipped(spec, table).passed
+
+
+def test_the_engine() -> None:
+    spec = load_topic("stock_trades")
+    ago = int(NOW.timestamp() * 1000) - 600_000
+    fine = TopicStatus(topic=spec.name, phase="RUNNING")
+    assert check_engine(spec, fine, NOW).passed
+    suspended = fine.model_copy(
+        update={
+            "phase": "FAILED",
+            "suspended": True,
+            "error_message": "offset 7: no such id\n  → `mend it`",
+            "failing_since_ms": ago,
+        }
+    )
+    finding = check_engine(spec, suspended, NOW)
+    assert not finding.passed
+    assert "offset 7: no such id" in finding.what
+    assert finding.mend == "`mend it`"
+    assert finding.since == NOW - timedelta(minutes=10)
+    failing = suspended.model_copy(update={"phase": "PENDING", "suspended": False})
+    assert not check_engine(spec, failing, NOW).passed
+    # it tries again by itself: a moment of it is no fault
+    assert check_engine(spec, failing, NOW - timedelta(seconds=580)).passed
