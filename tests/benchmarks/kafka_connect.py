@@ -53,6 +53,7 @@ LIBRARIES = {
             f"org.apache.iceberg:iceberg-aws:{ICEBERG}",
             f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG}",
             f"org.apache.iceberg:iceberg-parquet:{ICEBERG}",
+            f"org.apache.iceberg:iceberg-orc:{ICEBERG}",
             "org.apache.avro:avro:1.12.1",  # the plugin's own POM asks for an older one
             f"org.apache.hadoop:hadoop-client-api:{HADOOP}",
             f"org.apache.hadoop:hadoop-client-runtime:{HADOOP}",
@@ -202,4 +203,5 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], folder: Path) 
                 return
         except requests.ConnectionError:
             time.sleep(0.5)
-    raise RuntimeError(f"Kafka Connect did not start: see {folder / 'worker.log'}")
+    log = (folder / "worker.log").read_text()
+    raise RuntimeError(f"Kafka Connect did not start: {log[-3000:]}")
