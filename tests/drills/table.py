@@ -29,10 +29,12 @@ def main() -> None:
     for line in Path(sys.argv[1]).read_text().splitlines():
         result = json.loads(line)
         name = " and ".join(f"{component} {fault}" for component, fault in result["faults"])
+        # Who lies in a component's place has stopped it: its own states say nothing.
+        lies = any(fault == "lying" for _, fault in result["faults"])
         messages = list(dict.fromkeys(message(text) for text in result["messages"]))
         rows[name] = (
             name,
-            ", ".join(result["states"]) or "–",
+            "" if lies else ", ".join(result["states"]) or "–",
             "<br>".join(messages[:3]) or "–",
             f"{result['seconds']:.0f}",
             str(result["lost"]),

@@ -158,7 +158,7 @@ def test_the_example_environment_has_every_setting() -> None:
 def test_compose_is_understood_by_compose(tmp_path: Path) -> None:
     folder = tmp_path / "docs" / "production"
     shutil.copytree(FOLDER, folder)
-    (tmp_path / ".env").write_text("DAGSTER_PG_PASSWORD=not-a-secret\n")
+    (tmp_path / ".env").write_text("DAGSTER_POSTGRES_PASSWORD=not-a-secret\n")
     done = subprocess.run(
         ["docker-compose", "--env-file", ".env", "-f", folder / "compose.yaml", "config"],
         cwd=tmp_path,
@@ -226,15 +226,17 @@ def test_the_instance_on_postgres(
     home = tmp_path / "home"
     home.mkdir()
     text = (FOLDER / "dagster.yaml").read_text()
-    text = text.replace("/opt/dagster", str(home)).replace("port: 5432", f"port: {postgres}")
+    text = text.replace("port: 5432", f"port: {postgres}")
     (home / "dagster.yaml").write_text(text)
-    for name, value in {
-        "HOST": "127.0.0.1",
-        "USER": "dagster",
-        "PASSWORD": "x",
-        "DB": "postgres",
-    }.items():
-        monkeypatch.setenv(f"DAGSTER_PG_{name}", value)
+    environment = {
+        "DAGSTER_POSTGRES_HOST": "127.0.0.1",
+        "DAGSTER_POSTGRES_USER": "dagster",
+        "DAGSTER_POSTGRES_PASSWORD": "x",
+        "DAGSTER_POSTGRES_DB": "postgres",
+        "DAGSTER_LOGS_BUCKET": "logs",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
 
     @dg.asset
     def one() -> dg.MaterializeResult:
