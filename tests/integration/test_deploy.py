@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -9,10 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import dagster as dg
 import pytest
 import requests
 from faulty_proxy import KINDS, FaultyProxy
+from pydantic import SecretStr
 
+from assets.platform import asset_key, platform_assets
+from topicberg.dagster_home import dagster_home
 from topicberg.deploy import engine
 from topicberg.deploy.aws.iam import document
 from topicberg.deploy.confluent.api import Api
@@ -24,8 +29,9 @@ from topicberg.deploy.rotate import rotate
 from topicberg.deploy.secrets import ApiKey
 from topicberg.deploy.world import World, open_world
 from topicberg.endpoints import Endpoints
-from topicberg.settings import settings
+from topicberg.settings import Settings, settings
 from topicberg.snowflake import Names, create_table, quote
+from topicberg.topics import load_topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
 TOPICBERG = Path(sys.executable).parent / "topicberg"
@@ -236,7 +242,66 @@ def test_5_rotated_keys_overlap(platform: Platform) -> None:
     assert platform.plan() == {}
 
 
-def test_6_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> None:
+def test_6_no_secret_lies_about(platform: Platform) -> None:
+    """Not in what the command line prints, in logs, in Dagster's storage, or in readable files."""
+    world, _ = platform.open()
+    secrets = _secret_values(world) | {
+        value.get_secret_value() for _, value in platform.stack if isinstance(value, SecretStr)
+    }
+    assert len(secrets) > 20
+    printed = [
+        subprocess.run(
+            [str(TOPICBERG), "deploy", *words], capture_output=True, check=False, timeout=600
+        )
+        for words in (["plan", "--all"], ["status"], ["status", "--json"], ["rotate"])
+    ]
+    _run_in_dagster(world.config)
+    folder = world.config.state_dir
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    ours = [
+        path
+        for path in files
+        if path.relative_to(folder).parts[0] in ("logs", "dagster") or path.stat().st_mode & 0o077
+    ]
+    assert len(ours) > 10
+    found = {
+        (str(path.relative_to(folder)), secret[:4])
+        for path in ours
+        for content in [path.read_bytes()]
+        for secret in secrets
+        if secret.encode() in content
+    }
+    assert found == set()
+    for process in printed:
+        assert not any(secret.encode() in process.stdout + process.stderr for secret in secrets)
+
+
+def _secret_values(world: World) -> set[str]:
+    """Every secret of the deployment, of keys that are alive and of those before."""
+    found: set[str] = set()
+    for one in world.aws("secretsmanager").list_secrets()["SecretList"]:
+        for version in world.secrets.versions(one["Name"]):
+            values = world.secrets.read(one["Name"], version.id) or {}
+            for name, value in values.items():
+                if "private_key" in name:  # also as the PEM file that it is
+                    found |= {value, base64.b64decode(value).decode().splitlines()[5]}
+                elif name.endswith(("password", "secret", "user.info")):
+                    found.add(value.rpartition(":")[2])
+    return found
+
+
+def _run_in_dagster(config: Settings) -> None:
+    """A part of the platform as assets, whose events are stored."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(dagster_home(config)))
+        with dg.DagsterInstance.get() as instance:
+            assets = platform_assets(config, load_topics(config))
+            keys = [asset_key(key) for key in ("key/cloud", "snowflake/user")]
+            result = dg.materialize([assets], instance=instance, selection=keys)
+    assert result.success
+
+
+def test_7_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> None:
     world, graph = platform.open()
     engine.plan(graph, world)
     for key in world.cloud.pages("/iam/v2/api-keys"):
