@@ -174,9 +174,7 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         cursor, events = _look(cursor, iceberg, watch, partitions)
         if watch.registrations:
             cursor = observe_metadata(cursor, before, iceberg.metadata_location)
-        if not watch.reported:
-            events = []
-        elif events and (
+        if events and (
             observation := _kafka_observation(context, watch, endpoints, committed(iceberg).offsets)
         ):
             events.append(observation)
@@ -216,7 +214,8 @@ def _look(
     events: list[AssetMaterialization | AssetObservation] = []
     for snapshot in changes.new[:BATCH]:
         gap = changes.gap and not events
-        events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
+        if watch.reported:
+            events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
         cursor = observe(cursor, snapshot.snapshot_id, touched(snapshot))
     return cursor, events
 

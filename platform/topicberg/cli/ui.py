@@ -27,6 +27,8 @@ def ui(
     if config.deployment == "local":
         start(config, Console(stderr=True))
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
+    # A busy laptop starts a run in a minute; by default Dagster gives up then, and the run fails.
+    os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
     os.chdir(config.project_root)
     typer.echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
     command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
