@@ -18,6 +18,7 @@ from jobs import (  # noqa: E402
     maintenance_job,
     maintenance_schedule,
     pipeline_jobs,
+    retention_schedule,
     rotation_schedule,
     snapshot_sensors,
 )
@@ -34,7 +35,12 @@ defs = dg.Definitions(
     assets=[*lake_assets(_lake), platform_assets(_config, _specs)],
     asset_checks=list(lake_checks(_lake)),
     jobs=[*pipeline_jobs({spec.pipeline for spec in _lake.topics}), check_job(_lake), _maintenance],
-    schedules=[check_schedule(), maintenance_schedule(_maintenance), rotation_schedule(_config)],
+    schedules=[
+        check_schedule(),
+        maintenance_schedule(_maintenance),
+        retention_schedule(),
+        rotation_schedule(_config),
+    ],
     sensors=[*snapshot_sensors(_lake), catalog_sensor(_lake), alert_sensor()],
     resources=RESOURCES,
     # Every run is a process of its own already; a process a step would cost 5 seconds each.

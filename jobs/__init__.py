@@ -7,6 +7,7 @@ from jobs.catalogs import catalog_sensor
 from jobs.checks import check_job, check_schedule
 from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import EVERYTHING, pipeline_jobs
+from jobs.retention import retention_schedule
 from jobs.rotation import rotation_schedule
 from jobs.sensors import snapshot_sensors
 
@@ -19,6 +20,7 @@ __all__ = [
     "maintenance_job",
     "maintenance_schedule",
     "pipeline_jobs",
+    "retention_schedule",
     "rotation_schedule",
     "snapshot_sensors",
 ]

@@ -7,6 +7,7 @@ import dagster as dg
 from assets.platform import PLATFORM
 
 EVERYTHING = "everything"
+_TAGS = {"topicberg/kind": "pipeline"}
 
 
 def pipeline_jobs(pipelines: set[str]) -> list[dg.UnresolvedAssetJobDefinition]:
@@ -16,6 +17,7 @@ def pipeline_jobs(pipelines: set[str]) -> list[dg.UnresolvedAssetJobDefinition]:
             f"{name}_pipeline",
             selection=dg.AssetSelection.groups(name),
             description=f"Every asset and check of the pipeline {name}.",
+            tags=_TAGS,
         )
         for name in sorted(pipelines)
     ]
@@ -23,5 +25,6 @@ def pipeline_jobs(pipelines: set[str]) -> list[dg.UnresolvedAssetJobDefinition]:
         EVERYTHING,
         selection=dg.AssetSelection.all() - dg.AssetSelection.groups(PLATFORM),
         description="Every asset and check of the data; the platform is made by itself.",
+        tags=_TAGS,
     )
     return [*jobs, everything]

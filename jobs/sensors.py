@@ -19,6 +19,7 @@ import dagster as dg
 from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
 from pyiceberg.exceptions import NoSuchTableError
 
+from assets.checks import run_checks
 from assets.derived import DerivedTable
 from assets.lake import Lake, Origin
 from assets.metadata import (
@@ -81,6 +82,9 @@ class Watch:
     registrations: tuple[dg.AssetKey, ...]
     """Unpartitioned assets, requested after every snapshot."""
     derived: tuple[dg.AssetKey, ...]
+    registration_checks: tuple[dg.AssetCheckKey, ...] = ()
+    derived_checks: tuple[dg.AssetCheckKey, ...] = ()
+    """Checks of the run; a blocking one that fails stops what is downstream of it."""
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
     reported: bool = True
@@ -99,16 +103,21 @@ def watches(lake: Lake) -> Iterator[Watch]:
     for name, spec in lake.materialized.items():
         origin = lake.origin(name)
         keys = [origin.table.key("glue"), origin.table.key("snowflake")]
+        registered, downstream = [spec.table_name], lake.downstream(name)
         if spec.history:
             history = history_lake_table(spec)
+            registered.append(history.name)
             keys += [history.key(system) for system in CATALOGS]
         for view in spec.upsert_views:
+            registered.append(view)
             keys += [upsert_view_table(spec, view).key(system) for system in CATALOGS]
         yield Watch(
             name=f"{spec.table_name}_snapshots",
             origin=origin,
             registrations=tuple(keys),
-            derived=_assets(lake, lake.downstream(name)),
+            derived=_assets(lake, downstream),
+            registration_checks=tuple(run_checks(lake, registered)),
+            derived_checks=tuple(run_checks(lake, [table.name for table in downstream])),
         )
     for derived in lake.derived:
         reach = derived.lookback_of(lake.root(derived))
@@ -116,12 +125,14 @@ def watches(lake: Lake) -> Iterator[Watch]:
         # Nobody knows for how long a row of a lookup counts: all that came after it.
         back |= dict.fromkeys(derived.lookups, ("lookup", FOREVER))
         for source, (why, reach) in back.items():
+            downstream = [derived, *lake.downstream(derived.name)]
             several = f"_of_{source}" if len(back) > 1 else ""
             yield Watch(
                 name=re.sub(r"[.-]", "_", f"{derived.name}_{why}{several}"),
                 origin=lake.origin(source),
                 registrations=(),
-                derived=_assets(lake, [derived, *lake.downstream(derived.name)]),
+                derived=_assets(lake, downstream),
+                derived_checks=tuple(run_checks(lake, [table.name for table in downstream])),
                 reach=reach or timedelta(),
                 reported=False,
             )
@@ -153,7 +164,8 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=watch.name,
-        target=dg.AssetSelection.assets(*watch.registrations, *watch.derived),
+        target=dg.AssetSelection.assets(*watch.registrations, *watch.derived)
+        | dg.AssetSelection.checks(*watch.registration_checks, *watch.derived_checks),
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Watches `{name}`. {what} one run for the partitions that new snapshots "
@@ -242,12 +254,15 @@ def _run_states(instance: dg.DagsterInstance, wanted: Request | None) -> dict[st
 def _run_requests(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
     """A run for each range; without partitions (compaction, say) only the registrations."""
     for key, partitions in wanted.ranges.items():
-        tags = {"topicberg/snapshot": str(wanted.snapshot)}
+        tags = {"topicberg/kind": "snapshots", "topicberg/snapshot": str(wanted.snapshot)}
         if partitions:
             tags |= {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
         selection = [*watch.registrations, *(watch.derived if partitions else ())]
+        checks = [*watch.registration_checks, *(watch.derived_checks if partitions else ())]
         if selection:
-            yield dg.RunRequest(run_key=key, asset_selection=selection, tags=tags)
+            yield dg.RunRequest(
+                run_key=key, asset_selection=selection, asset_check_keys=checks, tags=tags
+            )
 
 
 def _materialization(

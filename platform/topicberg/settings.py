@@ -71,6 +71,13 @@ class Settings(BaseSettings):
         description="how long Glue and Snowflake may be behind a table before checks say so",
     )
 
+    keep_runs_days: float = Field(
+        default=30, gt=0, description="how long Dagster keeps runs and their logs"
+    )
+    keep_check_runs_days: float = Field(
+        default=2, gt=0, description="the same for runs of checks and maintenance, which are many"
+    )
+
     @property
     def topics_dir(self) -> Path:
         return self.project_root / "platform" / "topics"

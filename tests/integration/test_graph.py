@@ -98,11 +98,10 @@ def test_pipeline_and_three_doors(stack: Endpoints, daemon: Daemon) -> None:
     result = defs.resolve_job_def(f"{TOPIC}_pipeline").execute_in_process(
         instance=daemon.instance, partition_key=key
     )
-    assert {e.check_name: e.passed for e in result.get_asset_check_evaluations()} == {
-        "parity": True,
-        "kafka_lag": True,
-        "anomaly_rate": True,
-    }
+    found = {e.check_name: e.passed for e in result.get_asset_check_evaluations()}
+    assert {"tableflow", "kafka_lag", "freshness", "ranges", "pointer", "parity"} <= set(found)
+    assert {"anomaly_rate", "up_to_date"} <= set(found)
+    assert all(found.values()), found
     produced = sum(kafka.end_offsets(stack, TOPIC).values())
     for engine in ENGINES:
         assert count(TOPIC, engine, stack) == produced
@@ -157,8 +156,27 @@ def test_computing_a_partition_again_changes_nothing(stack: Endpoints, daemon: D
     assert run_query(digest, "duckdb", stack, settings()).rows == before
 
 
-@pytest.mark.parametrize("fault", ["glue moved by hand", "snowflake stale"])
-def test_parity_check_tells_what_is_wrong(stack: Endpoints, daemon: Daemon, fault: str) -> None:
+@pytest.fixture
+def no_patience(stack: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Glue and Snowflake may not be behind for a moment."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
+        settings.cache_clear()
+        yield
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize(
+    ("fault", "system", "check", "expected"),
+    [
+        ("glue moved by hand", "glue", "pointer", "moved the pointer"),
+        ("snowflake stale", "snowflake", "parity", "the Snowflake table is stale"),
+    ],
+)
+def test_checks_tell_what_is_wrong(
+    stack: Endpoints, daemon: Daemon, fault: str, system: str, check: str, expected: str
+) -> None:
     commit_some(stack, 10)
     while not daemon.tick().skip_message:
         pass
@@ -167,23 +185,45 @@ def test_parity_check_tells_what_is_wrong(stack: Endpoints, daemon: Daemon, faul
     if fault == "snowflake stale":
         commit_some(stack, 10)
         glue.register(client, table.refresh(), config.cluster_id, TOPIC)
-        expected = "materialize the Snowflake asset"
     else:
         body = glue.table_input(table, TOPIC, None)
         body["Parameters"] |= {glue.METADATA_LOCATION: table.metadata_location + ".elsewhere"}
         client.update_table(DatabaseName=config.cluster_id, TableInput=body)
-        expected = "moved the pointer"
     job = defs.resolve_job_def(f"{TOPIC}_pipeline")
-    check = dg.AssetCheckKey(dg.AssetKey(["snowflake", TOPIC]), "parity")
-    asked = job.get_subset(asset_selection=set(), asset_check_selection={check})
-    (found,) = asked.execute_in_process(instance=daemon.instance).get_asset_check_evaluations()
+    key = dg.AssetCheckKey(dg.AssetKey([system, TOPIC]), check)
+    asked = job.get_subset(asset_selection=set(), asset_check_selection={key})
+
+    def evaluate() -> dg.AssetCheckEvaluation:
+        ran = asked.execute_in_process(instance=daemon.instance, raise_on_error=False)
+        (found,) = ran.get_asset_check_evaluations()
+        return found
+
+    found = evaluate()
     assert not found.passed
     assert expected in (found.description or "")
+    assert f"`topicberg sync {TOPIC}`" in str(found.metadata["mend"].value)
     commit_some(stack, 10)
     while not daemon.tick().skip_message:
         pass
-    (mended,) = asked.execute_in_process(instance=daemon.instance).get_asset_check_evaluations()
-    assert mended.passed
+    assert evaluate().passed
+
+
+def test_expired_snapshots_reach_glue_once(stack: Endpoints, daemon: Daemon) -> None:
+    """Metadata that changes without a snapshot: one run for the catalogs, and then none."""
+    config, client = settings(), stack.boto3("glue", settings())
+    commit_some(stack, 10)
+    while not daemon.tick().skip_message:
+        pass
+    runs = len(daemon.runs)
+    table = stack.catalog(config).load_table(load_topic(TOPIC).table_identifier(config))
+    with table.transaction() as transaction:
+        transaction.set_properties({"topicberg.note": uuid.uuid4().hex})
+    for _ in range(6):
+        daemon.tick()
+    assert len(daemon.runs) == runs + 1
+    found = glue.get_table(client, config.cluster_id, TOPIC)
+    assert found is not None
+    assert glue.metadata_location(found) == table.refresh().metadata_location
 
 
 @pytest.mark.slow

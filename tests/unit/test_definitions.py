@@ -74,6 +74,7 @@ def test_jobs_and_sensors() -> None:
     assert {job.name for job in REPOSITORY.get_all_jobs() if not job.name.startswith("__")} == {
         "check_tables",
         "everything",
+        "forget_old_runs",
         "maintain_tables",
         "rotate_keys",
         *(f"{spec.pipeline}_pipeline" for spec in specs),

@@ -67,6 +67,12 @@ def service(context: Context) -> Service:
         # A client that vanished; one that is idle for longer opens a new session.
         "spark.connect.session.manager.defaultSessionTimeout": "30m",
     }
+    if context.config.spark_master.startswith("local"):
+        # Driver and executor are one process. After a pause (a laptop that slept) the driver would
+        # think the executor dead, and the executor give up: Spark would end in the midst of work.
+        properties["spark.storage.blockManagerHeartbeatTimeoutMs"] = str(
+            10 * 365 * 24 * 3600 * 1000
+        )
     if context.config.spark_master.startswith("spark://"):
         # Its workers lack these jars; the object store's key they have from their environment.
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))

@@ -1,0 +1,74 @@
+"""The job that forgets old runs: Dagster keeps every run and its log for ever.
+
+Runs of checks and maintenance are many and soon of no interest. A run that holds the newest
+materialization of an asset stays: the asset would look as if it had never been materialized.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from topicberg.settings import settings
+
+FORGET = "forget_old_runs"
+AT = "41 2 * * *"
+BATCH = 200
+ENDED = [
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+]
+_SOON = {"topicberg/kind": ["checks", "maintenance", "catalogs"]}
+
+
+@dg.op
+def forget(context: dg.OpExecutionContext) -> int:
+    """Delete the runs that are old enough. Returns how many there were."""
+    config, now = settings(), datetime.now(UTC)
+    keep = _newest_materializations(context.instance)
+    forgotten = 0
+    for tags, days in ((_SOON, config.keep_check_runs_days), ({}, config.keep_runs_days)):
+        for run_id in list(_older(context.instance, tags, now - timedelta(days=days))):
+            if run_id not in keep:
+                context.instance.delete_run(run_id)
+                forgotten += 1
+    context.log.info(f"{forgotten:,} runs are forgotten")
+    return forgotten
+
+
+def _older(
+    instance: dg.DagsterInstance, tags: dict[str, list[str]], before: datetime
+) -> Iterator[str]:
+    cursor: str | None = None
+    chosen = dg.RunsFilter(statuses=ENDED, tags=tags, updated_before=before)
+    while runs := instance.get_runs(chosen, cursor=cursor, limit=BATCH):
+        yield from (run.run_id for run in runs)
+        cursor = runs[-1].run_id
+
+
+def _newest_materializations(instance: dg.DagsterInstance) -> set[str]:
+    """The runs that materialized an asset last."""
+    records = instance.get_asset_records()
+    entries = (record.asset_entry.last_materialization for record in records)
+    return {entry.run_id for entry in entries if entry}
+
+
+@dg.job(
+    name=FORGET,
+    tags={"topicberg/kind": "maintenance"},
+    description="Deletes runs that are older than TOPICBERG_KEEP_RUNS_DAYS; those of checks and "
+    "maintenance after TOPICBERG_KEEP_CHECK_RUNS_DAYS. Newest materializations stay.",
+)
+def forget_old_runs() -> None:
+    forget()
+
+
+def retention_schedule() -> dg.ScheduleDefinition:
+    """Every night."""
+    return dg.ScheduleDefinition(
+        job=forget_old_runs,
+        cron_schedule=AT,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )

@@ -1,0 +1,267 @@
+"""Five faults that a newcomer must be able to mend from what checks and alerts say alone.
+
+Each one is really made; the checks and the alerts run; their text names the fault and a command;
+exactly that command is run, and all is well again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema
+
+from assets import Lake, lake_assets, lake_checks
+from jobs import alert_sensor, check_job
+from resources import RESOURCES, Snowflake
+from topicberg import glue
+from topicberg.alerts import Notice
+from topicberg.alerts.channels import alerts_file
+from topicberg.datagen.runner import run_here
+from topicberg.endpoints import Endpoints
+from topicberg.settings import settings
+from topicberg.snowflake import Names
+from topicberg.tableflow import control
+from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.status import read_status
+from topicberg.topics import TopicSpec, load_topic
+from topicberg.topics.spec import Freshness
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TOPIC = "airline.sunset"
+NAME = "airline_sunset"
+SPEC = load_topic(TOPIC)
+ICEBERG, GLUE, SNOWFLAKE = (f"{system}/{NAME}" for system in ("iceberg", "glue", "snowflake"))
+PATIENCE_SECONDS = 120.0
+_COMMAND = re.compile(r"`(topicberg [^`]+)`")
+
+
+class Operator:
+    """Runs checks and the alert sensor as the daemon does, and reads what they say."""
+
+    def __init__(self, instance: dg.DagsterInstance, spec: TopicSpec) -> None:
+        lake = Lake(settings(), (spec,), ())
+        self.defs = dg.Definitions(
+            assets=list(lake_assets(lake)),
+            asset_checks=list(lake_checks(lake)),
+            jobs=[check_job(lake)],
+            sensors=[alert_sensor()],
+            resources=RESOURCES,
+            executor=dg.in_process_executor,
+        )
+        self.instance = instance
+        self.cursor: str | None = None
+        self.seen = 0
+        self.alerts()
+
+    def failing(self) -> dict[str, dg.AssetCheckEvaluation]:
+        """``asset:check`` → what the check says, of those of the topic that fail."""
+        found = (
+            self.defs.resolve_job_def("check_tables")
+            .execute_in_process(instance=self.instance, raise_on_error=False)
+            .get_asset_check_evaluations()
+        )
+        assert {f"{e.asset_key.path[0]}" for e in found} == {"iceberg", "glue", "snowflake"}
+        return {f"{e.asset_key.to_user_string()}:{e.check_name}": e for e in found if not e.passed}
+
+    def alerts(self) -> list[Notice]:
+        """What the next tick of the alert sensor tells."""
+        repository = self.defs.get_repository_def()
+        context = dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursor, repository_def=repository
+        )
+        tick = repository.get_sensor_def("alerts").evaluate_tick(context)
+        self.cursor = tick.cursor or self.cursor
+        file = alerts_file(settings())
+        lines = file.read_text().splitlines() if file.exists() else []
+        fresh, self.seen = lines[self.seen :], len(lines)
+        return [Notice.model_validate_json(line) for line in fresh]
+
+    def diagnose(self, check: str, says: str) -> str:
+        """The fault is told by that check, and paged once; the command that mends it."""
+        failing = self.failing()
+        assert check in failing, failing
+        text = failing[check].description or ""
+        assert re.search(says, text), text
+        assert "Since 20" in text
+        told = [n for n in self.alerts() if n.state == "firing"]
+        assert [n.alert.key for n in told] == [f"check {check}"], told
+        assert not self.alerts()
+        assert told[0].alert.link.startswith("http://")
+        (command, *_) = _COMMAND.findall(told[0].alert.mend or "")
+        assert command in text
+        return str(command)
+
+    def await_green(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while failing := self.failing():
+            if time.monotonic() > deadline:
+                raise AssertionError({key: found.description for key, found in failing.items()})
+            time.sleep(2)
+        told = self.alerts()
+        assert told
+        assert all(n.state == "recovered" for n in told), told
+
+
+def run(command: str) -> None:
+    """Exactly what the message says, in a shell's words."""
+    program, *arguments = shlex.split(command)
+    assert program == "topicberg"
+    environment = {**os.environ, "TOPICBERG_STATE_DIR": str(settings().state_dir)}
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / program), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def sync() -> None:
+    run(f"topicberg sync {NAME}")
+
+
+@pytest.fixture
+def operator(stack: Endpoints) -> Iterator[Operator]:
+    """A topic with records, in every catalog, and nothing wrong with it."""
+    run_here(settings(), TOPIC, rate=0, count=50)
+    run_once(SPEC, stack, settings())
+    wait_until(lambda: not read_status(settings(), TOPIC).suspended)
+    sync()
+    with dg.instance_for_test() as instance:
+        operator = Operator(instance, SPEC)
+        assert not operator.failing()
+        assert not operator.alerts()
+        yield operator
+
+
+def test_late_topic(operator: Operator) -> None:
+    """Nobody produces any more; the spec allows a minute."""
+    limits = Freshness(warn_minutes=1, fail_minutes=2)
+    late = Operator(operator.instance, SPEC.model_copy(update={"freshness": limits}))
+    wait_until(lambda: f"{ICEBERG}:freshness" in late.failing())
+    command = late.diagnose(f"{ICEBERG}:freshness", "nobody has produced to it for")
+    assert command == f"topicberg datagen start {TOPIC}"
+    try:
+        run(command)
+        late.await_green()
+    finally:
+        run(f"topicberg datagen stop {TOPIC}")
+
+
+def test_schema_break(operator: Operator, stack: Endpoints) -> None:
+    """Somebody registers a version in which a number is a text."""
+    spec, registry = SPEC, stack.schema_registry_client()
+    newest = registry.get_latest_version(spec.value_subject).schema
+    broken = json.loads(newest.schema_str or "")
+    for field in broken["fields"]:
+        if field["name"] == "ticket_price":
+            field["type"] = "string"
+    registry.set_compatibility(spec.value_subject, "NONE")
+    registry.register_schema(spec.value_subject, Schema(json.dumps(broken), "AVRO"))
+    run_here(settings(), TOPIC, rate=0, count=1)  # of the version before
+    wait_until(lambda: read_status(settings(), TOPIC).suspended)
+    command = operator.diagnose(f"{ICEBERG}:tableflow", "ticket_price")
+    assert command == f"topicberg topics restore-schema {TOPIC}"
+    run(command)
+    run(f"topicberg tableflow resume {TOPIC}")  # it would try by itself within half a minute
+    run_once(spec, stack, settings())
+    sync()
+    operator.await_green()
+
+
+def test_poison_record(operator: Operator, stack: Endpoints) -> None:
+    """A record that is no Avro: the topic stops before it, and goes on without it."""
+    producer = Producer(stack.kafka_config())
+    producer.produce(TOPIC, b"\x01this is no record")
+    assert producer.flush(30) == 0
+    try:
+        wait_until(lambda: read_status(settings(), TOPIC).suspended)
+        command = operator.diagnose(f"{ICEBERG}:tableflow", r"partition \d+, offset \d+")
+        assert command == f"topicberg tableflow enable {TOPIC} --error-handling LOG"
+        run(command)
+        skipped = f"{ICEBERG}:skipped_rows"
+        wait_until(lambda: list(operator.failing()) == [skipped])
+        told = operator.alerts()
+        assert {(n.state, n.alert.key) for n in told} == {
+            ("recovered", f"check {ICEBERG}:tableflow"),
+            ("firing", f"check {skipped}"),
+        }
+        assert any("error_log" in n.alert.what for n in told)
+        (acknowledge,) = {
+            c for n in told if n.state == "firing" for c in _COMMAND.findall(n.alert.mend or "")
+        }
+        assert acknowledge == f"topicberg tableflow acknowledge {TOPIC}"
+        run(acknowledge)
+        sync()
+        operator.await_green()
+    finally:
+        control._file(settings(), TOPIC).unlink(missing_ok=True)
+
+
+def test_glue_pointer_moved_by_hand(operator: Operator, stack: Endpoints) -> None:
+    config, client = settings(), stack.boto3("glue", settings())
+    table = stack.catalog(config).load_table(SPEC.table_identifier(config))
+    name = SPEC.glue_name
+    body = glue.table_input(table, name, None)
+    body["Parameters"] = {
+        **body["Parameters"],
+        glue.METADATA_LOCATION: table.metadata_location + ".elsewhere",
+    }
+    client.update_table(DatabaseName=config.cluster_id, TableInput=body)
+    command = operator.diagnose(f"{GLUE}:pointer", "somebody moved the pointer")
+    assert command == f"topicberg sync {NAME}"
+    run(command)
+    operator.await_green()
+
+
+def test_snowflake_table_stale(
+    operator: Operator, stack: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Glue follows a commit and Snowflake does not; the patience is over at once."""
+    config, client = settings(), stack.boto3("glue", settings())
+    run_here(config, TOPIC, rate=0, count=5)
+    run_once(SPEC, stack, config)
+    table = stack.catalog(config).load_table(SPEC.table_identifier(config))
+    glue.register(client, table, config.cluster_id, SPEC.glue_name)
+    with monkeypatch.context() as patch:
+        patch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
+        settings.cache_clear()
+        command = operator.diagnose(f"{SNOWFLAKE}:parity", "the Snowflake table is stale")
+        assert command == f"topicberg sync {NAME}"
+        run(command)
+        operator.await_green()
+    settings.cache_clear()
+
+
+def test_snowflake_table_dropped(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
+    settings.cache_clear()
+    name = Names.of(settings()).table(SPEC.snowflake_name)
+    with Snowflake().connection() as connection:
+        connection.cursor().execute(f"DROP ICEBERG TABLE {name}")
+    command = operator.diagnose(f"{SNOWFLAKE}:parity", "Snowflake has no Iceberg table")
+    run(command)
+    operator.await_green()
+    settings.cache_clear()

@@ -1,0 +1,106 @@
+"""The instances of ``dagster.yaml``, local and in production, and what is kept in one."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.instance.ref import InstanceRef
+
+from definitions import defs
+from jobs.retention import forget_old_runs
+from topicberg.dagster_home import dagster_home
+from topicberg.settings import Settings, settings
+
+ROOT = settings().project_root
+FILES = ("dagster.yaml", "docs/production/dagster.yaml")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POSTGRES_HOST", "POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB"):
+        monkeypatch.setenv(f"DAGSTER_{name}", "somewhere")
+    monkeypatch.setenv("DAGSTER_LOGS_BUCKET", "logs")
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("file", FILES)
+def test_dagster_takes_the_file(tmp_path: Path, file: str) -> None:
+    shutil.copy(ROOT / file, tmp_path / "dagster.yaml")
+    ref = InstanceRef.from_dir(str(tmp_path))
+    assert ref.run_coordinator_data.class_name == "QueuedRunCoordinator"
+    storage = "DagsterPostgresStorage" if "production" in file else "DagsterSqliteStorage"
+    assert ref.storage_data is not None
+    assert ref.storage_data.class_name == storage
+    text = (ROOT / file).read_text()
+    assert "password:" not in text or "{env: DAGSTER_POSTGRES_PASSWORD}" in text
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_limits_are_on_kinds_of_runs_that_there_are(file: str) -> None:
+    kinds = {
+        job.tags["topicberg/kind"]
+        for job in defs.get_repository_def().get_all_jobs()
+        if "topicberg/kind" in job.tags
+    }
+    limits = yaml.safe_load((ROOT / file).read_text())["concurrency"]["runs"]
+    assert {limit["value"] for limit in limits["tag_concurrency_limits"]} <= kinds
+
+
+def test_pools_are_limited(tmp_path: Path) -> None:
+    home = dagster_home(Settings(state_dir=tmp_path))
+    pools = {
+        pool
+        for job in defs.get_repository_def().get_all_jobs()
+        for node in job.nodes
+        for pool in node.definition.pools
+    }
+    assert {"spark", "snowflake", "publish"} <= pools
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        assert instance.global_op_concurrency_default_limit == 1
+        storage = instance.event_log_storage
+        storage.initialize_concurrency_limit_to_default("spark")  # as the executor does
+        first = storage.claim_concurrency_slot("spark", "run", "one")
+        second = storage.claim_concurrency_slot("spark", "run", "two")
+        assert first.is_claimed
+        assert not second.is_claimed
+
+
+def test_old_runs_are_forgotten_but_for_the_newest_materialization(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dg.asset
+    def orders() -> None: ...
+
+    @dg.job(tags={"topicberg/kind": "checks"})
+    def checks() -> None: ...
+
+    with dg.instance_for_test() as instance, monkeypatch.context() as patch:
+
+        def forget() -> int:
+            ran = forget_old_runs.execute_in_process(instance=instance)
+            return int(ran.output_for_node("forget"))
+
+        first = dg.materialize([orders], instance=instance).run_id
+        last = dg.materialize([orders], instance=instance).run_id
+        check = checks.execute_in_process(instance=instance).run_id
+        assert forget() == 0
+        patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
+        settings.cache_clear()
+        assert forget() == 2  # the check, and the first run of this job
+        assert {run.run_id for run in instance.get_runs()} >= {first, last}
+        assert check not in {run.run_id for run in instance.get_runs()}
+        patch.setenv("TOPICBERG_KEEP_RUNS_DAYS", "1e-9")
+        settings.cache_clear()
+        forget()
+        left = {run.run_id for run in instance.get_runs()}
+        assert last in left
+        assert first not in left
+        event = instance.get_latest_materialization_event(dg.AssetKey("orders"))
+        assert event is not None
+        assert datetime.now(UTC) - datetime.fromtimestamp(event.timestamp, UTC) < timedelta(hours=1)
+    settings.cache_clear()
