@@ -43,7 +43,7 @@ from topicberg.checks.table import (
     usual_range,
 )
 from topicberg.checks.topic import ACKNOWLEDGED, acknowledge, check_engine, check_skipped
-from topicberg.tableflow.engine import ROWS_SKIPPED
+from topicberg.tableflow.commit import ROWS_SKIPPED
 from topicberg.tableflow.status import TopicStatus
 from topicberg.topics import Rules, load_topic
 

@@ -70,9 +70,7 @@ def service(context: Context) -> Service:
     if context.config.spark_master.startswith("local"):
         # Driver and executor are one process. After a pause (a laptop that slept) the driver would
         # think the executor dead, and the executor give up: Spark would end in the midst of work.
-        properties["spark.storage.blockManagerHeartbeatTimeoutMs"] = str(
-            10 * 365 * 24 * 3600 * 1000
-        )
+        properties["spark.storage.blockManagerHeartbeatTimeoutMs"] = str(10**12)
     if context.config.spark_master.startswith("spark://"):
         # Its workers lack these jars; the object store's key they have from their environment.
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))
