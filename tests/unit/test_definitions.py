@@ -151,11 +151,14 @@ def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_sensor_skips_while_the_stack_is_down() -> None:
     sensor = REPOSITORY.get_sensor_def("stock_trades_snapshots")
-    tick = sensor.evaluate_tick(
-        dg.build_sensor_context(
-            repository_def=REPOSITORY, resources={"lakehouse": RESOURCES["lakehouse"]}
+    with dg.instance_for_test() as instance:  # Dagster's own would stay the current one
+        tick = sensor.evaluate_tick(
+            dg.build_sensor_context(
+                instance=instance,
+                repository_def=REPOSITORY,
+                resources={"lakehouse": RESOURCES["lakehouse"]},
+            )
         )
-    )
     assert "not running" in (tick.skip_message or "")
 
 
