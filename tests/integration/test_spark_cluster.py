@@ -60,6 +60,7 @@ def spark_process(name: str, folder: Path, *arguments: str, **environment: str) 
                 "PATH": os.environ["PATH"],
                 "SPARK_HOME": str(home),
                 "SPARK_LOCAL_IP": "127.0.0.1",
+                "SPARK_SCALA_VERSION": "2.13",  # what the launch scripts find out
                 "SPARK_WORKER_DIR": str(folder / "work"),
                 **environment,
             },

@@ -182,6 +182,9 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
 
     :param metrics_port: where to answer with metrics; None: nowhere
     """
+    # Before any thread does: of two that import parts of it at once, one finds them half made.
+    import pyspark.sql.connect.session  # noqa: F401
+
     endpoints = _wait_for_endpoints(config, stopping)
     workers: dict[str, Worker] = {}
     if metrics_port is not None:
