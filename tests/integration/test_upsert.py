@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import fastavro
@@ -13,8 +14,11 @@ from confluent_kafka import Producer
 from kafka_topics import ORDER, Row, Topic, avro, encode
 from pyiceberg.manifest import DataFileContent
 
+from resources import Snowflake
+from topicberg import glue, snowflake
 from topicberg.errors import TableflowError
-from topicberg.query import run_query
+from topicberg.query import Engine, run_query
+from topicberg.tableflow.maintenance import Policy, maintain
 from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = pytest.mark.integration
@@ -73,7 +77,29 @@ def test_random_changes_in_many_batches(make_topic: Callable[..., Topic]) -> Non
     assert not [ref for ref in table.metadata.refs if ref.startswith("tableflow-staging")]
 
 
+def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]:
+    """What each engine reads from the topic's table, in the order of ``id``."""
+    spec, config, endpoints = topic.spec, topic.config, topic.endpoints
+    glue_table = config.cluster_id, spec.glue_name
+    glue.register(endpoints.boto3("glue"), topic.table(), *glue_table)
+    with Snowflake().connection() as connection:
+        snowflake.sync(connection, config, spec.snowflake_name, glue_table)
+    names: dict[Engine, str] = {
+        "duckdb": f'lake."{config.cluster_id}".{spec.name}',
+        "spark": f"lake.`{config.cluster_id}`.{spec.name}",
+        "snowflake": spec.snowflake_name,
+    }
+    read: dict[str, list[tuple[Any, ...]]] = {}
+    for engine, name in names.items():
+        query = f"SELECT {columns} FROM {name} ORDER BY id"
+        read[engine] = [tuple(row) for row in run_query(query, engine, endpoints, config).rows]
+    wanted = columns.split(", ")
+    read["pyiceberg"] = [tuple(row[name] for name in wanted) for row in topic.rows(*wanted)]
+    return read
+
+
 def test_every_engine_reads_the_same_rows(make_topic: Callable[..., Topic]) -> None:
+    """After an upsert, deletes, a new column and compaction."""
     topic = upsert_topic(make_topic)
     first: list[Change] = [(f"k{i}".encode(), {"id": i, "note": "old"}) for i in range(30)]
     second: list[Change] = [
@@ -82,15 +108,21 @@ def test_every_engine_reads_the_same_rows(make_topic: Callable[..., Topic]) -> N
     for changes in (first, second):
         produce(topic, changes)
         topic.ingest()
-    expected = sorted((row["id"], row["note"]) for row in newest(first + second).values())
-    for engine in ("duckdb", "spark"):
-        name = topic.spec.name if engine == "duckdb" else f"`{topic.spec.name}`"
-        cluster = '"lkc-local"' if engine == "duckdb" else "`lkc-local`"
-        result = run_query(
-            f"SELECT id, note FROM lake.{cluster}.{name} ORDER BY id", engine, topic.endpoints
-        )
-        assert [tuple(row) for row in result.rows] == expected
-    assert sorted((row["id"], row["note"]) for row in topic.rows("id", "note")) == expected
+    rows = sorted((row["id"], row["note"]) for row in newest(first + second).values())
+    for engine, found in engines_read(topic, "id, note").items():
+        assert found == rows, engine
+    more = {"name": "more", "type": ["null", "string"], "default": None}
+    late = {"id": 29, "note": "late", "more": "added"}
+    topic.send(avro(*ORDER["fields"], more), [late], key=lambda _: b"k29")
+    topic.ingest()
+    wide = [(i, note, None) for i, note in rows if i != 29] + [(29, "late", "added")]
+    for engine, found in engines_read(topic, "id, note, more").items():
+        assert found == wide, engine
+    policy = Policy(compact_after=timedelta(0))
+    report = maintain(topic.spec, topic.endpoints, topic.config, policy)
+    assert (report.before.data_files, report.after.data_files) == (3, 1)
+    for engine, found in engines_read(topic, "id, note, more").items():
+        assert found == wide, f"{engine}, after compaction"
 
 
 def test_long_keys_are_hashed_and_null_keys_refused(make_topic: Callable[..., Topic]) -> None:
