@@ -34,7 +34,7 @@ _maintenance = maintenance_job(_lake)
 defs = dg.Definitions(
     assets=[*lake_assets(_lake), platform_assets(_config, _specs)],
     asset_checks=list(lake_checks(_lake)),
-    jobs=[*pipeline_jobs({spec.pipeline for spec in _lake.topics}), check_job(_lake), _maintenance],
+    jobs=[*pipeline_jobs(_lake), check_job(_lake), _maintenance],
     schedules=[
         check_schedule(),
         maintenance_schedule(_maintenance),

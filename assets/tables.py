@@ -16,6 +16,8 @@ from topicberg.settings import Settings, settings
 from topicberg.snowflake import Names, describe, sync
 from topicberg.topics import TopicSpec
 
+CATALOGS = ("iceberg", "glue", "snowflake")
+
 
 @dataclass(frozen=True)
 class LakeTable:

@@ -6,17 +6,17 @@ from jobs.alerts import alert_sensor
 from jobs.catalogs import catalog_sensor
 from jobs.checks import check_job, check_schedule
 from jobs.maintenance import maintenance_job, maintenance_schedule
-from jobs.pipelines import EVERYTHING, pipeline_jobs
+from jobs.pipelines import everything, pipeline_jobs
 from jobs.retention import retention_schedule
 from jobs.rotation import rotation_schedule
 from jobs.sensors import snapshot_sensors
 
 __all__ = [
-    "EVERYTHING",
     "alert_sensor",
     "catalog_sensor",
     "check_job",
     "check_schedule",
+    "everything",
     "maintenance_job",
     "maintenance_schedule",
     "pipeline_jobs",

@@ -35,7 +35,7 @@ from assets.partitions import (
     partition_keys,
     time_partitions,
 )
-from assets.tables import history_lake_table, kafka_key, upsert_view_table
+from assets.tables import CATALOGS, history_lake_table, kafka_key, upsert_view_table
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
 from jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
-CATALOGS = ("iceberg", "glue", "snowflake")
 INTERVAL_SECONDS = 5
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
@@ -85,6 +84,8 @@ class Watch:
     registration_checks: tuple[dg.AssetCheckKey, ...] = ()
     derived_checks: tuple[dg.AssetCheckKey, ...] = ()
     """Checks of the run; a blocking one that fails stops what is downstream of it."""
+    partitions: TimePartitions | None = None
+    """Those of what is derived."""
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
     reported: bool = True
@@ -117,22 +118,24 @@ def watches(lake: Lake) -> Iterator[Watch]:
             registrations=tuple(keys),
             derived=_assets(lake, downstream),
             registration_checks=tuple(run_checks(lake, registered)),
-            derived_checks=tuple(run_checks(lake, [table.name for table in downstream])),
+            derived_checks=tuple(run_checks(lake, [each.name for each in downstream])),
+            partitions=time_partitions(spec) if downstream else None,
         )
-    for derived in lake.derived:
-        reach = derived.lookback_of(lake.root(derived))
-        back = {source: ("lookback", reach) for source in derived.sources if reach}
+    for table in lake.derived:
+        reach = table.lookback_of(lake.root(table))
+        back = {source: ("lookback", reach) for source in table.sources if reach}
         # Nobody knows for how long a row of a lookup counts: all that came after it.
-        back |= dict.fromkeys(derived.lookups, ("lookup", FOREVER))
+        back |= dict.fromkeys(table.lookups, ("lookup", FOREVER))
         for source, (why, reach) in back.items():
-            downstream = [derived, *lake.downstream(derived.name)]
+            downstream = [table, *lake.downstream(table.name)]
             several = f"_of_{source}" if len(back) > 1 else ""
             yield Watch(
-                name=re.sub(r"[.-]", "_", f"{derived.name}_{why}{several}"),
+                name=re.sub(r"[.-]", "_", f"{table.name}_{why}{several}"),
                 origin=lake.origin(source),
                 registrations=(),
                 derived=_assets(lake, downstream),
-                derived_checks=tuple(run_checks(lake, [table.name for table in downstream])),
+                derived_checks=tuple(run_checks(lake, [each.name for each in downstream])),
+                partitions=time_partitions(lake.root(table)),
                 reach=reach or timedelta(),
                 reported=False,
             )
@@ -153,8 +156,7 @@ def snapshot_sensors(lake: Lake) -> Iterator[dg.SensorDefinition]:
 
 
 def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
-    table = watch.origin.table
-    partitions = time_partitions(watch.origin.root) if watch.derived else None
+    table, partitions = watch.origin.table, watch.partitions
     name = ".".join(table.identifier)
     what = (
         "Reports every snapshot of it as a materialization, and requests"

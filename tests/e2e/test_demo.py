@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dagster_dev import dagster_dev
 
 from topicberg import kafka
-from topicberg.dagster_home import dagster_home
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.query import QueryError, run_query
@@ -56,44 +53,17 @@ def test_demo_ends_with_the_same_counts_through_three_doors(stack: Endpoints) ->
     assert password not in done.stdout + done.stderr
 
 
-@pytest.fixture
-def dagster_dev(stack: Endpoints) -> Iterator[int]:
-    """`dagster dev` in the project's root; the port of its web server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    config = settings()
-    log = (config.state_dir / "dagster-dev.log").open("w")
-    dagster = Path(sys.executable).with_name("dagster")
-    process = subprocess.Popen(
-        [str(dagster), "dev", "--host", "127.0.0.1", "--port", str(port)],
-        cwd=config.project_root,
-        env={**environment(), "DAGSTER_HOME": str(dagster_home(config))},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        yield port
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        log.close()
-
-
-def test_the_daemon_carries_records_to_snowflake(stack: Endpoints, dagster_dev: int) -> None:
+def test_the_daemon_carries_records_to_snowflake(stack: Endpoints) -> None:
     run_here(settings(), "stock_trades", rate=0, count=1000)
     produced = sum(kafka.end_offsets(stack, "stock_trades").values())
-    deadline = time.monotonic() + 240
     seen = -1
-    while seen != produced:
-        assert time.monotonic() < deadline, f"Snowflake has {seen} of {produced} rows"
-        time.sleep(3)
-        try:
-            sql = f"SELECT count(*) FROM {TOTALS}"
-            seen = int(run_query(sql, "snowflake", stack, settings()).scalar())
-        except QueryError:  # the table is not there yet
-            continue
+    with dagster_dev(settings()):
+        deadline = time.monotonic() + 240
+        while seen != produced:
+            assert time.monotonic() < deadline, f"Snowflake has {seen} of {produced} rows"
+            time.sleep(3)
+            try:
+                sql = f"SELECT count(*) FROM {TOTALS}"
+                seen = int(run_query(sql, "snowflake", stack, settings()).scalar())
+            except QueryError:  # the table is not there yet
+                continue

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from assets import Lake, find_derived, lake_assets
+from assets import Lake, find_derived, lake_assets, lake_checks
 from assets.derived import DerivedTable
 from definitions import defs
+from jobs import everything, pipeline_jobs, snapshot_sensors
 from jobs.sensors import watches
 from resources import RESOURCES
 from topicberg.deploy.platform import resources
 from topicberg.errors import SpecError
 from topicberg.settings import settings
 from topicberg.topics import load_topics
-from topicberg.topics.spec import TableflowSpec
+from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 
 REPOSITORY = defs.get_repository_def()
 GRAPH = REPOSITORY.asset_graph
@@ -229,6 +230,31 @@ def test_a_published_topic_can_have_a_table() -> None:
     assert lake.origin("stock_trades_with_totals").table.identifier[0] == "stock_trades"
     names = {watch.name for watch in watches(lake)}
     assert {"stock_trades_snapshots", "stock_trades_with_totals_topic_snapshots"} <= names
+
+
+def test_tables_of_different_partitions_have_jobs_of_their_own() -> None:
+    daily = DerivedPartitions(granularity="daily", start=date(2026, 1, 1))
+    topics = [
+        spec.model_copy(update={"derived_partitions": daily})
+        if spec.name == "stock_trades"
+        else spec
+        for spec in LAKE.topics
+    ]
+    lake = Lake(LAKE.config, tuple(topics), LAKE.derived)
+    mixed = dg.Definitions(
+        assets=[*lake_assets(lake)],
+        asset_checks=[*lake_checks(lake)],
+        jobs=[*pipeline_jobs(lake)],
+        sensors=[*snapshot_sensors(lake)],
+        resources=RESOURCES,
+    )
+    dg.Definitions.validate_loadable(mixed)
+    jobs = [mixed.resolve_job_def(name) for name in everything(lake)]
+    assert len({job.partitions_def for job in jobs}) == len(jobs) == 2
+    selected = [job.asset_layer.executable_asset_keys for job in jobs]
+    assert set().union(*selected) == mixed.resolve_asset_graph().materializable_asset_keys
+    (looked_up,) = [w for w in watches(lake) if w.name == "trades_by_region_lookup"]
+    assert isinstance(looked_up.partitions, dg.DailyPartitionsDefinition)
 
 
 def test_a_topic_of_no_table_is_refused() -> None:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from assets import Lake
+    from assets.tables import LakeTable
     from topicberg.endpoints import Endpoints
     from topicberg.query import Engine
     from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
 
 TOPIC = "stock_trades"
 TOTALS = "stock_trades_with_totals"
@@ -109,10 +111,11 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
         console.print(f"  {mark} check {name}: {escape(description)}")
     with steps.step("query the tables through Spark, DuckDB and Snowflake"):
         held = _records_in_kafka(config, endpoints)
-        counts = {
-            table: {engine: _count(table, engine, endpoints, config) for engine in ENGINES}
-            for table in [table.name for table in _lake(config).tables()]
-        }
+        tables = list(_lake(config).tables())
+        found = {engine: _counts(tables, engine, endpoints, config) for engine in ENGINES}
+    counts = {
+        table.name: {engine: found[engine][table.name] for engine in ENGINES} for table in tables
+    }
     _print_counts(console, held, counts)
     _print_totals(console, config, endpoints)
     same = all(len(set(row.values())) == 1 for row in counts.values())
@@ -147,7 +150,7 @@ def materialize(
 ) -> list[tuple[str, bool, str]]:
     """Run every pipeline on what was produced since then; its checks: name, passed, description.
 
-    :raises TopicbergError: the run failed
+    :raises TopicbergError: a run failed
     """
     from topicberg.dagster_home import dagster_home
 
@@ -157,27 +160,28 @@ def materialize(
     import dagster as dg
 
     from definitions import defs
-    from jobs import EVERYTHING
+    from jobs import everything
 
-    job = defs.resolve_job_def(EVERYTHING)
-    tags = _partition_range(config, endpoints, since)
+    found: list[tuple[str, bool, str]] = []
     with dg.DagsterInstance.get() as instance:
-        result = job.execute_in_process(
-            instance=instance,
-            tags=tags,
-            run_id=str(uuid.uuid4()),
-            raise_on_error=False,
-            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-        )
-        if not result.success:
-            raise TopicbergError(
-                f"run {result.run_id} failed: {_failure(result)}",
-                hint="`make ui` shows the run",
+        for name, topic in everything(_lake(config)).items():
+            result = defs.resolve_job_def(name).execute_in_process(
+                instance=instance,
+                tags=_partition_range(topic, config, endpoints, since) if topic else {},
+                run_id=str(uuid.uuid4()),
+                raise_on_error=False,
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
-        return [
-            (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
-            for e in result.get_asset_check_evaluations()
-        ]
+            if not result.success:
+                raise TopicbergError(
+                    f"run {result.run_id} failed: {_failure(result)}",
+                    hint="`make ui` shows the run",
+                )
+            found += [
+                (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
+                for e in result.get_asset_check_evaluations()
+            ]
+    return found
 
 
 def _failure(result: dg.ExecuteInProcessResult) -> str:
@@ -189,12 +193,16 @@ def _failure(result: dg.ExecuteInProcessResult) -> str:
     return "see its log"
 
 
-def _partition_range(config: Settings, endpoints: Endpoints, since: datetime) -> dict[str, str]:
-    """Tags of the partitions of everything produced since then, and of what was never computed."""
-    from assets.partitions import partition_key, partition_keys, time_partitions
-    from topicberg.topics import load_topic
+def _partition_range(
+    topic: TopicSpec, config: Settings, endpoints: Endpoints, since: datetime
+) -> dict[str, str]:
+    """Tags of the partitions of everything produced since then, and of what was never computed.
 
-    partitions = time_partitions(load_topic(TOPIC, config))
+    :param topic: says which partitions there are
+    """
+    from assets.partitions import partition_key, partition_keys, time_partitions
+
+    partitions = time_partitions(topic)
     first = min([int(since.timestamp()) // 3600, *_uncomputed_hours(config, endpoints)])
     start = partition_keys(partitions, [range(first, first + 1)], since)
     return {
@@ -235,16 +243,24 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
     }
 
 
-def _count(table: str, engine: Engine, endpoints: Endpoints, config: Settings) -> int:
-    """:param table: as in Snowflake; a topic's table has the topic's own name elsewhere"""
+def _counts(
+    tables: list[LakeTable], engine: Engine, endpoints: Endpoints, config: Settings
+) -> dict[str, int]:
+    """Table → rows, of all tables with one query."""
+    from topicberg.endpoints import CATALOG
     from topicberg.query import run_query
-    from topicberg.topics import load_topics
 
-    names = {spec.asset_name: spec.name for spec in load_topics(config)}
-    if engine != "snowflake" and (name := names.get(table)):
+    def called(table: LakeTable) -> str:
+        if engine == "snowflake":
+            return table.snowflake_name
         quote = '"' if engine == "duckdb" else "`"
-        table = f"{quote}{name}{quote}"
-    return int(run_query(f"SELECT count(*) FROM {table}", engine, endpoints, config).scalar())  # noqa: S608
+        return ".".join(f"{quote}{name}{quote}" for name in (CATALOG, *table.identifier))
+
+    sql = " UNION ALL ".join(
+        f"SELECT '{table.name}', count(*) FROM {called(table)}"  # noqa: S608  names of tables
+        for table in tables
+    )
+    return {str(name): int(rows) for name, rows in run_query(sql, engine, endpoints, config).rows}
 
 
 def _print_counts(
