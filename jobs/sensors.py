@@ -86,6 +86,8 @@ class Watch:
     registration_checks: tuple[dg.AssetCheckKey, ...] = ()
     derived_checks: tuple[dg.AssetCheckKey, ...] = ()
     """Checks of the run; a blocking one that fails stops what is downstream of it."""
+    partitions: TimePartitions | None = None
+    """Those of what is derived."""
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
     reported: bool = True
@@ -118,7 +120,7 @@ def watches(lake: Lake) -> Iterator[Watch]:
             registrations=tuple(keys),
             derived=_assets(lake, downstream),
             registration_checks=tuple(run_checks(lake, registered)),
-            derived_checks=tuple(run_checks(lake, [table.name for table in downstream])),
+            derived_checks=tuple(run_checks(lake, [each.name for each in downstream])),
             partitions=time_partitions(spec) if downstream else None,
         )
     for table in lake.derived:
