@@ -86,8 +86,6 @@ class Watch:
     registration_checks: tuple[dg.AssetCheckKey, ...] = ()
     derived_checks: tuple[dg.AssetCheckKey, ...] = ()
     """Checks of the run; a blocking one that fails stops what is downstream of it."""
-    partitions: TimePartitions | None = None
-    """Those of what is derived."""
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
     reported: bool = True
