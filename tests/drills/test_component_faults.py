@@ -34,7 +34,7 @@ from topicberg.tableflow.status import read_status
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 HOLD_SECONDS = 15.0
-RECOVERY_SECONDS = 180.0
+RECOVERY_SECONDS = 300.0
 COMPONENTS = (
     *("kafka", "schema_registry", "s3", "iceberg_rest", "spark"),
     *("aws", "snowflake", "confluent", "tableflow"),
