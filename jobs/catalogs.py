@@ -33,6 +33,7 @@ class Cursor(BaseModel):
 def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     tables = [
         *(history_lake_table(spec) for spec in lake.histories.values()),
+        *(view for _, view in lake.upsert_views),
         *(lake.table(derived) for derived in lake.derived),
     ]
     keys = [table.key(system) for table in tables for system in ("glue", "snowflake")]
