@@ -35,6 +35,7 @@ _TEMPORARY.mkdir(exist_ok=True)
 os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
 import hypothesis  # noqa: E402
+from dagster._core.storage.defs_state.base import set_defs_state_storage  # noqa: E402
 
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
@@ -53,6 +54,13 @@ RECOVERY_SECONDS = 90.0
 def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test touches the checkout's own state."""
     with _state_dir(tmp_path_factory.mktemp("nothing-runs-here")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_instance_of_another_test() -> Iterator[None]:
+    """Dagster keeps the storage of an instance that was entered twice, after it is gone."""
+    with set_defs_state_storage(None):
         yield
 
 

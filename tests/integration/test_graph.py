@@ -156,17 +156,6 @@ def test_computing_a_partition_again_changes_nothing(stack: Endpoints, daemon: D
     assert run_query(digest, "duckdb", stack, settings()).rows == before
 
 
-@pytest.fixture
-def no_patience(stack: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Glue and Snowflake may not be behind for a moment."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
-        settings.cache_clear()
-        yield
-    settings.cache_clear()
-
-
-@pytest.mark.usefixtures("no_patience")
 @pytest.mark.parametrize(
     ("fault", "system", "check", "expected"),
     [
@@ -175,7 +164,13 @@ def no_patience(stack: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     ],
 )
 def test_checks_tell_what_is_wrong(
-    stack: Endpoints, daemon: Daemon, fault: str, system: str, check: str, expected: str
+    stack: Endpoints,
+    daemon: Daemon,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    system: str,
+    check: str,
+    expected: str,
 ) -> None:
     commit_some(stack, 10)
     while not daemon.tick().skip_message:
@@ -194,7 +189,12 @@ def test_checks_tell_what_is_wrong(
     asked = job.get_subset(asset_selection=set(), asset_check_selection={key})
 
     def evaluate() -> dg.AssetCheckEvaluation:
-        ran = asked.execute_in_process(instance=daemon.instance, raise_on_error=False)
+        """Without the patience that a run has with what it has just changed."""
+        with monkeypatch.context() as patch:
+            patch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
+            settings.cache_clear()
+            ran = asked.execute_in_process(instance=daemon.instance, raise_on_error=False)
+        settings.cache_clear()
         (found,) = ran.get_asset_check_evaluations()
         return found
 
