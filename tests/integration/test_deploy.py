@@ -150,19 +150,16 @@ def test_1_create_through_faults_and_kills_ends_with_an_empty_plan(platform: Pla
     assert len(_ours(world)) == sum(isinstance(one, RotatingKey) for one in graph)
 
 
-def test_2_the_pipeline_runs(platform: Platform) -> None:
+def test_2_create_alone_leads_to_totals_in_snowflake(platform: Platform) -> None:
+    subprocess.run([str(TOPICBERG), "deploy", "create"], check=True, timeout=1500)
     world, graph = platform.open()
     engine.plan(graph, world)
-    table = world.live["snowflake/table/stock_trades"]
-    assert table.fields["auto_refresh"]
-    with world.snowflake() as session:
-        name = quote(
-            world.config.snowflake_name("database"),
-            world.config.snowflake_name("schema"),
-            "STOCK_TRADES",
-        )
-        statement = f"SELECT COUNT(*) AS rows_ FROM {name}"
-        assert session.run(statement, "SYSADMIN")[0]["rows_"] >= 0
+    assert world.live["snowflake/table/stock_trades"].fields["auto_refresh"]
+    names = Names.of(world.config)
+    for table in ("STOCK_TRADES", "STOCK_TRADES_WITH_TOTALS"):
+        statement = f"SELECT COUNT(*) AS rows_ FROM {names.table(table)}"
+        with world.snowflake() as session:
+            assert session.run(statement, "SYSADMIN")[0]["rows_"] > 0
 
 
 def test_3_two_at_once_do_not_meet(platform: Platform) -> None:
