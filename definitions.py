@@ -29,15 +29,14 @@ from topicberg.topics import load_topics  # noqa: E402
 _config = settings()
 _specs = load_topics(_config)
 _lake = Lake(_config, tuple(_specs), tuple(find_derived()))
-_maintenance = maintenance_job(_lake)
 
 defs = dg.Definitions(
     assets=[*lake_assets(_lake), platform_assets(_config, _specs)],
     asset_checks=list(lake_checks(_lake)),
-    jobs=[*pipeline_jobs(_lake), check_job(_lake), _maintenance],
+    jobs=[*pipeline_jobs(_lake), check_job(_lake), maintenance_job(_lake)],
     schedules=[
         check_schedule(),
-        maintenance_schedule(_maintenance),
+        maintenance_schedule(),
         retention_schedule(),
         rotation_schedule(_config),
     ],

@@ -6,15 +6,9 @@ import dagster as dg
 
 from assets import Lake
 from assets.checks import table_checks
-from resources import Lakehouse
-from topicberg.errors import TopicbergError
+from jobs.schedules import schedule_unless_busy
 
 CHECK = "check_tables"
-UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
 
 
 def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
@@ -35,30 +29,4 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
 
 def check_schedule() -> dg.ScheduleDefinition:
     """Every five minutes."""
-
-    @dg.schedule(
-        name=f"{CHECK}_schedule",
-        job_name=CHECK,
-        cron_schedule="*/5 * * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-    )
-    def schedule(
-        context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse
-    ) -> dg.RunRequest | dg.SkipReason:
-        return request_unless_busy(context, lakehouse, CHECK)
-
-    return schedule
-
-
-def request_unless_busy(
-    context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse, job: str
-) -> dg.RunRequest | dg.SkipReason:
-    """A run of the job, if the deployment is there and the last run has ended."""
-    try:
-        lakehouse.peek()
-    except TopicbergError as error:
-        return dg.SkipReason(str(error))
-    runs = context.instance.get_runs(dg.RunsFilter(job_name=job, statuses=UNFINISHED), limit=1)
-    if runs:
-        return dg.SkipReason(f"run {runs[0].run_id} is still under way")
-    return dg.RunRequest()
+    return schedule_unless_busy(CHECK, "*/5 * * * *")

@@ -9,7 +9,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from assets import Lake
 from assets.retries import retried
 from assets.tables import LakeTable, history_lake_table, topic_table
-from jobs.checks import request_unless_busy
+from jobs.schedules import schedule_unless_busy
 from resources import Lakehouse
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -41,21 +41,9 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
     return maintain_tables
 
 
-def maintenance_schedule(job: dg.JobDefinition) -> dg.ScheduleDefinition:
+def maintenance_schedule() -> dg.ScheduleDefinition:
     """Every quarter of an hour, as often as compaction is due."""
-
-    @dg.schedule(
-        name=f"{MAINTAIN}_schedule",
-        job=job,
-        cron_schedule="*/15 * * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-    )
-    def schedule(
-        context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse
-    ) -> dg.RunRequest | dg.SkipReason:
-        return request_unless_busy(context, lakehouse, MAINTAIN)
-
-    return schedule
+    return schedule_unless_busy(MAINTAIN, "*/15 * * * *")
 
 
 def _topic_op(spec: TopicSpec, config: Settings) -> dg.OpDefinition:

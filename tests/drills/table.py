@@ -19,6 +19,7 @@ LONGEST = 160
 
 def message(text: str) -> str:
     text = re.sub(r"drill_(append|upsert)_[0-9a-f]{6}", "…", text)
+    text = re.sub(r" \((?:/[^/\s()]+){2,}\)", "", text)  # where Python found a module
     text = re.sub(r"topic …: |\(?0x[0-9a-f]+\)?", "", text)
     text = text.partition(" → ")[0].replace("|", "\\|").replace("<", "&lt;")
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

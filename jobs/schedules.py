@@ -1,0 +1,38 @@
+"""Schedules of jobs of which one run at a time is enough."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from resources import Lakehouse
+from topicberg.errors import TopicbergError
+
+UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+]
+
+
+def schedule_unless_busy(job: str, cron: str) -> dg.ScheduleDefinition:
+    """Runs of the job, if the deployment is there and the last run has ended."""
+
+    @dg.schedule(
+        name=f"{job}_schedule",
+        job_name=job,
+        cron_schedule=cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    def schedule(
+        context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse
+    ) -> dg.RunRequest | dg.SkipReason:
+        try:
+            lakehouse.peek()
+        except TopicbergError as error:
+            return dg.SkipReason(str(error))
+        runs = context.instance.get_runs(dg.RunsFilter(job_name=job, statuses=UNFINISHED), limit=1)
+        if runs:
+            return dg.SkipReason(f"run {runs[0].run_id} is still under way")
+        return dg.RunRequest()
+
+    return schedule
