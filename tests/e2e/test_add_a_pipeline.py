@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from documents import run_block
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
-from topicberg.settings import PROJECT_ROOT, settings
+from topicberg.settings import PROJECT_ROOT
 
 pytestmark = [
     pytest.mark.e2e,
@@ -52,28 +50,13 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_the_document(stack: Endpoints, project: Path) -> None:
-    programs = Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{project}:{project / 'platform'}",
-        "TOPICBERG_STATE_DIR": str(settings().state_dir),
-    }
+    environment = {"PYTHONPATH": f"{project}:{project / 'platform'}"}
     commands = 0
     output = ""
     for language, text in blocks():
         first, _, rest = text.partition("\n")
         if language == "bash":
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", text],
-                cwd=project,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-            output += done.stdout
+            output += run_block(text, project, environment)
             commands += 1
         elif first.startswith("# "):
             path = project / first.removeprefix("# ")
