@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
+from conftest import KillService
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
@@ -26,18 +26,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 RECORDS = int(os.environ.get("TOPICBERG_TEST_RECORDS", 300_000))
 """The whole million takes two minutes; it is run with TOPICBERG_TEST_RECORDS=1000000."""
-
-
-def kill(name: str) -> None:
-    """SIGKILL a service that runs; wait for it if it is being restarted."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for service in local_stack.status(settings()):
-            if service.name == name and service.running and service.pid:
-                os.kill(service.pid, signal.SIGKILL)
-                return
-        time.sleep(0.5)
-    raise AssertionError(f"{name} does not run")
 
 
 def zigzag(number: int) -> bytes:
@@ -92,7 +80,7 @@ def wait(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(1)
 
 
-def test_kills_lose_nothing_and_double_nothing(stack: Endpoints) -> None:
+def test_kills_lose_nothing_and_double_nothing(stack: Endpoints, kill_service: KillService) -> None:
     spec, config = load_topic("stock_trades"), settings()
     kafka.ensure_topic(spec, stack, config)
     failures: list[object] = []
@@ -100,8 +88,9 @@ def test_kills_lose_nothing_and_double_nothing(stack: Endpoints) -> None:
     producing.start()
     for service in ("tableflow", "spark", "spark", "tableflow"):
         time.sleep(6)
-        kill(service)
+        kill_service(service, wait=False)
     producing.join()
+    local_stack.up(config)  # whatever was killed last may still be starting
     assert failures == []
     end = kafka.end_offsets(stack, "stock_trades")
 
