@@ -162,12 +162,17 @@ def registry_errors(what: str) -> Iterator[None]:
     """Turn the registry client's errors into one clear error that names ``what``.
 
     :raises TopicbergError: the registry does not answer, or refuses
+    :raises AnswerError: what answers is no registry
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
     from httpx2 import HTTPError
 
+    from topicberg.answers import answered
+
+    library = "confluent_kafka.schema_registry"
     try:
-        yield
+        with answered(f"the schema registry ({what})", "JSON of a registry", library):
+            yield
     except SchemaRegistryError as error:
         raise TopicbergError(
             f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"
