@@ -72,8 +72,9 @@ class Daemon:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon(stack: Endpoints) -> Iterator[Daemon]:
+    """One for all tests: what it has seen and requested once, it does not again."""
     with dg.instance_for_test() as instance:
         yield Daemon(instance)
 

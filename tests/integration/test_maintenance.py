@@ -340,6 +340,7 @@ def test_upserts_stay_what_they_are(make_topic: MakeTopic) -> None:
     assert counts(topic) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillService) -> None:
     table = topic.table()
