@@ -217,7 +217,7 @@ def test_poison_record(operator: Operator, stack: Endpoints) -> None:
         sync()
         operator.await_green()
     finally:
-        control._file(settings(), TOPIC).unlink(missing_ok=True)
+        control.forget(settings(), TOPIC)
 
 
 def test_glue_pointer_moved_by_hand(operator: Operator, stack: Endpoints) -> None:
