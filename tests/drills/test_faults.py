@@ -38,13 +38,13 @@ from topicberg.tableflow.status import read_status
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.spec import Freshness
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 TOPIC = "airline.sunset"
 NAME = "airline_sunset"
 SPEC = load_topic(TOPIC)
 ICEBERG, GLUE, SNOWFLAKE = (f"{system}/{NAME}" for system in ("iceberg", "glue", "snowflake"))
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 _COMMAND = re.compile(r"`(topicberg [^`]+)`")
 
 
