@@ -181,8 +181,9 @@ def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
 
     def skipped(probe: Probe) -> "Finding":
         from topicberg.checks.topic import check_skipped
+        from topicberg.tableflow.control import as_asked
 
-        return check_skipped(spec, probe.iceberg)
+        return check_skipped(as_asked(probe.lakehouse.config, spec), probe.iceberg)
 
     yield TableCheck("tableflow", "Tableflow commits the topic: it is not suspended, and no turn "
                      "of it fails again and again.", engine)  # fmt: skip

@@ -109,6 +109,12 @@ def find_topic(config: Settings, topic: str) -> TopicSpec:
     return _applied(request, specs.get(topic)) if request else specs[topic]
 
 
+def as_asked(config: Settings, spec: TopicSpec) -> TopicSpec:
+    """The spec with what was asked for since: what the engine goes by."""
+    request = read_request(config, spec.name)
+    return _applied(request, spec) if request and request.enabled else spec
+
+
 def read_request(config: Settings, topic: str) -> Request | None:
     """What was last asked for; None: nothing."""
     try:
