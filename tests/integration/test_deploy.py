@@ -305,7 +305,17 @@ def _run_in_dagster(config: Settings) -> None:
     assert result.success
 
 
-def test_7_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> None:
+def test_7_delete_asks_before_it_deletes(platform: Platform) -> None:
+    command = [str(TOPICBERG), "deploy", "delete"]
+    asked = subprocess.run(
+        command, input="n\n", capture_output=True, text=True, check=False, timeout=600
+    )
+    assert asked.returncode == 1
+    assert "  * topic stock_trades\n" in asked.stdout
+    assert platform.plan() == {}
+
+
+def test_8_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> None:
     world, graph = platform.open()
     engine.plan(graph, world)
     for key in world.cloud.pages("/iam/v2/api-keys"):

@@ -9,10 +9,14 @@ import pytest
 
 from topicberg.deploy import engine
 from topicberg.deploy.confluent.api import ConflictError, UncertainError
+from topicberg.deploy.confluent.iam import RoleBinding
+from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.names import Names
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
-from topicberg.deploy.world import World
+from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
+from topicberg.deploy.snowflake.storage import IcebergTable
+from topicberg.deploy.world import CLUSTER, REGISTRY, World
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 
@@ -229,6 +233,47 @@ def test_every_need_is_there_and_comes_first() -> None:
     for resource in graph:
         for need in (*resource.needs, *resource.within):
             assert place[need] < place[resource.key]
+
+
+def test_a_table_waits_for_all_that_it_is_made_from() -> None:
+    graph = {one.key: one for one in resources(CONFIG, load_topics())}
+    waited: set[str] = set()
+    following = ["snowflake/table/stock_trades"]
+    while following:
+        needs = set(graph[following.pop()].needs) - waited
+        waited |= needs
+        following += needs
+    assert waited >= {
+        *("snowflake/database", "snowflake/schema", "snowflake/volume", "snowflake/integration"),
+        *("snowflake/grant/sysadmin/volume", "snowflake/grant/sysadmin/integration"),
+        *("confluent/tableflow/stock_trades", "confluent/catalog_integration"),
+        *("aws/role/snowflake", "aws/role/tableflow", "aws/glue_database"),
+    }
+
+
+def test_the_user_may_read_what_it_is_made_for() -> None:
+    graph = resources(CONFIG, load_topics())
+    role = CONFIG.snowflake_name("system_admin_role")
+    may = {(one.privilege, one.on) for one in graph if isinstance(one, Grant) and one.role == role}
+    assert may >= {("USAGE", on) for on in ("WAREHOUSE", "DATABASE", "SCHEMA")}
+    read = {one.target for one in graph if isinstance(one, Grant) and one.privilege == "SELECT"}
+    tables = {one.name for one in graph if isinstance(one, IcebergTable)}
+    assert {target[-1] for target in read} == tables != set()
+
+
+def test_the_secret_is_of_the_user_that_is_made() -> None:
+    graph = resources(CONFIG, load_topics())
+    (keys,) = [one for one in graph if isinstance(one, UserKeys)]
+    (user,) = [one for one in graph if isinstance(one, User)]
+    assert keys.user == user.name
+
+
+def test_roles_are_on_what_is_ours_and_no_wider() -> None:
+    bindings = [one for one in resources(CONFIG, load_topics()) if isinstance(one, RoleBinding)]
+    assert {one.on for one in bindings} == {CLUSTER, REGISTRY, PROVIDER_INTEGRATION}
+    assert not any("Environment" in one.role or "Organization" in one.role for one in bindings)
+    (admin,) = [one for one in bindings if one.role == "CloudClusterAdmin"]
+    assert admin.account == "confluent/service_account/app_manager"
 
 
 @pytest.mark.parametrize(
