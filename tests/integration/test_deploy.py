@@ -243,7 +243,9 @@ def test_6_no_secret_lies_about(platform: Platform) -> None:
     """Not in what the command line prints, in logs, in Dagster's storage, or in readable files."""
     world, _ = platform.open()
     secrets = _secret_values(world) | {
-        value.get_secret_value() for _, value in platform.stack if isinstance(value, SecretStr)
+        value.get_secret_value()
+        for name, value in platform.stack
+        if isinstance(value, SecretStr) and not name.endswith("access_key")  # a user's name
     }
     assert len(secrets) > 20
     printed = [

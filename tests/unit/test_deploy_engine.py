@@ -59,6 +59,16 @@ class Precious(Thing):
     holds_data = True
 
 
+@dataclass(frozen=True)
+class TwoParts(Thing):
+    """Its first request makes it with a size of 0, its second sets the size."""
+
+    def create(self, world: World) -> None:
+        _there(world)[self.key] = {**self.desired(world), "size": 0}
+        _stumble(world, self.key)
+        _there(world)[self.key] = self.desired(world)
+
+
 class Toy:
     """As much of a world as the engine uses."""
 
@@ -117,6 +127,13 @@ def test_an_answer_that_was_lost_makes_no_second_one(world: World) -> None:
     cast(Any, world).trouble = {"b": [UncertainError("lost")]}
     engine.create(GRAPH, world, quiet)
     assert _log(world).count("create b") == 1
+
+
+def test_what_was_made_in_part_is_completed(world: World) -> None:
+    graph: list[Thing] = [TwoParts("a", "A")]
+    cast(Any, world).trouble = {"a": [UncertainError("lost")]}
+    engine.create(graph, world, quiet)
+    assert set(actions(world, graph).values()) == {"keep"}
 
 
 def test_drift_is_a_change_with_its_fields(world: World) -> None:
