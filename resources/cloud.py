@@ -134,16 +134,16 @@ def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
     :param instead: the settings that it is read in place of
     :raises TopicbergError: there is no such secret
     """
-    import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
+    from topicberg.aws import aws_session
     from topicberg.deploy.secrets import Secrets
 
     at, values = _read.get(path, (0.0, {}))
     if values and time.monotonic() - at < SECRETS_SECONDS:
         return values
     try:
-        client = boto3.Session(region_name=config.aws_region).client("secretsmanager")
+        client = aws_session(region_name=config.aws_region).client("secretsmanager")
         found = Secrets(client).read(path)
         reason = "there is no such secret"
     except (BotoCoreError, ClientError) as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dagster import ConfigurableResource
 
 from resources.lakehouse import connect
+from topicberg.snowflake import logging_in
 from topicberg.snowflake_resource import snowflake_resource
 
 if TYPE_CHECKING:
@@ -39,5 +40,7 @@ class Snowflake(ConfigurableResource):
             **endpoint.login(),
             additional_snowflake_connection_args=arguments,
         )
-        with resource.get_connection() as connection:
+        with ExitStack() as opened:
+            with logging_in():
+                connection = opened.enter_context(resource.get_connection())
             yield connection

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from topicberg.errors import StackError, StackNotRunningError
 from topicberg.settings import Settings, settings
 
 if TYPE_CHECKING:
+    import boto3
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from pyiceberg.catalog import Catalog
@@ -126,12 +128,10 @@ class Endpoints(BaseModel):
 
         :param options: a ``botocore.config.Config``
         """
-        import boto3
-
         on_s3 = service == "s3"
         access_key = self.s3_access_key if on_s3 else self.aws_access_key
         secret_key = self.s3_secret_key if on_s3 else self.aws_secret_key
-        return boto3.client(
+        return _aws_session().client(
             service,
             region_name=(config or settings()).aws_region,
             endpoint_url=self.s3 if on_s3 else self.aws,
@@ -144,9 +144,11 @@ class Endpoints(BaseModel):
         """The Iceberg REST catalog, through PyIceberg."""
         from pyiceberg.catalog import load_catalog
 
+        from topicberg.catalog import CheckedCatalog
+
         config = config or settings()
         properties: dict[str, str] = {
-            "type": "rest",
+            "py-catalog-impl": f"{CheckedCatalog.__module__}.{CheckedCatalog.__name__}",
             "uri": self.iceberg_rest,
             "warehouse": config.warehouse,
             "s3.region": config.aws_region,
@@ -165,6 +167,14 @@ class Endpoints(BaseModel):
             properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
             properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
         return load_catalog(CATALOG, **properties)
+
+
+@cache
+def _aws_session() -> boto3.Session:
+    """One for all clients: it has read the descriptions of AWS's services."""
+    from topicberg.aws import aws_session
+
+    return aws_session()
 
 
 def runtime_file(config: Settings | None = None) -> Path:

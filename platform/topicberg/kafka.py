@@ -18,6 +18,8 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.settings import settings
+from topicberg.tableflow import control
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def ensure_topic(
     """
     admin = _admin(endpoints)
     created = _create_topic(admin, spec, endpoints)
+    if created:
+        control.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:
@@ -162,12 +166,17 @@ def registry_errors(what: str) -> Iterator[None]:
     """Turn the registry client's errors into one clear error that names ``what``.
 
     :raises TopicbergError: the registry does not answer, or refuses
+    :raises AnswerError: what answers is no registry
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
     from httpx2 import HTTPError
 
+    from topicberg.answers import answered
+
+    library = "confluent_kafka.schema_registry"
     try:
-        yield
+        with answered(f"the schema registry ({what})", "JSON of a registry", library):
+            yield
     except SchemaRegistryError as error:
         raise TopicbergError(
             f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"

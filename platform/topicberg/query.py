@@ -181,20 +181,21 @@ def _ask_snowflake(
         for name in ("host", "port", "protocol")
         if (value := getattr(account, name)) is not None
     }
-    with snowflake.connector.connect(
-        account=account.account,
-        user=account.user,
-        **account.connector_login(),
-        database=config.snowflake_name("database"),
-        schema=config.snowflake_name("schema"),
-        login_timeout=LOGIN_SECONDS,
-        **address,
-    ) as connection:
-        cursor = connection.cursor()
-        cursor.execute(sql)
-        columns = tuple(column.name for column in cursor.description or ())
-        rows = cursor.fetchall() if max_rows is None else cursor.fetchmany(max_rows + 1)
-        return _limited(columns, [tuple(row) for row in rows], max_rows)
+    from topicberg.snowflake import ask, logging_in
+
+    with logging_in():
+        connection = snowflake.connector.connect(
+            account=account.account,
+            user=account.user,
+            **account.connector_login(),
+            database=config.snowflake_name("database"),
+            schema=config.snowflake_name("schema"),
+            login_timeout=LOGIN_SECONDS,
+            **address,
+        )
+    with connection:
+        columns, rows = ask(connection, sql, None if max_rows is None else max_rows + 1)
+        return _limited(columns, rows, max_rows)
 
 
 _ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], QueryResult]] = {

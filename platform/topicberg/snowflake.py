@@ -9,11 +9,14 @@ Iceberg, AWS Glue; Iceberg REST; Snowflake Open Catalog)``, ``CREATE ICEBERG TAB
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
+from topicberg.answers import Answer, answered, unusable
 from topicberg.deploy.names import Names as DeployNames
 from topicberg.errors import TopicbergError
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 NOT_THERE = (2003, 2043)
 """Snowflake's error numbers for an object that does not exist (or that one may not see)."""
 NOT_ALLOWED = 3001
+LIBRARY = "snowflake.connector"
 LINKED_SECONDS = 60
 """Between two looks of a catalog-linked database."""
 
@@ -226,6 +230,33 @@ class NoSuchIcebergTableError(TopicbergError):
     """Snowflake has no such Iceberg table."""
 
 
+def ask(
+    connection: SnowflakeConnection, statement: str, most: int | None = None
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Columns and rows of a statement.
+
+    :param most: rows to fetch; None: all
+    :raises AnswerError: what answers is not Snowflake
+    """
+    asked = f"Snowflake ({' '.join(statement.split()[:3])} …)"  # the rest may have secrets
+    with answered(asked, "columns and rows", LIBRARY):
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        columns = tuple(column.name for column in cursor.description or ())
+        rows = cursor.fetchall() if most is None else cursor.fetchmany(most)
+        return columns, [tuple(row) for row in rows]
+
+
+@contextmanager
+def logging_in() -> Iterator[None]:
+    """Around what opens a connection.
+
+    :raises AnswerError: what answers is not Snowflake
+    """
+    with answered("Snowflake (login)", "a session", LIBRARY):
+        yield
+
+
 def sync(
     connection: SnowflakeConnection, config: Settings, table: str, glue: tuple[str, str]
 ) -> SnowflakeTable:
@@ -240,7 +271,7 @@ def sync(
     if not _exists(connection, names, table):
         _create(connection, config, create_table(names, table, *glue))
     try:
-        connection.cursor().execute(refresh_table(names, table))
+        ask(connection, refresh_table(names, table))
     except ProgrammingError as error:
         # A topic's table, which `topicberg deploy` made for another role: it follows by itself.
         if error.errno != NOT_ALLOWED:
@@ -253,12 +284,12 @@ def _create(connection: SnowflakeConnection, config: Settings, statement: str) -
     from snowflake.connector.errors import ProgrammingError
 
     try:
-        connection.cursor().execute(statement)
+        ask(connection, statement)
     except ProgrammingError as error:
         if error.errno not in NOT_THERE:
             raise
         for each in [*bootstrap(config), statement]:
-            connection.cursor().execute(each)
+            ask(connection, each)
 
 
 def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> SnowflakeTable:
@@ -270,12 +301,11 @@ def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> 
     if not _exists(connection, names, table):
         raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {names.table(table)}")
     name = names.table(table)
-    information = _value(connection, f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})")
+    look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})"
+    information = parsed(_value(connection, look), look)
     rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
-    cursor = connection.cursor()
-    cursor.execute(f"SELECT * FROM {name} LIMIT 0")  # noqa: S608  quoted above
-    columns = tuple(column.name for column in cursor.description or ())
-    return SnowflakeTable(name, int(rows), json.loads(information)["metadataLocation"], columns)
+    columns, _ = ask(connection, f"SELECT * FROM {name} LIMIT 0")  # noqa: S608  quoted above
+    return SnowflakeTable(name, int(rows), information["metadataLocation"], columns)
 
 
 @dataclass(frozen=True)
@@ -291,10 +321,9 @@ def describe(
     connection: SnowflakeConnection, config: Settings, table: str
 ) -> list[SnowflakeColumn]:
     """The columns of the table as Snowflake has it now."""
-    cursor = connection.cursor()
-    cursor.execute(f"DESCRIBE ICEBERG TABLE {Names.of(config).table(table)}")
-    heads = [column.name.lower() for column in cursor.description]
-    rows = (dict(zip(heads, row, strict=True)) for row in cursor.fetchall())
+    columns, found = ask(connection, f"DESCRIBE ICEBERG TABLE {Names.of(config).table(table)}")
+    heads = [column.lower() for column in columns]
+    rows = (dict(zip(heads, row, strict=True)) for row in found)
     return [SnowflakeColumn(row["name"], row["type"], row.get("comment")) for row in rows]
 
 
@@ -304,16 +333,31 @@ def _exists(connection: SnowflakeConnection, names: Names, table: str) -> bool:
     pattern = text(table.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%"))
     scope = quote(names.database, names.schema)
     try:
-        rows = connection.cursor().execute(f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
+        _, rows = ask(connection, f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
     except ProgrammingError as error:
         if error.errno in NOT_THERE:  # no such schema yet
             return False
         raise
-    return bool(rows and rows.fetchall())
+    return bool(rows)
+
+
+def parsed(value: Any, statement: str) -> Answer:
+    """The object that one of Snowflake's system functions answers as text.
+
+    :raises AnswerError: it is none
+    """
+    asked = f"Snowflake ({statement})"
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise unusable(asked, "an object of JSON")
+    return Answer(found, asked)
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:
-    cursor = connection.cursor()
-    cursor.execute(statement)
-    (value,) = cursor.fetchall()[0]
-    return value
+    _, rows = ask(connection, statement)
+    if len(rows) != 1 or len(rows[0]) != 1:
+        raise unusable(f"Snowflake ({statement})", "one value")
+    return rows[0][0]

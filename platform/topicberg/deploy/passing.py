@@ -8,8 +8,8 @@ not known everywhere yet, and about connections that broke for longer than a cli
 from __future__ import annotations
 
 from botocore.exceptions import ClientError, HTTPClientError
-from botocore.parsers import ResponseParserError
 
+from topicberg.answers import AnswerError
 from topicberg.deploy.confluent.api import (
     ConflictError,
     CredentialsError,
@@ -76,9 +76,7 @@ def unanswered(error: BaseException) -> bool:
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return code(error) in BUSY or status == 429 or status >= 500
-    return isinstance(error, UncertainError | HTTPClientError | ResponseParserError) or broken(
-        error
-    )
+    return isinstance(error, UncertainError | HTTPClientError | AnswerError) or broken(error)
 
 
 def broken(error: BaseException) -> bool:

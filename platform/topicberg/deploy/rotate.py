@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from topicberg.answers import AnswerError
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.api import UncertainError
 from topicberg.deploy.confluent.keys import RotatingKey
@@ -132,7 +133,7 @@ def _add(resource: RotatingKey, world: World) -> ApiKey:
     for _ in range(TRIES):
         try:
             return resource.add(world)
-        except UncertainError:
+        except (UncertainError, AnswerError):
             world.sleep(1.0)
             patiently(resource, world, lambda *_: None)
     return resource.add(world)

@@ -91,8 +91,8 @@ class Secrets:
         ):
             return None
         try:
-            value = json.loads(answer["SecretString"])
-        except (KeyError, ValueError):
+            value = json.loads(answer.get("SecretString") or "null")  # a binary one has none
+        except ValueError:
             return None
         return value if isinstance(value, dict) else None
 

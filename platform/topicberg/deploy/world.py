@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from topicberg.aws import aws_session
 from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.names import Names
 from topicberg.deploy.passing import broken
@@ -159,11 +160,7 @@ class World:
             if own:  # something that stands between
                 endpoints = endpoints.model_copy(update={"aws": own})
             return endpoints.boto3(service, self.config, options)
-        import boto3
-
-        session = boto3.Session(
-            profile_name=self.deploy.profile, region_name=self.config.aws_region
-        )
+        session = aws_session(profile_name=self.deploy.profile, region_name=self.config.aws_region)
         return session.client(service, config=options)
 
     @property

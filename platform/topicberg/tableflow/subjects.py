@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from topicberg.answers import unusable
 from topicberg.errors import TableflowError
 from topicberg.kafka import registry_errors
 
@@ -73,7 +74,7 @@ class SubjectReader:
         """
         with registry_errors(f"subject {name}"):
             try:
-                versions = sorted(self._client.get_versions(name))
+                versions = self._client.get_versions(name)
             except SchemaRegistryError as error:
                 if error.http_status_code != NOT_FOUND:
                     raise
@@ -81,7 +82,9 @@ class SubjectReader:
                     f"subject {name} does not exist in the schema registry",
                     hint="register the schema, or set schema.format: none to keep raw bytes",
                 ) from None
-            schemas = [self._version(name, version) for version in versions]
+            if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
+                raise unusable(f"the schema registry (subject {name})", "a list of versions")
+            schemas = [self._version(name, version) for version in sorted(versions)]
         return Subject(
             name=name,
             schemas={schema.schema_id: schema for schema in schemas},

@@ -26,6 +26,7 @@ import requests
 from pydantic import SecretStr
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
+from topicberg.answers import AnswerError, checked, unusable
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,10 @@ class UncertainError(ApiError):
     """No answer, or a 5xx: the request may have been carried out or not."""
 
 
+class GarbledError(UncertainError, AnswerError):
+    """An answer that is none of the API: the request may have been carried out or not."""
+
+
 class _TransientError(Exception):
     """This attempt failed in a way that passes.
 
@@ -95,7 +100,13 @@ class Api:
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     def get(self, path: str, **params: str | int) -> Any:
+        """An object; reading a field of it that is not there raises an :class:`AnswerError`."""
         return self.request("GET", path, params=params)
+
+    def listed(self, path: str) -> list[Any]:
+        """Of the few requests that are answered with a list."""
+        found: list[Any] = self.request("GET", path, expected=list)
+        return found
 
     def put(self, path: str, body: Any = None) -> Any:
         return self.request("PUT", path, body=body)
@@ -119,7 +130,7 @@ class Api:
         seen: set[str] = set()
         while True:
             page = self.get(path, **query)
-            yield from page.get("data") or []
+            yield from page["data"] or []
             token = _next_token(page)
             if not token or token in seen:
                 return
@@ -134,21 +145,24 @@ class Api:
         params: Mapping[str, str | int] | None = None,
         body: Any = None,
         repeatable: bool | None = None,
+        expected: type = dict,
     ) -> Any:
-        """The JSON of the answer; None when it has no body.
+        """The JSON of the answer; None when it has no body, which only a GET must have.
 
+        :raises GarbledError: it was something else
         :raises ApiError: it was refused; a subclass says how
         """
         again = method != "POST" if repeatable is None else repeatable
 
         def attempt() -> Any:
             try:
-                return self._send(method, path, params, body)
+                return self._send(method, path, params, body, expected)
             except _TransientError as failure:
+                error = failure.error
                 if failure.done and not again:
-                    raise UncertainError(
-                        failure.error.message, status=failure.error.status
-                    ) from None
+                    if isinstance(error, UncertainError):
+                        raise error from None
+                    raise UncertainError(error.message, status=error.status) from None
                 raise
 
         retrying = Retrying(
@@ -165,7 +179,12 @@ class Api:
             raise failure.error from None
 
     def _send(
-        self, method: str, path: str, params: Mapping[str, str | int] | None, body: Any
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str | int] | None,
+        body: Any,
+        expected: type,
     ) -> Any:
         what = f"{method} {self.url}{path}"
         try:
@@ -182,7 +201,7 @@ class Api:
         except requests.RequestException as error:
             raise _TransientError(_silent(what, error), done=True) from None
         if 200 <= response.status_code < 300:
-            return _json(response)
+            return _expected(what, response, expected)
         self._refuse(what, response)
         return None
 
@@ -220,6 +239,23 @@ class Api:
             session.auth = (self.key, self.secret.get_secret_value())
             session.headers.update({"Accept": "application/json", "User-Agent": "topicberg"})
         return session
+
+
+def _expected(what: str, response: requests.Response, expected: type) -> Any:
+    """
+    :raises _TransientError: the answer is none of the API
+    """
+    try:
+        found = _json(response)
+    except (ValueError, OSError, EOFError):  # gzip's errors, too
+        wanted = "JSON"
+    else:
+        if isinstance(found, expected) or (found is None and response.request.method != "GET"):
+            return checked(found, what)
+        wanted = "a list" if expected is list else "an object"
+    error = unusable(what, wanted)
+    garbled = GarbledError(error.message, status=response.status_code, hint=error.hint)
+    raise _TransientError(garbled, done=True)
 
 
 def explain(response: requests.Response) -> str:

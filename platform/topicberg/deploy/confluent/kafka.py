@@ -99,7 +99,7 @@ class Subject(Resource):
 
     def find(self, world: World) -> Live | None:
         try:
-            versions = world.registry.get(self._path("/versions"))
+            versions = world.registry.listed(self._path("/versions"))
         except GoneError as error:
             if error.status == 403:
                 raise

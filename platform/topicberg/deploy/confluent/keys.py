@@ -143,7 +143,7 @@ class RotatingKey(Resource):
             topics = f"/kafka/v3/clusters/{world.cluster}/topics"
             return lambda: world.kafka_as(key).get(topics)
         if self.of == "schema_registry":
-            return lambda: world.registry_as(key).get("/subjects")
+            return lambda: world.registry_as(key).listed("/subjects")
         api: Api = world.cloud_as(key)
         if self.of == "tableflow":
             return lambda: api.get("/tableflow/v1/regions")

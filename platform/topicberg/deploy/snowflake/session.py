@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.snowflake import NOT_THERE
+from topicberg.snowflake import NOT_THERE, ask, logging_in
 from topicberg.snowflake_resource import snowflake_resource
 
 if TYPE_CHECKING:
@@ -32,13 +32,12 @@ class Session:
 
     def run(self, statement: str, role: str) -> list[dict[str, Any]]:
         """The rows of a statement, columns in lower case."""
-        cursor = self.connection.cursor()
         if role != self.role:
-            cursor.execute(f"USE ROLE {role}")
+            ask(self.connection, f"USE ROLE {role}")
             self.role = role
-        cursor.execute(statement)
-        names = [column[0].lower() for column in cursor.description or []]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        columns, rows = ask(self.connection, statement)
+        names = [column.lower() for column in columns]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def find(self, statement: str, role: str) -> list[dict[str, Any]] | None:
         """The same; None when what it names does not exist."""
@@ -112,7 +111,8 @@ def _connect(world: World, **who: Any) -> SnowflakeConnection:
         **who,
     )
     # The resource's context manager would close what this keeps for the whole command.
-    connection: SnowflakeConnection = resource.get_connection().__enter__()
+    with logging_in():
+        connection: SnowflakeConnection = resource.get_connection().__enter__()
     return connection
 
 
@@ -123,7 +123,7 @@ def can_log_in(world: World, user: str, private_key: bytes) -> bool:
     try:
         connection = _connect(world, user=user, private_key=base64.b64encode(private_key).decode())
         try:
-            connection.cursor().execute("SELECT 1")
+            ask(connection, "SELECT 1")
         finally:
             connection.close()
     except Error as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from topicberg import glue
+from topicberg.answers import Answer
 from topicberg.deploy.aws import iam
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import _pattern
@@ -25,6 +25,7 @@ from topicberg.snowflake import (
     create_table,
     create_volume,
     glue_rest_uri,
+    parsed,
     quote,
     role_arn,
     set_rest_secret,
@@ -33,6 +34,7 @@ from topicberg.snowflake import (
 )
 
 if TYPE_CHECKING:
+    from topicberg.deploy.snowflake.session import Session
     from topicberg.deploy.world import World
     from topicberg.topics import TopicSpec
 
@@ -149,7 +151,7 @@ class Volume(Resource):
         if rows is None:
             return None
         properties = _properties(rows)
-        location = json.loads(properties["STORAGE_LOCATION_1"])
+        location = parsed(properties.get("STORAGE_LOCATION_1"), f"DESC {self.title}")
         return Live(
             self.name,
             {
@@ -365,11 +367,17 @@ def _drop_integration(world: World, name: str) -> None:
         session.run(f"DROP CATALOG INTEGRATION IF EXISTS {quote(name)}", INTEGRATOR)
 
 
+def _answer(session: Session, statement: str) -> Answer:
+    """Of a system function; the statement calls its column ``answer``."""
+    rows = session.run(statement, INTEGRATOR)
+    return parsed(rows[0].get("answer") if rows else None, statement)
+
+
 def _verify(world: World, integration: str) -> str:
     """Why a REST catalog cannot be reached; empty: it can."""
     statement = f"SELECT SYSTEM$VERIFY_CATALOG_INTEGRATION({text(integration)}) AS answer"
     with world.snowflake() as session:
-        answer = json.loads(session.run(statement, INTEGRATOR)[0]["answer"])
+        answer = _answer(session, statement)
     if str(answer["success"]).lower() == "true":
         return ""
     return f"{answer.get('errorMessage') or 'no reason is given'} ({answer.get('errorCode')})"
@@ -405,7 +413,7 @@ class LinkedDatabase(Resource):
             rows = session.run(f"SHOW DATABASES LIKE {like}", INTEGRATOR)
             if not any(row["name"] == self.name for row in rows):
                 return None
-            answer = json.loads(session.run(ask, INTEGRATOR)[0]["answer"])
+            answer = _answer(session, ask)
         return Live(
             self.name,
             {
@@ -454,7 +462,7 @@ class ReadingRole(iam.Role):
 
         def verified() -> bool:
             with world.snowflake() as session:
-                answer.update(json.loads(session.run(statement, INTEGRATOR)[0]["answer"]))
+                answer.update(_answer(session, statement))
             return str(answer["success"]).lower() == "true"
 
         try:

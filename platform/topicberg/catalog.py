@@ -1,0 +1,41 @@
+"""PyIceberg's REST catalog, which here checks what it is answered: see :mod:`topicberg.answers`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import requests
+from pyiceberg.catalog.rest import RestCatalog
+
+from topicberg.answers import unusable
+
+_TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
+
+
+class CheckedCatalog(RestCatalog):
+    """PyIceberg's REST catalog; what answers must be one."""
+
+    def _create_session(self) -> requests.Session:
+        session = super()._create_session()
+        session.hooks["response"].append(_catalog_answer)
+        return session
+
+
+def _catalog_answer(response: requests.Response, **_: Any) -> None:
+    method = str(response.request.method)
+    if not 200 <= response.status_code < 300 or method == "HEAD" or not response.content.strip():
+        return
+    path = str(response.request.path_url).partition("?")[0]
+    asked, found = f"Iceberg catalog {method} {path}", None
+    try:
+        found = json.loads(response.content)
+    except ValueError:
+        raise unusable(asked, "JSON") from None
+    if not isinstance(found, dict):
+        raise unusable(asked, "an object")
+    if (match := _TABLE.search(path)) and method != "DELETE":
+        field = "metadata" if match[1] or method == "POST" else "identifiers"
+        if field not in found:
+            raise unusable(asked, f"an object that has {field!r}")

@@ -1,0 +1,109 @@
+"""Schedules, checks and alerts as they are run for months: by Dagster's own daemon."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster_dev import Dagster, dagster_dev
+
+from topicberg import glue
+from topicberg.alerts import Notice
+from topicberg.alerts.channels import alerts_file
+from topicberg.datagen.runner import run_here
+from topicberg.endpoints import Endpoints
+from topicberg.settings import settings
+from topicberg.tableflow.engine import run_once
+from topicberg.topics import load_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+TOPIC, NAME = "airline.sunset", "airline_sunset"
+CHECK = f"check glue/{NAME}:pointer"
+SCHEDULE_SECONDS, ALERT_SECONDS = 300.0, 30.0
+PATIENCE_SECONDS = SCHEDULE_SECONDS + ALERT_SECONDS + 600.0
+_RUNS = """
+{ runsOrError(filter: {pipelineName: "check_tables", statuses: [SUCCESS]}) {
+    ... on Runs { results { tags { key value } } } } }
+"""
+
+
+def test_a_broken_check_is_told_once_and_its_recovery_once(stack: Endpoints) -> None:
+    """The schedule finds a Glue pointer that was moved by hand, and later that it was mended."""
+    config, spec = settings(), load_topic(TOPIC)
+    client = stack.boto3("glue", config)
+    run_here(config, TOPIC, rate=0, count=20)
+    run_once(spec, stack, config)
+    table = stack.catalog(config).load_table(spec.table_identifier(config))
+
+    def in_step() -> bool:
+        found = glue.get_table(client, config.cluster_id, spec.glue_name)
+        return found is not None and glue.metadata_location(found) == (
+            table.refresh().metadata_location
+        )
+
+    file = alerts_file(config)
+    seen = len(file.read_text().splitlines()) if file.exists() else 0
+
+    def told() -> list[Notice]:
+        lines = file.read_text().splitlines()[seen:] if file.exists() else []
+        return [Notice.model_validate_json(line) for line in lines]
+
+    def ours() -> list[Notice]:
+        return [notice for notice in told() if notice.alert.key == CHECK]
+
+    with dagster_dev(config) as dagster:
+        wait_until(lambda: in_step() and not dagster.runs())
+        moved = glue.table_input(table, spec.glue_name, None)
+        moved["Parameters"] = {
+            **moved["Parameters"],
+            glue.METADATA_LOCATION: f"{table.metadata_location}.elsewhere",
+        }
+        client.update_table(DatabaseName=config.cluster_id, TableInput=moved)
+
+        wait_until(ours)
+        time.sleep(3 * ALERT_SECONDS)
+        (notice,) = ours()
+        assert notice.state == "firing"
+        assert notice.alert.severity == "error"
+        assert "somebody moved the pointer" in notice.alert.what
+        assert f"/assets/glue/{NAME}?view=checks&checkDetail=pointer" in notice.alert.link
+        assert f"`topicberg sync {NAME}`" in (notice.alert.mend or "")
+        assert notice.alert.mend in notice.text
+        assert notice.alert.link in notice.text
+        assert_by_schedule(dagster)
+        # What follows from it, and what is all right, is not told.
+        assert [n.alert.key for n in told() if NAME in n.alert.key] == [CHECK]
+        assert not [n for n in told() if n.alert.key.startswith(("run ", "tick "))]
+
+        mend(f"topicberg sync {NAME}")
+        wait_until(lambda: len(ours()) > 1)
+        time.sleep(3 * ALERT_SECONDS)
+        assert [n.state for n in ours()] == ["firing", "recovered"]
+        assert "all right again" in ours()[-1].text
+
+
+def assert_by_schedule(dagster: Dagster) -> None:
+    runs: list[dict[str, Any]] = dagster.ask(_RUNS)["runsOrError"]["results"]
+    assert runs
+    for run in runs:
+        tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+        assert tags["dagster/schedule_name"] == "check_tables_schedule"
+
+
+def mend(command: str) -> None:
+    program, *arguments = shlex.split(command)
+    subprocess.run([str(Path(sys.executable).with_name(program)), *arguments], check=True)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the daemon did not get there"
+        time.sleep(2)
