@@ -317,6 +317,8 @@ def test_names_with_the_default_prefix_are_the_kickstarters() -> None:
     names = Names("tableflow_kickstarter")
     assert names.service_account("app_manager") == "tableflow_app_manager"
     assert names.snowflake_role == "snowflake_s3_glue_role"
+    assert names.namespace("airline") == "airline"
+    assert Names("demo").namespace("airline") == "demo_airline"
     assert names.provider_integration == "tableflow_aws_integration"
 
 
