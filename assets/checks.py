@@ -8,7 +8,7 @@ A check of one's own is a function: see docs/checks.md.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -99,16 +99,28 @@ class Probe:
 def last_evaluation(
     instance: dg.DagsterInstance, key: dg.AssetCheckKey
 ) -> dg.AssetCheckEvaluation | None:
+    return last_evaluations(instance, [key]).get(key)
+
+
+def last_evaluations(
+    instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
+) -> dict[dg.AssetCheckKey, dg.AssetCheckEvaluation]:
+    """Check → its last evaluation that came to an end; one query for all that are not under way."""
     from dagster._core.storage.asset_check_execution_record import (
-        COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
+        COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
     )
 
-    records = instance.event_log_storage.get_asset_check_execution_history(
-        key, limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
-    )
-    if not records or not records[0].event or not records[0].event.dagster_event:
-        return None
-    return records[0].event.dagster_event.asset_check_evaluation_data
+    storage = instance.event_log_storage
+    found = {}
+    for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
+        records = [newest]
+        if newest.status not in COMPLETED:
+            records = [*storage.get_asset_check_execution_history(key, limit=1, status=COMPLETED)]
+        for record in records:
+            event = record.event.dagster_event if record.event else None
+            if event is not None:
+                found[key] = event.asset_check_evaluation_data
+    return found
 
 
 def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:

@@ -68,11 +68,11 @@ class DerivedTable:
     lineage: Lineage = field(default_factory=dict)
 
     def table(self, root: TopicSpec) -> LakeTable:
-        """Its names: the namespace is the pipeline of its source."""
+        """Its names: the namespace is that of its source's pipeline."""
         return LakeTable(
             name=self.name,
             group=root.pipeline,
-            identifier=(root.pipeline, self.name),
+            identifier=(root.namespace(), self.name),
             glue_name=self.name,
             snowflake_name=self.name.upper(),
             owners=self.owners or root.owners,

@@ -90,7 +90,7 @@ def upsert_view_table(spec: TopicSpec, name: str) -> LakeTable:
     return LakeTable(
         name=name,
         group=spec.pipeline,
-        identifier=(spec.pipeline, name),
+        identifier=(spec.namespace(), name),
         glue_name=name,
         snowflake_name=name.upper(),
         owners=spec.owners,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.checks import CAUSE, MEND, SINCE, last_evaluation
+from assets.checks import CAUSE, MEND, SINCE, last_evaluations
 
 if TYPE_CHECKING:
     from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -70,9 +70,9 @@ class State:
     def _checks(self) -> Iterator[Alert]:
         from topicberg.alerts import Alert
 
-        for key in self.graph.asset_check_keys:
-            found = last_evaluation(self.instance, key)
-            if found is None or found.passed:
+        keys = self.graph.asset_check_keys
+        for key, found in last_evaluations(self.instance, keys).items():
+            if key not in keys or found.passed:
                 continue
             asset = key.asset_key.to_user_string()
             known = {name: str(found.metadata[name].value) for name in (MEND, SINCE, CAUSE)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.deploy.names import Names
+from topicberg.deploy.settings import Addresses
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError
-from topicberg.settings import ENV_FILE, Settings
+from topicberg.settings import Settings
 from topicberg.snowflake import glue_rest_uri
 from topicberg.topics import TopicSpec
 
@@ -33,18 +33,15 @@ SECRETS_SECONDS = 300.0
 _read: dict[str, tuple[float, dict[str, str]]] = {}
 
 
-class CloudSettings(BaseSettings):
+class CloudSettings(Addresses):
     """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
 
     What is left out is found in the deployment.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore")
-
     kafka_bootstrap: str | None = None
     kafka_api_key: SecretStr | None = None
     kafka_api_secret: SecretStr | None = None
-    schema_registry_url: str | None = None
     schema_registry_api_key: SecretStr | None = None
     schema_registry_api_secret: SecretStr | None = None
     iceberg_rest_uri: str | None = None
@@ -53,9 +50,6 @@ class CloudSettings(BaseSettings):
     snowflake_account: str | None = None
     snowflake_user: str | None = None
     snowflake_password: SecretStr | None = None
-    snowflake_host: str | None = None
-    snowflake_port: int | None = None
-    snowflake_protocol: str | None = None
 
 
 def connect(config: Settings) -> Endpoints:

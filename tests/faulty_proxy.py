@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import sys
 import threading
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
@@ -35,8 +37,7 @@ class FaultyProxy:
     def __enter__(self) -> FaultyProxy:
         self._random = Random(self.seed)
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
@@ -65,6 +66,15 @@ class FaultyProxy:
             kind = self._random.choice(KINDS)
             self.hits[kind] += 1
             return kind
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away before its answer is what kills and time-outs are for."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:

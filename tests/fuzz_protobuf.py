@@ -89,10 +89,11 @@ class _Writer:
     def file(self) -> str:
         syntax = f'syntax = "proto{2 if self.proto2 else 3}";'
         imports = [f'import "{name}";' for name in IMPORTS]
-        zero = -3 if self.proto2 else 0
-        enum = f"enum Kind {{ NONE = {zero}; ONE = 1; BIG = 2147483647; LESS = -1; }}"
         inner = [self.message(f"Inner{number}", 4) for number in range(self.rng.randint(0, 3))]
         root = self.message("Root", self.rng.choice((1, 5, 12, 30)))
+        in_map = any(", Kind>" in message for message in (root, *inner))
+        first = -3 if self.proto2 and not in_map else 0  # the values of a map begin with 0
+        enum = f"enum Kind {{ NONE = {first}; ONE = 1; BIG = 2147483647; LESS = -1; }}"
         return "\n".join((syntax, "package fuzz.x;", *imports, root, enum, *inner))
 
     def message(self, name: str, most: int) -> str:

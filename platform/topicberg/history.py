@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def history_table(spec: TopicSpec) -> tuple[str, str]:
     """Namespace and name."""
-    return spec.pipeline, f"{spec.asset_name}_history"
+    return spec.namespace(), f"{spec.asset_name}_history"
 
 
 def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:

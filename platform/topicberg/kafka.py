@@ -18,6 +18,8 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.settings import settings
+from topicberg.tableflow import control
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def ensure_topic(
     """
     admin = _admin(endpoints)
     created = _create_topic(admin, spec, endpoints)
+    if created:
+        control.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:

@@ -30,7 +30,7 @@ from fuzz_json import expected_row, same, schema_and_records
 
 pytestmark = pytest.mark.integration
 
-SCHEMAS, AT_ONCE = int(os.environ.get("TOPICBERG_TEST_FUZZ", 40)), 20
+SCHEMAS, AT_ONCE = int(os.environ.get("TOPICBERG_TEST_FUZZ", 20)), 20
 CONNECT = "org.apache.kafka.connect.data."
 
 
@@ -204,6 +204,7 @@ VALUES: list[tuple[str, Any]] = [
     ('{"union": "5"}', {"connect_union_field_0": "5"}),
     ('{"union": 5}', {"connect_union_field_1": 5}),
     ('{"union": {"v": 1}}', {"connect_union_field_2": {"k": None, "v": "1"}}),
+    ('{"union": {"k": null, "v": 1}}', {"connect_union_field_2": {"k": None, "v": "1"}}),
     ('{"union": {"k": "B", "v": 1}}', {"connect_union_field_3": {"k": "B", "w": None}}),
     *((f'{{"{name}": null}}', None) for name in FIELDS),
 ]  # fmt: skip

@@ -340,6 +340,7 @@ def test_upserts_stay_what_they_are(make_topic: MakeTopic) -> None:
     assert counts(topic) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillService) -> None:
     table = topic.table()
@@ -405,16 +406,44 @@ def test_manifests_and_delete_files_are_merged(topic: Topic) -> None:
     assert counts(topic) == 2 * compaction.SMALL_MANIFESTS - 3
 
 
-def test_the_job_reports_what_it_did(stack: Endpoints) -> None:
-    """Every table gets its turn, those that do not exist yet as well."""
+def test_the_job_reports_what_it_did(make_topic: MakeTopic) -> None:
+    """An observation of a table that changed, with what it was before; none the next time."""
+    from assets import Lake
+    from jobs import maintenance_job
+    from resources import RESOURCES
+
+    month = timedelta(days=30)
+    retention = {"data_retention_ms": int(month.total_seconds() * 1000)}
+    topic = make_topic(tableflow=retention)
+    topic.register(ORDER)
+    table = Ingestor(topic.spec, topic.endpoints, topic.config).table()
+    append(table, 0, when=datetime.now(UTC) - 2 * month)
+    append(table, 5)
+    lake = Lake(topic.config, (topic.spec,), ())
+    job = maintenance_job(lake)
+    observed = []
+    for _ in range(2):
+        with dg.instance_for_test() as instance:
+            result = job.execute_in_process(instance=instance, resources=RESOURCES)
+        assert result.success
+        observed += [
+            event.event_specific_data.asset_observation
+            for event in result.all_events
+            if event.event_type_value == "ASSET_OBSERVATION"
+        ]
+    (observation,) = observed
+    assert observation.asset_key == lake.origin(topic.spec.name).table.key("iceberg")
+    metadata: dict[str, Any] = {name: v.value for name, v in observation.metadata.items()}
+    assert (metadata["data_files_before"], metadata["data_files_after"]) == (2, 1)
+    assert metadata["bytes_after"] < metadata["bytes_before"]
+    assert metadata["rows_expired"] == 5
+    assert counts(topic) == 5
+
+
+def test_the_job_gives_every_table_its_turn(stack: Endpoints) -> None:
+    """Those that do not exist yet as well."""
     from definitions import defs
 
     with dg.instance_for_test() as instance:
         result = defs.resolve_job_def("maintain_tables").execute_in_process(instance=instance)
     assert result.success
-    observed = {
-        event.event_specific_data.asset_observation.asset_key.path[0]
-        for event in result.all_events
-        if event.event_type_value == "ASSET_OBSERVATION"
-    }
-    assert observed <= {"iceberg"}

@@ -108,6 +108,7 @@ def empty(stack: Endpoints, bucket: str) -> dict[str, bytes]:
     return objects
 
 
+@pytest.mark.slow  # Spark asks for a minute
 def test_the_bucket_is_gone(
     make_topic: Callable[..., Topic], bucket: str, stack: Endpoints
 ) -> None:

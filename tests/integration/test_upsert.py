@@ -94,7 +94,7 @@ def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]
         query = f"SELECT {columns} FROM {name} ORDER BY id"
         read[engine] = [tuple(row) for row in run_query(query, engine, endpoints, config).rows]
     wanted = columns.split(", ")
-    read["pyiceberg"] = [tuple(row[name] for name in wanted) for row in topic.rows(*wanted)]
+    read["pyiceberg"] = sorted(tuple(row[name] for name in wanted) for row in topic.rows(*wanted))
     return read
 
 

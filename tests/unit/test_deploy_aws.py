@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from topicberg.deploy import engine
 from topicberg.deploy.aws import iam
 from topicberg.deploy.aws.bucket import UPLOAD_DAYS, Bucket
+from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
 from topicberg.deploy.world import CLUSTER, World
@@ -91,6 +92,18 @@ def test_deleting_a_bucket_takes_versions_markers_and_uploads(world: World) -> N
     found = engine.existing([BUCKET], world, lambda *_: None)
     assert engine.delete(found, world, lambda *_: None) == {}
     assert s3.list_buckets()["Buckets"] == []
+
+
+def test_a_glue_database_goes_with_more_tables_than_a_page_has(world: World) -> None:
+    database = GlueDatabase("aws/pipeline_database/p", "demo_p", database="demo_p")
+    make(world, database)
+    glue = world.aws("glue")
+    for number in range(120):
+        glue.create_table(DatabaseName="demo_p", TableInput={"Name": f"t{number}"})
+    assert len(database.contents(world)) == 120
+    found = engine.existing([database], world, lambda *_: None)
+    assert engine.delete(found, world, lambda *_: None) == {}
+    assert glue.get_databases()["DatabaseList"] == []
 
 
 POLICY = iam.Policy("aws/policy/tableflow", "demo_policy", (), grants=iam.tableflow_policy)

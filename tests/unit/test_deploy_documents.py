@@ -11,6 +11,7 @@ from topicberg.deploy.aws import iam
 from topicberg.deploy.confluent.keys import _open, _values
 from topicberg.deploy.confluent.tableflow import config_of
 from topicberg.deploy.draw import draw, places
+from topicberg.deploy.names import Names
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, compare
 from topicberg.deploy.secrets import ApiKey
@@ -30,6 +31,8 @@ class Facts:
     region = "us-east-1"
     account = "123456789012"
     cluster = "lkc-1"
+    names = Names("demo")
+    specs: ClassVar[list[TopicSpec]] = [SPEC]
     live: ClassVar[dict[str, Live]] = {
         "confluent/provider_integration": Live(
             "cspi-1", {}, {"principal": "arn:aws:iam::1:role/c", "external_id": "ext-c"}
@@ -77,6 +80,12 @@ def test_policies_name_their_resources(policy: Any) -> None:
 def test_snowflake_may_not_write() -> None:
     text = json.dumps(iam.snowflake_policy(WORLD))
     assert not any(verb in text for verb in ("Put", "Delete", "Create", "Update"))
+
+
+def test_snowflake_may_read_topics_and_derived_tables() -> None:
+    glue = iam.snowflake_policy(WORLD)["Statement"][-1]["Resource"]
+    tables = {arn.rpartition("table/")[2] for arn in glue if ":table/" in arn}
+    assert tables == {"lkc-1/*", "demo_stock_trades/*"}
 
 
 @pytest.mark.parametrize("of", ["kafka", "schema_registry", "tableflow", "cloud"])

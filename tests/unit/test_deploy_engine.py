@@ -9,10 +9,14 @@ import pytest
 
 from topicberg.deploy import engine
 from topicberg.deploy.confluent.api import ConflictError, UncertainError
+from topicberg.deploy.confluent.iam import RoleBinding
+from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.names import Names
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
-from topicberg.deploy.world import World
+from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
+from topicberg.deploy.snowflake.storage import IcebergTable
+from topicberg.deploy.world import CLUSTER, REGISTRY, World
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 
@@ -53,6 +57,16 @@ class Thing(Resource):
 @dataclass(frozen=True)
 class Precious(Thing):
     holds_data = True
+
+
+@dataclass(frozen=True)
+class TwoParts(Thing):
+    """Its first request makes it with a size of 0, its second sets the size."""
+
+    def create(self, world: World) -> None:
+        _there(world)[self.key] = {**self.desired(world), "size": 0}
+        _stumble(world, self.key)
+        _there(world)[self.key] = self.desired(world)
 
 
 class Toy:
@@ -113,6 +127,13 @@ def test_an_answer_that_was_lost_makes_no_second_one(world: World) -> None:
     cast(Any, world).trouble = {"b": [UncertainError("lost")]}
     engine.create(GRAPH, world, quiet)
     assert _log(world).count("create b") == 1
+
+
+def test_what_was_made_in_part_is_completed(world: World) -> None:
+    graph: list[Thing] = [TwoParts("a", "A")]
+    cast(Any, world).trouble = {"a": [UncertainError("lost")]}
+    engine.create(graph, world, quiet)
+    assert set(actions(world, graph).values()) == {"keep"}
 
 
 def test_drift_is_a_change_with_its_fields(world: World) -> None:
@@ -231,6 +252,47 @@ def test_every_need_is_there_and_comes_first() -> None:
             assert place[need] < place[resource.key]
 
 
+def test_a_table_waits_for_all_that_it_is_made_from() -> None:
+    graph = {one.key: one for one in resources(CONFIG, load_topics())}
+    waited: set[str] = set()
+    following = ["snowflake/table/stock_trades"]
+    while following:
+        needs = set(graph[following.pop()].needs) - waited
+        waited |= needs
+        following += needs
+    assert waited >= {
+        *("snowflake/database", "snowflake/schema", "snowflake/volume", "snowflake/integration"),
+        *("snowflake/grant/sysadmin/volume", "snowflake/grant/sysadmin/integration"),
+        *("confluent/tableflow/stock_trades", "confluent/catalog_integration"),
+        *("aws/role/snowflake", "aws/role/tableflow", "aws/glue_database"),
+    }
+
+
+def test_the_user_may_read_what_it_is_made_for() -> None:
+    graph = resources(CONFIG, load_topics())
+    role = CONFIG.snowflake_name("system_admin_role")
+    may = {(one.privilege, one.on) for one in graph if isinstance(one, Grant) and one.role == role}
+    assert may >= {("USAGE", on) for on in ("WAREHOUSE", "DATABASE", "SCHEMA")}
+    read = {one.target for one in graph if isinstance(one, Grant) and one.privilege == "SELECT"}
+    tables = {one.name for one in graph if isinstance(one, IcebergTable)}
+    assert {target[-1] for target in read} == tables != set()
+
+
+def test_the_secret_is_of_the_user_that_is_made() -> None:
+    graph = resources(CONFIG, load_topics())
+    (keys,) = [one for one in graph if isinstance(one, UserKeys)]
+    (user,) = [one for one in graph if isinstance(one, User)]
+    assert keys.user == user.name
+
+
+def test_roles_are_on_what_is_ours_and_no_wider() -> None:
+    bindings = [one for one in resources(CONFIG, load_topics()) if isinstance(one, RoleBinding)]
+    assert {one.on for one in bindings} == {CLUSTER, REGISTRY, PROVIDER_INTEGRATION}
+    assert not any("Environment" in one.role or "Organization" in one.role for one in bindings)
+    (admin,) = [one for one in bindings if one.role == "CloudClusterAdmin"]
+    assert admin.account == "confluent/service_account/app_manager"
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -255,6 +317,8 @@ def test_names_with_the_default_prefix_are_the_kickstarters() -> None:
     names = Names("tableflow_kickstarter")
     assert names.service_account("app_manager") == "tableflow_app_manager"
     assert names.snowflake_role == "snowflake_s3_glue_role"
+    assert names.namespace("airline") == "airline"
+    assert Names("demo").namespace("airline") == "demo_airline"
     assert names.provider_integration == "tableflow_aws_integration"
 
 
@@ -264,7 +328,9 @@ def test_names_with_another_prefix_share_nothing() -> None:
         kinds = ("environment", "service account", "IAM role", "IAM policy", "API key")
         kinds += ("external volume", "Snowflake user", "Snowflake warehouse", "RSA key pairs")
         graph = resources(config, load_topics())
-        return {one.name for one in graph if one.kind in kinds}
+        derived = {one.name for one in graph if one.key.startswith("aws/pipeline_database/")}
+        assert derived
+        return derived | {one.name for one in graph if one.kind in kinds}
 
     assert all_names("demo").isdisjoint(all_names("tableflow_kickstarter"))
     assert all("demo" in name.lower() for name in all_names("demo"))

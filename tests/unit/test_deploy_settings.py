@@ -65,6 +65,7 @@ def test_secrets_are_not_shown() -> None:
         ["deploy", "create", "--day-counts", "3"],
         ["deploy", "delete", "--no-such-flag"],
         ["deploy", "destroy"],
+        ["deploy", "create", "--day-count="],
     ],
 )
 def test_an_unknown_flag_or_command_is_an_error(arguments: list[str]) -> None:

@@ -46,3 +46,14 @@ def test_a_value_cannot_leave_its_quotes(value: str) -> None:
 def test_statements(statement: str, parts: list[str]) -> None:
     for part in parts:
         assert part in statement
+
+
+def test_nothing_that_is_there_is_made_anew() -> None:
+    """A new volume or integration has another external id, and the trust in it is gone."""
+    names = snowflake.Names.of(CONFIG)
+    made = [*snowflake.bootstrap(CONFIG), snowflake.create_table(names, "T", "db", "t")]
+    for statement in made:
+        assert "OR REPLACE" not in statement
+        assert "IF NOT EXISTS" in statement
+    assert "STORAGE_AWS_EXTERNAL_ID = 'demo'" in snowflake.create_volume(CONFIG)
+    assert "AUTO_REFRESH = TRUE" in snowflake.create_table(names, "T", "db", "t", auto_refresh=True)

@@ -42,11 +42,14 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
     assert control.as_asked(config, load_topic("orders", config)) == spec
 
 
-def test_the_spec_decides_again_once_a_request_is_forgotten(config: Settings) -> None:
-    control.disable(config, "orders")
-    control.forget(config, "orders")
-    assert control.as_asked(config, load_topic("orders", config)).tableflow.enabled
+def test_a_deleted_topic_is_disabled_until_it_is_created(config: Settings) -> None:
+    control.topic_deleted(config, "orders")
+    assert control.enabled_topics(config) == {}
+    control.topic_created(config, "orders")
     assert set(control.enabled_topics(config)) == {"orders"}
+    control.disable(config, "orders")
+    control.topic_created(config, "orders")
+    assert control.enabled_topics(config) == {}
 
 
 def test_a_topic_without_a_spec(config: Settings) -> None:

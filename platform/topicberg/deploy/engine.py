@@ -121,18 +121,17 @@ def converge(resource: Resource, world: World, report: Report) -> Live:
     :raises TopicbergError: it could not be done
     """
     live = look(resource, world)
+    whole = False
     if live is None:
         if not resource.built_in:
             report(resource, "creating")
-            _make(resource, world)
+            whole = _make(resource, world)
         live = until(
             lambda: look(resource, world), f"{resource.title} appears", resource_seconds(resource)
         )
         report(resource, "created" if not resource.built_in else "is there")
-    else:
-        changes = difference(resource, world, live)
-        if changes:
-            live = _mend(resource, world, live, changes, report)
+    if not whole and (changes := difference(resource, world, live)):
+        live = _mend(resource, world, live, changes, report)
     resource.settle(world, live)
     settled = look(resource, world)
     if settled is None:
@@ -145,14 +144,16 @@ def resource_seconds(resource: Resource) -> float:
     return 600.0 if resource.built_in else 120.0
 
 
-def _make(resource: Resource, world: World) -> None:
+def _make(resource: Resource, world: World) -> bool:
     """Create it; after an answer that leaves it open whether that worked, look first.
 
+    Returns whether it was made as a whole: what is seen after an error may lack its second part.
     A 403 or 404 passes when it is about a permission or an object that is not known everywhere
     yet; a 409 may be about what an earlier, unanswered request made.
     """
-    pause = 1.0
-    for attempt in range(1, TRIES + 1):
+    pause, attempt = 1.0, 0
+    while True:
+        attempt += 1
         try:
             resource.create(world)
         except Exception as error:
@@ -162,11 +163,11 @@ def _make(resource: Resource, world: World) -> None:
             world.sleep(pause)
             pause = min(30.0, pause * 2)
             if look(resource, world) is not None:
-                return
+                return False
             if made and attempt > 4:
                 raise
         else:
-            return
+            return True
 
 
 def _mend(resource: Resource, world: World, live: Live, changes: Changes, report: Report) -> Live:

@@ -72,6 +72,13 @@ class Names:
             return "SampleSourceConnector"
         return f"{topic}_source"
 
+    def namespace(self, pipeline: str) -> str:
+        """Iceberg namespace and Glue database of a pipeline's tables; the topics' is the cluster's.
+
+        AWS has one Glue catalog in an account and region, so deployments would meet in it.
+        """
+        return pipeline if self.prefix == DEFAULT_PREFIX else f"{self.prefix}_{pipeline}"
+
     def confluent_secret(self, path: str) -> str:
         return f"/confluent_cloud_resource/{self.prefix}/{path}"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from topicberg.deploy.aws.bucket import Bucket
-from topicberg.deploy.aws.glue import GlueDatabase
+from topicberg.deploy.aws.glue import GlueDatabase, pipelines
 from topicberg.deploy.aws.iam import (
     Policy,
     Role,
@@ -76,6 +76,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_organization(names),
         *_keys(names),
         *_aws(names),
+        *_namespaces(names, specs),
         *_integrations(names),
         *_snowflake(names, config),
     ]
@@ -177,6 +178,18 @@ def _aws(names: Names) -> Iterator[Resource]:
     for client, values in (("consumer", CONSUMER), ("producer", PRODUCER)):
         path = names.confluent_secret(f"{client}_kafka_client")
         yield Parameters(f"aws/ssm/{client}", path, values=values)
+
+
+def _namespaces(names: Names, specs: list[TopicSpec]) -> Iterator[Resource]:
+    """Of derived tables, which Spark writes."""
+    for pipeline in pipelines(specs):
+        name = names.namespace(pipeline)
+        yield GlueDatabase(
+            f"aws/pipeline_database/{pipeline}",
+            name,
+            database=name,
+            description=f"Tables derived in pipeline {pipeline}",
+        )
 
 
 def _integrations(names: Names) -> Iterator[Resource]:

@@ -15,20 +15,29 @@ from topicberg.errors import TopicbergError
 from topicberg.settings import ENV_FILE, Settings
 
 
-class DeploySettings(BaseSettings):
-    """Addresses, credentials and choices of ``topicberg deploy``. URLs without a trailing slash."""
+class Addresses(BaseSettings):
+    """Where the vendors are, for ``topicberg deploy`` and for the deployment that it made."""
 
     model_config = SettingsConfigDict(
         env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore", populate_by_name=True
     )
+
+    schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
+    """By default what Confluent says of the Schema Registry."""
+    snowflake_host: str | None = None
+    """By default what follows from the account's name; so are port and protocol."""
+    snowflake_port: int | None = Field(default=None, ge=1, le=65535)
+    snowflake_protocol: str | None = Field(default=None, pattern="^https?$")
+
+
+class DeploySettings(Addresses):
+    """Addresses, credentials and choices of ``topicberg deploy``. URLs without a trailing slash."""
 
     confluent_api_key: str = Field(min_length=1, description="a Cloud API key")
     confluent_api_secret: SecretStr = Field(min_length=1)
     confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
     kafka_rest_url: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """By default what Confluent says of the cluster."""
-    schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
-    """By default what Confluent says of the Schema Registry."""
 
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")
     """AWS profile, e.g. of SSO; by default the usual AWS variables."""
@@ -40,9 +49,6 @@ class DeploySettings(BaseSettings):
     """Secrets Manager secret with Snowflake's admin user and its key pairs."""
     snowflake_warehouse: str | None = None
     """Warehouse of the admin's session; the platform's own by default."""
-    snowflake_host: str | None = None
-    snowflake_port: int | None = Field(default=None, ge=1, le=65535)
-    snowflake_protocol: str | None = Field(default=None, pattern="^https?$")
 
     catalog_uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     """Of the REST catalog; Open Catalog's ends in ``/polaris/api/catalog``."""

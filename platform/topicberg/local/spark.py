@@ -13,7 +13,7 @@ import psutil
 import pyspark
 
 from topicberg.endpoints import CATALOG
-from topicberg.local import jars
+from topicberg.local import jars, python_daemon
 from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
 from topicberg.spark import check_spark
 
@@ -71,6 +71,7 @@ def service(context: Context) -> Service:
         # Driver and executor are one process. After a pause (a laptop that slept) the driver would
         # think the executor dead, and the executor give up: Spark would end in the midst of work.
         properties["spark.storage.blockManagerHeartbeatTimeoutMs"] = str(10**12)
+        properties["spark.python.daemon.module"] = python_daemon.__name__
     if context.config.spark_master.startswith("spark://"):
         # Its workers lack these jars; the object store's key they have from their environment.
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))

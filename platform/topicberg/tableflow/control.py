@@ -31,6 +31,8 @@ class Request(BaseModel):
     tableflow: dict[str, Any] = Field(default_factory=dict)
     resumed_at: float = 0.0
     """Seconds since 1970."""
+    deleted: bool = False
+    """Disabled because the topic was deleted, until somebody creates it."""
 
 
 def enable(
@@ -57,12 +59,19 @@ def enable(
 def disable(config: Settings, topic: str) -> None:
     """Stop materializing the topic; its table stays as it is."""
     before = read_request(config, topic) or Request(topic=topic, enabled=False)
-    _write(config, before.model_copy(update={"enabled": False}))
+    _write(config, before.model_copy(update={"enabled": False, "deleted": False}))
 
 
-def forget(config: Settings, topic: str) -> None:
-    """Let the topic spec decide again, e.g. once the topic is deleted: a new one is another."""
-    _file(config, topic).unlink(missing_ok=True)
+def topic_deleted(config: Settings, topic: str) -> None:
+    """Stop materializing a topic that is gone: the engine would create it from its spec again."""
+    _write(config, Request(topic=topic, enabled=False, deleted=True))
+
+
+def topic_created(config: Settings, topic: str) -> None:
+    """Let the topic spec decide on a topic that was deleted: the new one is another."""
+    request = read_request(config, topic)
+    if request is not None and request.deleted:
+        _file(config, topic).unlink(missing_ok=True)
 
 
 def resume(config: Settings, topic: str) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from topicberg.deploy.names import Names
 from topicberg.settings import Settings, settings
 from topicberg.topics.schema import SchemaFormat, read_schema
 
@@ -281,7 +282,7 @@ class TopicSpec(SpecModel):
     name: TopicName
     """The Kafka topic; also the name of the file."""
     pipeline: PlainName
-    """Group of its assets, namespace of the tables derived from it."""
+    """Group of its assets; see :meth:`namespace` for the tables derived from it."""
     description: str = ""
     value_schema: ValueSchema = Field(alias="schema")
     key: KeySpec = KeySpec()
@@ -344,6 +345,10 @@ class TopicSpec(SpecModel):
         Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` `` is one table.
         """
         return (config or settings()).cluster_id, self.name
+
+    def namespace(self, config: Settings | None = None) -> str:
+        """Iceberg namespace and Glue database of the tables that come from the topic's table."""
+        return Names((config or settings()).prefix).namespace(self.pipeline)
 
     @property
     def glue_name(self) -> str:

@@ -1,7 +1,8 @@
-"""The Glue database of the cluster: Tableflow registers its tables in it."""
+"""Glue databases: the cluster's, in which Tableflow registers, and those of derived tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,38 +10,56 @@ from topicberg.deploy.resource import Live, Resource
 
 if TYPE_CHECKING:
     from topicberg.deploy.world import World
+    from topicberg.topics import TopicSpec
+
+
+def pipelines(specs: Iterable[TopicSpec]) -> list[str]:
+    """The pipelines that may have derived tables: those of topics that have a table."""
+    return sorted({spec.pipeline for spec in specs if spec.tableflow.enabled})
 
 
 @dataclass(frozen=True)
 class GlueDatabase(Resource):
-    """Its name is the cluster's id, as Tableflow calls it."""
+    """
+    :param database: its name; empty: the cluster's id, as Tableflow calls it
+    """
+
+    database: str = ""
+    description: str = "Tables of Tableflow"
 
     kind = "Glue database"
 
     def find(self, world: World) -> Live | None:
-        glue = world.aws("glue")
+        glue, name = world.aws("glue"), self.database or world.cluster
         try:
-            glue.get_database(Name=world.cluster)
+            glue.get_database(Name=name)
         except glue.exceptions.EntityNotFoundException:
             return None
-        return Live(world.cluster)
+        return Live(name)
 
     def create(self, world: World) -> None:
-        glue = world.aws("glue")
+        glue, name = world.aws("glue"), self.database or world.cluster
         try:
-            glue.create_database(
-                DatabaseInput={"Name": world.cluster, "Description": "Tables of Tableflow"}
-            )
+            glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
         except glue.exceptions.AlreadyExistsException:
             return
 
+    def contents(self, world: World) -> list[str]:
+        """Tableflow's own tables are resources by themselves."""
+        if not self.database:
+            return []
+        return [f"{self.database}.{table}" for table in _tables(world, self.database)]
+
     def delete(self, world: World, live: Live) -> None:
         """With the tables in it, which nobody takes out when Tableflow stops."""
-        glue = world.aws("glue")
-        pages = glue.get_paginator("get_tables").paginate(DatabaseName=live.id)
-        tables = [table["Name"] for page in pages for table in page["TableList"]]
+        glue, tables = world.aws("glue"), _tables(world, live.id)
         for start in range(0, len(tables), 100):
             glue.batch_delete_table(
                 DatabaseName=live.id, TablesToDelete=tables[start : start + 100]
             )
         glue.delete_database(Name=live.id)
+
+
+def _tables(world: World, database: str) -> list[str]:
+    pages = world.aws("glue").get_paginator("get_tables").paginate(DatabaseName=database)
+    return [table["Name"] for page in pages for table in page["TableList"]]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
 if TYPE_CHECKING:
@@ -73,13 +74,12 @@ def snowflake_trust(world: World) -> Document:
     )
 
 
-def _glue_arns(world: World, database: str) -> list[str]:
+def _glue_arns(world: World, *databases: str) -> list[str]:
     begin = f"arn:aws:glue:{world.region}:{world.account}"
-    return [
-        f"{begin}:catalog",
-        f"{begin}:database/{database}",
-        f"{begin}:table/{database}/*",
-    ]
+    found = [f"{begin}:catalog"]
+    for database in databases:
+        found += [f"{begin}:database/{database}", f"{begin}:table/{database}/*"]
+    return found
 
 
 def tableflow_policy(world: World) -> Document:
@@ -124,8 +124,9 @@ def tableflow_policy(world: World) -> Document:
 
 
 def snowflake_policy(world: World) -> Document:
-    """Reading alone: the external volume allows no writes."""
+    """Reading alone: the external volume allows no writes. Derived tables are read as well."""
     bucket = f"arn:aws:s3:::{world.bucket}"
+    derived = [world.names.namespace(pipeline) for pipeline in pipelines(world.specs)]
     return document(
         {
             "Effect": "Allow",
@@ -146,7 +147,7 @@ def snowflake_policy(world: World) -> Document:
                 "glue:GetTable",
                 "glue:GetTables",
             ],
-            "Resource": _glue_arns(world, world.cluster),
+            "Resource": _glue_arns(world, world.cluster, *derived),
         },
     )
 

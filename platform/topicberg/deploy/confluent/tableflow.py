@@ -126,10 +126,9 @@ class TableflowTopic(Resource):
             failures = failures + 1 if problem else 0
             if failures >= FAILED_POLLS:
                 raise ApiError(f"{self.title}: {problem}")
-            synced = all(
-                one.get("sync_status") == "SYNCED"
-                for one in status.get("catalog_sync_statuses") or []
-            )
+            catalogs = status.get("catalog_sync_statuses") or []
+            # Not of an empty list: the catalog integration was there before, and is still to tell.
+            synced = {one.get("sync_status") for one in catalogs} == {"SYNCED"}
             return status.get("phase") == "RUNNING" and synced and not problem
 
         until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)

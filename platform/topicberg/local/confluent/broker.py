@@ -72,7 +72,7 @@ def delete_all(account: Account, cluster: str) -> None:
         except Refusal as refusal:
             if refusal.status is not HTTPStatus.NOT_FOUND:
                 raise
-        control.forget(account.config, name)
+        control.topic_deleted(account.config, name)
         account.store.delete(TOPIC, [(cluster, name)])
 
 

@@ -137,7 +137,7 @@ def _delete(call: Call) -> Answer:
     name, _ = topic_of(call, cluster)
     admin = call.account.kafka_admin()
     broker.wait(admin.delete_topics([name], request_timeout=TIMEOUT_SECONDS)[name], name)
-    control.forget(call.account.config, name)
+    control.topic_deleted(call.account.config, name)
     call.account.store.delete(TOPIC, [(cluster, name)])
     return Answer()
 

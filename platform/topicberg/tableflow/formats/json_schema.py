@@ -547,7 +547,8 @@ def _discriminated(variant: str, node: Node) -> str:
     if node.kind == "struct":
         found += [f"{at(name)} IS NOT NULL" for name in sorted(node.required)]
         found += [
-            f"({at(name)} IS NULL OR {one_of(at(name), child.constants)})"
+            # As everywhere, null is let pass: the schema may allow it beside the constants.
+            f"coalesce({one_of(at(name), [None, *child.constants])}, true)"
             for name, child in node.children.items()
             if child.constants and child.kind in _COMPARED
         ]

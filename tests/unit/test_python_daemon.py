@@ -1,0 +1,45 @@
+"""The daemon that computes Spark's Python functions, as Spark starts it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+LOOK = 2.0
+PROGRAM = f"from topicberg.local import python_daemon; python_daemon.main({LOOK})"
+
+
+@pytest.fixture
+def daemon() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", PROGRAM, "pyspark.worker"]
+    pipe = subprocess.PIPE
+    secret = {"PYTHON_WORKER_FACTORY_SECRET": "secret"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | secret) as process:
+        yield process
+        process.kill()
+
+
+def connect(process: subprocess.Popen[bytes]) -> socket.socket:
+    """As Spark does to get a worker."""
+    assert process.stdout is not None
+    (port,) = struct.unpack("!i", process.stdout.read(4))
+    connection = socket.create_connection(("127.0.0.1", port), 10)
+    (worker,) = struct.unpack("!i", connection.recv(4))
+    assert worker != process.pid
+    return connection
+
+
+def test_it_ends_when_it_has_no_worker(daemon: subprocess.Popen[bytes]) -> None:
+    assert daemon.wait(30) == 0
+
+
+def test_it_stays_for_its_workers(daemon: subprocess.Popen[bytes]) -> None:
+    with connect(daemon), pytest.raises(subprocess.TimeoutExpired):
+        daemon.wait(5 * LOOK)
+    assert daemon.wait(30) == 0
