@@ -238,6 +238,8 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
         if reason.code() in (
             KafkaError.NOT_LEADER_FOR_PARTITION,
             KafkaError.LEADER_NOT_AVAILABLE,
+            KafkaError.FENCED_LEADER_EPOCH,  # the client, or the broker, has yet to hear of it
+            KafkaError.UNKNOWN_LEADER_EPOCH,
         ):
             raise _NoLeaderError(
                 f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
