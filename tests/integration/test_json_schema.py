@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+from pyiceberg.types import BinaryType, IcebergType, ListType, MapType, NestedField, StructType
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
@@ -56,7 +56,7 @@ def python(value: Any, kind: IcebergType) -> Any:
         case _ if value is None:
             return None
         case StructType():
-            return {f.name: python(value[f.name], f.field_type) for f in kind.fields}
+            return {f.name: python(value.get(f.name), f.field_type) for f in kind.fields}
         case ListType():
             return [python(element, kind.element_type) for element in value]
         case MapType():
@@ -75,17 +75,11 @@ def decoded(
         [(n, *(p and bytearray(p) for p in row)) for n, row in enumerate(rows)],
         ", ".join(["n int", *(f"p{i} binary" for i in range(len(columns)))]),
     )
-    found = (
-        frame.select(
-            "n",
-            *(
-                _good(decode(F.col(f"p{i}"), writer, writer, target)).alias(f"r{i}")
-                for i, (writer, target, _) in enumerate(columns)
-            ),
-        )
-        .orderBy("n")
-        .toArrow()
-    )
+    records = []
+    for i, (writer, target, _) in enumerate(columns):
+        frame, record = decode(frame, F.col(f"p{i}"), writer, writer, target)
+        records.append(_good(record).alias(f"r{i}"))
+    found = frame.select("n", *records).orderBy("n").toArrow()
     return [
         [python(row, StructType(*target)) for row in found[f"r{i}"].to_pylist()[: len(payloads)]]
         for i, (_, target, payloads) in enumerate(columns)
@@ -318,8 +312,20 @@ def test_older_writers(spark: SparkSession) -> None:
     writer, payload = registered(old), b'{"n": 3, "s": {"a": "5", "b": "undeclared"}, "more": 1}'
     ((row,),) = decoded(spark, [(writer, table(new), [payload])])
     assert row == {"more": None, "s": {"b": None, "a": "5"}, "n": 3.0}
+    other = table(typed("object", properties={"s": {}}))
     with pytest.raises(TableflowError, match="of schema 1 has a struct where the table has string"):
-        decode(F.col("p"), writer, writer, table(typed("object", properties={"s": {}})))
+        decode(spark.range(1), F.lit(payload), writer, writer, other)
+
+
+def test_columns_of_others(spark: SparkSession) -> None:
+    """The table has columns of the key and of Kafka, which a record's fields must not hide."""
+    writer = registered(typed("object", properties={"a": typed("integer")}))
+    columns = [
+        NestedField(9, "key", BinaryType(), required=False),
+        *fields("s", writer, itertools.count(1)),
+    ]
+    frame, record = decode(spark.range(1), F.lit(b'{"a": 1}'), writer, writer, columns)
+    assert frame.select(record.alias("r")).schema["r"].dataType.names == ["a", DECODED]  # type: ignore[attr-defined]
 
 
 def test_deep_and_wide(spark: SparkSession) -> None:

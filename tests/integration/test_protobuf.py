@@ -50,15 +50,12 @@ def test_random_records_through_spark(stack: Endpoints) -> None:
     session = new_session(stack.spark_connect)
     try:
         frame = session.createDataFrame(rows, "topic int, place int, payload binary")
-        decoded = [
-            protobuf.decode(
-                F.when(F.col("topic") == topic, F.col("payload")),
-                schema,
-                schema,
-                protobuf.fields("s", schema, itertools.count(1)),
-            ).alias(f"record{topic}")
-            for topic, (schema, _) in enumerate(topics)
-        ]
+        decoded = []
+        for topic, (schema, _) in enumerate(topics):
+            payload = F.when(F.col("topic") == topic, F.col("payload"))
+            columns = protobuf.fields("s", schema, itertools.count(1))
+            frame, record = protobuf.decode(frame, payload, schema, schema, columns)
+            decoded.append(record.alias(f"record{topic}"))
         table = frame.coalesce(2).select("topic", "place", *decoded).toArrow()
     finally:
         session.stop()

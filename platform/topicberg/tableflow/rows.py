@@ -55,7 +55,7 @@ def decoded(
             found[half.column] = F.col(half.column), records.schema[half.column].dataType
             continue
         name = f"__topicberg_{half.column}"
-        records = records.withColumn(name, _decode(records, half, foreign, table, columns))
+        records = _decode(records, name, half, foreign, table, columns)
         problems.append(_problem_of(half, F.col(name).getField(DECODED), foreign))
         for field in records.schema[name].dataType.fields:  # type: ignore[attr-defined]
             found[field.name] = F.col(name).getField(field.name), field.dataType
@@ -87,12 +87,16 @@ def _problem(reason: str, schema_id: Column | None = None) -> Column:
 
 def _decode(
     records: DataFrame,
+    name: str,
     half: Half,
     foreign: Mapping[int, RegisteredSchema],
     table: Table,
     columns: StructType,
-) -> Column:
-    """The decoded half as a struct; null without bytes, and for a schema that is not known."""
+) -> DataFrame:
+    """With the decoded half as a struct in column ``name``.
+
+    Null without bytes, and for a schema that is not known.
+    """
     from pyspark.sql import functions as F
     from pyspark.sql.types import BooleanType, StructField, StructType
 
@@ -112,7 +116,9 @@ def _decode(
         if writer.wrapped_as is not None:
             opening = F.lit(f"{{{json.dumps(writer.wrapped_as)}:".encode())
             of_writer = F.concat(opening, of_writer, F.lit(b"}"))
-        branches[number] = format_of(writer).decode(of_writer, writer, latest, fields, half.message)
+        records, branches[number] = format_of(writer).decode(
+            records, of_writer, writer, latest, fields, half.message
+        )
     if len(branches) > 1:
         kinds = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema
         if len({kind.dataType.simpleString() for kind in kinds}) > 1:  # CASE wants one type
@@ -131,7 +137,7 @@ def _decode(
             F.when(is_written_so, branch) if value is None else value.when(is_written_so, branch)
         )
     assert value is not None  # noqa: S101  a subject has at least its latest version
-    return value
+    return records.withColumn(name, value)
 
 
 def _problem_of(half: Half, is_decoded: Column, foreign: Mapping[int, RegisteredSchema]) -> Column:

@@ -15,7 +15,7 @@ from topicberg.tableflow.subjects import RegisteredSchema, SchemaType
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 DECODED = "__topicberg_decoded"
 """Field of a decoded record; null or false: the record does not fit its schema."""
@@ -41,17 +41,21 @@ class Format(Protocol):
 
     def decode(
         self,
+        records: DataFrame,
         payload: Column,
         writer: RegisteredSchema,
         latest: RegisteredSchema,
         fields: Sequence[NestedField],
         message: str | None = None,
-    ) -> Column:
+    ) -> tuple[DataFrame, Column]:
         """A record as a struct of its fields by name and :data:`DECODED`.
+
+        And the records, with the columns that it is computed from.
 
         Never raises for a broken record: the struct, or its :data:`DECODED`, is null or false.
         The engine takes the fields that the table has, and casts them to the table's types.
 
+        :param records: Kafka's columns
         :param payload: the record without the wire format's five bytes; null: a tombstone
         :param writer: the schema that it was written with
         :param latest: the subject's newest schema, which gives renamed fields and defaults

@@ -37,7 +37,7 @@ from topicberg.tableflow.formats import DECODED
 from topicberg.tableflow.subjects import RegisteredSchema
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 MAX_PRECISION = 38
 _PRIMITIVES: dict[str, Callable[[], IcebergType]] = {
@@ -67,12 +67,13 @@ def fields(
 
 
 def decode(
+    records: DataFrame,
     payload: Column,
     writer: RegisteredSchema,
     latest: RegisteredSchema,
     fields: Sequence[NestedField],
     message: str | None = None,
-) -> Column:
+) -> tuple[DataFrame, Column]:
     """The record, read with the latest schema; see :class:`topicberg.tableflow.formats.Format`.
 
     A field that the latest schema dropped, and that the table and the writer still have, is read
@@ -91,10 +92,10 @@ def decode(
         if field.name not in kept and field.name in {f["name"] for f in written["fields"]}
     ]
     if not dropped:
-        return record
+        return records, record
     as_written = _from_avro(payload, written, written)
     names = [DECODED, *(f["name"] for f in reader["fields"])]
-    return F.struct(
+    return records, F.struct(
         *(record.getField(name).alias(name) for name in names),
         *(as_written.getField(name).alias(name) for name in dropped),
     )

@@ -51,7 +51,7 @@ from topicberg.tableflow.formats.json_nodes import Kind, Node, read_node
 from topicberg.tableflow.subjects import RegisteredSchema
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 _TYPES: dict[Kind, Callable[[], IcebergType]] = {
     "string": StringType,
@@ -150,13 +150,17 @@ def _iceberg(node: Node, ids: Iterator[int]) -> IcebergType:
 
 
 def decode(
+    records: DataFrame,
     payload: Column,
     writer: RegisteredSchema,
     latest: RegisteredSchema,
     fields: Sequence[NestedField],
     message: str | None = None,
-) -> Column:
+) -> tuple[DataFrame, Column]:
     """The record, as its writer's schema describes it; see :class:`..formats.Format`.
+
+    What is needed several times becomes a column: a lambda would compute it once, too, but Spark
+    compiles no code for what is inside of one, and takes five times as long.
 
     The expression is SQL: as a tree of columns, it would be deeper than the hundred messages
     inside of each other that a client of Spark Connect can send.
@@ -166,20 +170,21 @@ def decode(
     from pyspark.sql import functions as F
 
     subject = f"of schema {writer.schema_id}"
-    node, target = read_node(subject, writer), StructType(*fields)
-    exact = _Reader(subject, exact=True).read("text", node, target)
-    record = exact
+    node = read_node(subject, writer)
+    names = {*node.children, *read_node(f"of schema {latest.schema_id}", latest).children}
+    # The table has other columns, too: of the key, and of Kafka.
+    target = StructType(*(field for field in fields if field.name in names))
+    text = f"__topicberg_text{_variable()}"
+    sound = f"is_valid_utf8({text}) AND NOT {_unpaired_surrogate(text)}"
+    records = records.withColumn(text, payload.cast("string"))
+    records = records.withColumn(text, F.expr(f"if({sound}, {text}, NULL)"))
+    exact, quick = _Reader(subject, exact=True), _Reader(subject, exact=False)
+    record = _let(exact.parsed(text, node), lambda row: exact.record(row, node, target))
     if node.kind == "struct":
-        quick = _Reader(subject, exact=False).read("text", node, target)
-        record = _let(quick, lambda row: f"coalesce({row}, {exact})")
-    members = [f"{_string(name)}, row.{quote(name)}" for name, _ in _columns(target)]
-    marked = f"named_struct({', '.join([*members, _string(DECODED)])}, true)"
-    decoded = _let(
-        record, lambda row: f"if({row} IS NOT NULL, {marked.replace('row.', row + '.')}, NULL)"
-    )
-    sound = f"is_valid_utf8(text) AND NOT {_unpaired_surrogate('text')}"
-    body = F.expr(f"text -> if({sound}, {decoded}, NULL)")
-    return F.call_function("transform", F.array(payload.cast("string")), body).getItem(0)
+        row = f"__topicberg_row{_variable()}"
+        records = records.withColumn(row, F.expr(quick.parsed(text, node)))
+        record = f"coalesce({quick.record(row, node, target)}, {record})"
+    return records, F.expr(record)
 
 
 class _Reader:
@@ -193,7 +198,16 @@ class _Reader:
         self.exact = exact
 
     def read(self, text: str, node: Node, target: IcebergType) -> str:
-        """The value; null: the text does not fit.
+        """The value; null: the text does not fit."""
+
+        def value(row: str) -> str:
+            fits = self.fits(row, node, target)
+            return f"if({fits}, {self.value(_first(row), node, target)}, NULL)"
+
+        return _let(self.parsed(text, node), value)
+
+    def parsed(self, text: str, node: Node) -> str:
+        """What ``from_json`` reads.
 
         The text becomes the one element of an array, as Spark does not look at what follows a
         value.
@@ -201,17 +215,35 @@ class _Reader:
         options = ", ".join(f"'{key}', '{value}'" for key, value in _OPTIONS.items())
         schema = f"r array<{self.raw(node)}>, ok boolean, {_CORRUPT} string"
         wrapped = f"""concat('{{"r":[', {text}, '],"ok":true}}')"""
+        return f"from_json({wrapped}, {_string(schema)}, map({options}))"
 
-        def value(row: str) -> str:
-            first = f"{row}.r[0]"
-            fits = f"{row}.{_CORRUPT} IS NULL AND {row}.ok IS NOT NULL AND size({row}.r) = 1"
-            return (
-                f"if({fits} AND {self.present(first, node)} "
-                f"AND NOT {self.misfit(first, node, target)}, "
-                f"{self.value(first, node, target)}, NULL)"
+    def fits(self, row: str, node: Node, target: IcebergType) -> str:
+        """Whether there is a value, and of the right type.
+
+        :param row: what was parsed
+        """
+        first = _first(row)
+        whole = f"{row}.{_CORRUPT} IS NULL AND {row}.ok IS NOT NULL AND size({row}.r) = 1"
+        present, misfit = self.present(first, node), self.misfit(first, node, target)
+        return f"{whole} AND {present} AND NOT {misfit}"
+
+    def record(self, row: str, node: Node, target: StructType) -> str:
+        """The table's row and :data:`DECODED`; null: the text does not fit.
+
+        :param row: what was parsed
+        """
+        first = _first(row)
+        if node.kind == "struct":
+            marked = _named(target, self.members(first, node, target), marked=True)
+        else:
+            marked = _let(
+                self.value(first, node, target),
+                lambda value: (
+                    f"if({value} IS NOT NULL, "
+                    f"{_named(target, _members(value, target), marked=True)}, NULL)"
+                ),
             )
-
-        return _let(f"from_json({wrapped}, {_string(schema)}, map({options}))", value)
+        return f"if({self.fits(row, node, target)}, {marked}, NULL)"
 
     def is_variant(self, node: Node) -> bool:
         return node.kind in ("json", "decimal", "union") or (self.exact and node.kind in _INEXACT)
@@ -257,11 +289,7 @@ class _Reader:
             return raw
         match node.kind, target:
             case "struct", StructType():
-                members = {
-                    name: self.value(f"{raw}.{quote(name)}", node.children[name], column)
-                    for name, column in _columns(target)
-                    if name in node.children
-                }
+                members = self.members(raw, node, target)
                 return f"if({raw} IS NOT NULL, {_named(target, members)}, NULL)"
             case "union", StructType():
                 tried = [
@@ -279,6 +307,14 @@ class _Reader:
             case "entries", MapType():
                 return self.entries(raw, node, target)
         return self.scalar(raw, node, target)
+
+    def members(self, raw: str, node: Node, target: StructType) -> dict[str, str]:
+        """The values of a struct's fields that the table has."""
+        return {
+            name: self.value(f"{raw}.{quote(name)}", node.children[name], column)
+            for name, column in _columns(target)
+            if name in node.children
+        }
 
     def unlike(self, node: Node, target: IcebergType) -> TableflowError:
         return TableflowError(
@@ -418,13 +454,27 @@ def _columns(target: StructType) -> list[tuple[str, IcebergType]]:
     return [(field.name, field.field_type) for field in target.fields]
 
 
-def _named(target: StructType, values: Mapping[str, str]) -> str:
-    """A struct of the target's columns; those without a value are null."""
-    members = (
+def _members(struct: str, target: StructType) -> dict[str, str]:
+    return {name: f"{struct}.{quote(name)}" for name, _ in _columns(target)}
+
+
+def _named(target: StructType, values: Mapping[str, str], *, marked: bool = False) -> str:
+    """A struct of the target's columns; those without a value are null.
+
+    :param marked: with :data:`DECODED`
+    """
+    members = [
         f"{_string(name)}, {values.get(name) or f'CAST(NULL AS {_spark(column)})'}"
         for name, column in _columns(target)
-    )
+    ]
+    if marked:
+        members.append(f"{_string(DECODED)}, true")
     return f"named_struct({', '.join(members)})"
+
+
+def _first(row: str) -> str:
+    """The record in what was parsed."""
+    return f"{row}.r[0]"
 
 
 def _struct(fields: Mapping[str, str]) -> str:

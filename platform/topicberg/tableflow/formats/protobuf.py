@@ -59,7 +59,7 @@ from topicberg.tableflow.formats import DECODED, protobuf_wire, protoc
 from topicberg.tableflow.subjects import RegisteredSchema
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 _SCALARS: dict[str, Callable[[], IcebergType]] = {
@@ -120,12 +120,13 @@ def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
 
 
 def decode(
+    records: DataFrame,
     payload: Column,
     writer: RegisteredSchema,
     latest: RegisteredSchema,
     fields: Sequence[NestedField],
     message: str | None = None,
-) -> Column:
+) -> tuple[DataFrame, Column]:
     """The record as the table's columns; see :class:`topicberg.tableflow.formats.Format`.
 
     :param message: its name in the latest schema; None: the file's first message
@@ -149,7 +150,7 @@ def decode(
     row = T.StructType([*columns, T.StructField(DECODED, T.BooleanType())])
     # Spark's workers need not have topicberg: the module that decodes is sent along.
     cloudpickle.register_pickle_by_value(protobuf_wire)  # type: ignore[no-untyped-call]
-    return F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined, no-any-return]
+    return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
 
 
 def _reader(
