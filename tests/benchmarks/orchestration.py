@@ -83,6 +83,7 @@ def idle() -> Iterator[Row]:
     from definitions import defs
     from resources import RESOURCES
 
+    load_endpoints()  # without a stack every sensor would only say so
     repository = defs.get_repository_def()
     share, costs = 0.0, []
     with tempfile.TemporaryDirectory() as folder, dg.DagsterInstance.local_temp(folder) as instance:
