@@ -210,7 +210,8 @@ class Stackless(Server):
         spec = _known(self.enabled, name)
         if call.method == "DELETE":
             del self.enabled[name]
-        elif call.method == "PATCH":
+            return Answer()
+        if call.method == "PATCH":
             spec["config"] |= body["spec"].get("config", {})
             spec |= {k: v for k, v in body["spec"].items() if k != "config"}
         sync = self.synced.pop(0) if self.synced else "SYNCED"
@@ -228,7 +229,8 @@ class Stackless(Server):
         catalog = _known(self.catalogs, call.path["id"])
         if call.method == "DELETE":
             del self.catalogs[call.path["id"]]
-        elif call.method == "PATCH":
+            return Answer()
+        if call.method == "PATCH":
             catalog["spec"]["config"] |= body["spec"]["config"]
             catalog["status"] = {"phase": "CONNECTED"}
         return Answer(catalog)

@@ -121,5 +121,9 @@ class Subject(Resource):
 
     def delete(self, world: World, live: Live) -> None:
         with suppress(GoneError):  # an earlier, unanswered request may have done this part
-            world.registry.delete(self._path())
-        world.registry.delete(self._path(), permanent="true")
+            self._drop(world)
+        self._drop(world, permanent="true")
+
+    def _drop(self, world: World, **params: str) -> None:
+        """The registry answers with the versions that it dropped."""
+        world.registry.request("DELETE", self._path(), params=params, expected=list)
