@@ -47,7 +47,7 @@ def test_random_kills(stack: Endpoints) -> None:
             killed.append(name)
     load.pause()
     local_stack.up(config)  # waits until everything serves again
-    assert load.caught_up(), killed
+    assert load.caught_up(600), killed
     load.close()
     assert load.lost_and_twice() == (0, 0), killed
     time.sleep(3)  # the engine has let go of both
