@@ -113,6 +113,8 @@ def last_evaluations(
     storage = instance.event_log_storage
     found = {}
     for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
+        if key not in keys:  # it finds every check of one of these names on one of these assets
+            continue
         records = [newest]
         if newest.status not in COMPLETED:
             records = [*storage.get_asset_check_execution_history(key, limit=1, status=COMPLETED)]

@@ -70,9 +70,8 @@ class State:
     def _checks(self) -> Iterator[Alert]:
         from topicberg.alerts import Alert
 
-        keys = self.graph.asset_check_keys
-        for key, found in last_evaluations(self.instance, keys).items():
-            if key not in keys or found.passed:
+        for key, found in last_evaluations(self.instance, self.graph.asset_check_keys).items():
+            if found.passed:
                 continue
             asset = key.asset_key.to_user_string()
             known = {name: str(found.metadata[name].value) for name in (MEND, SINCE, CAUSE)
