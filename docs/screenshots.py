@@ -9,41 +9,74 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import requests
+from websockets.sync.client import connect
 
 IMAGES = Path(__file__).parent / "images"
+GROUP = "/locations/__repository__@topicberg/asset-groups"
 PAGES = {
-    "asset-graph": ("/asset-groups?groups=stock_trades", 2600, 900),
+    "asset-graph": (f"{GROUP}/stock_trades/lineage", 2600, 900),
     "checks": ("/assets/iceberg/stock_trades?view=checks", 1600, 1000),
     "asset": ("/assets/iceberg/stock_trades_with_totals", 1600, 1400),
 }
 """File name → page, width, height."""
-PATIENCE_MS = 25_000
-"""How long a page may draw: the graph is laid out in the browser."""
+PATIENCE_SECONDS = 40
+"""How long a page may draw. The UI never rests (it polls), and a graph is laid out in the browser,
+so neither "the network is idle" nor Chromium's virtual time says when it is done."""
+
+
+@contextmanager
+def page(chromium: str, url: str, width: int, height: int) -> Iterator[str]:
+    """The address of a page's DevTools.
+
+    Source: Chrome DevTools Protocol, "HTTP Endpoints".
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            f"--window-size={width},{height}",
+            url,
+        ]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as browser:
+            try:
+                port_file = Path(profile, "DevToolsActivePort")
+                while not port_file.exists():
+                    if browser.poll() is not None:
+                        raise SystemExit(f"{chromium} did not start")
+                    time.sleep(0.2)
+                port = port_file.read_text().split()[0]
+                tabs = requests.get(f"http://127.0.0.1:{port}/json", timeout=10).json()
+                yield next(t["webSocketDebuggerUrl"] for t in tabs if t["type"] == "page")
+            finally:
+                browser.terminate()
 
 
 def shoot(chromium: str, url: str, file: Path, width: int, height: int) -> None:
     """One page as a PNG."""
-    with tempfile.TemporaryDirectory() as profile:
-        subprocess.run(
-            [
-                chromium,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--hide-scrollbars",
-                f"--user-data-dir={profile}",
-                f"--screenshot={file}",
-                f"--window-size={width},{height}",
-                f"--virtual-time-budget={PATIENCE_MS}",
-                url,
-            ],
-            check=True,
-            capture_output=True,
-            timeout=180,
-        )
+    with page(chromium, url, width, height) as devtools:
+        time.sleep(PATIENCE_SECONDS)
+        with connect(devtools, max_size=None) as socket:
+            socket.send(json.dumps({"id": 1, "method": "Page.captureScreenshot"}))
+            answer: dict[str, Any] = {}
+            while answer.get("id") != 1:
+                answer = json.loads(socket.recv())
+        file.write_bytes(base64.b64decode(answer["result"]["data"]))
 
 
 def main() -> None:
