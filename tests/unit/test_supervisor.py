@@ -72,6 +72,8 @@ def test_what_is_killed_comes_back(context: Context) -> None:
     first = health.service_status(steady, (control.processes() or {})["little"])
     assert first.running
     assert first.pid
+    left = context.temporary("little") / "left-by-a-killed-process"
+    left.touch()
     psutil.Process(first.pid).kill()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -81,5 +83,7 @@ def test_what_is_killed_comes_back(context: Context) -> None:
         time.sleep(0.2)
     else:
         raise AssertionError(again)
+    assert not left.exists()
+    assert left.parent.is_dir()
     control.shutdown()
     assert supervisor.wait_until_gone(context.config.state_dir, 20)

@@ -78,6 +78,10 @@ class Context:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    def temporary(self, name: str) -> Path:
+        """A service's folder for what need not outlive its process."""
+        return self.folder(f"tmp/{name}")
+
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.ports[name]}"
 
@@ -138,7 +142,7 @@ def java(
     :param options: JVM options
     :param main: main class and arguments
     """
-    lines = [*options, f"-Djava.io.tmpdir={context.folder('tmp')}"]
+    lines = [*options, f"-Djava.io.tmpdir={context.temporary(name)}"]
     if class_path:
         lines += ["-cp", os.pathsep.join(str(path) for path in class_path)]
     quoted = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)

@@ -49,7 +49,7 @@ def service(context: Context) -> Service:
         "spark.ui.enabled": "false",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
-        "spark.local.dir": str(context.folder("spark/tmp")),
+        "spark.local.dir": str(context.temporary("spark")),
         "spark.sql.warehouse.dir": str(context.folder("spark/warehouse")),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "8",

@@ -28,6 +28,9 @@ _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
 _START_SECONDS = 10
 """A service that ends sooner is tried again after 1, 2, 3... seconds, a later one at once."""
 _USER = "topicberg"
+_TIDILY = ["/bin/sh", "-c", 'rm -rf "$TMPDIR" && mkdir -p "$TMPDIR" && exec "$@"', "sh"]
+"""Before a service starts, what its killed predecessor left in its temporary folder goes: Spark's
+shuffle files and the libraries that JVMs unpack would fill the disk, kill by kill."""
 
 
 def log_file(context: Context, name: str) -> Path:
@@ -61,12 +64,12 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
     for service in services:
         environment = {
             STACK_VARIABLE: str(context.config.state_dir),
-            "TMPDIR": str(context.folder("tmp")),
+            "TMPDIR": str(context.temporary(service.name)),
             **service.environment,
         }
         sections.append(
             f"""[program:{service.name}]
-command={_escape(" ".join(_quote(part) for part in service.command))}
+command={_escape(" ".join(_quote(part) for part in [*_TIDILY, *service.command]))}
 environment={_escape(",".join(f"{key}={_enclose(value)}" for key, value in environment.items()))}
 priority={service.start_order}
 autostart=true
