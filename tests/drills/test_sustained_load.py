@@ -1,0 +1,101 @@
+"""Load for long, and a drill every minute: nothing lost, no process grows, the folder is bounded.
+
+Three minutes and 1,000 records a second for each of two topics by default; for the long drill
+TOPICBERG_TEST_LOAD_MINUTES=60 and TOPICBERG_TEST_LOAD_RATE=<half of what ingest.py measures>.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import psutil
+import pytest
+from faults import FAULTS
+from load import Load
+from rich.console import Console
+
+from topicberg.endpoints import Endpoints
+from topicberg.local import stack as local_stack
+from topicberg.settings import settings
+
+MINUTES = float(os.environ.get("TOPICBERG_TEST_LOAD_MINUTES", 3))
+RATE = int(os.environ.get("TOPICBERG_TEST_LOAD_RATE", 1000))
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(int(MINUTES * 60 + 1200)),
+]
+
+COMPONENTS = ("kafka", "schema_registry", "s3", "iceberg_rest", "spark", "tableflow", "aws")
+HOLD_SECONDS = 5.0
+MEBIBYTE = 1024 * 1024
+GROWTH, SLACK = 1.2, 64 * MEBIBYTE
+"""A process may be so much larger in the last third than in the second."""
+KEPT = ("kafka", "s3")
+"""Folders of what the topics and tables hold: they grow with the records."""
+BESIDE_DATA = 1024 * MEBIBYTE
+"""All other folders together: logs that rotate, temporary files, state."""
+
+
+def resident() -> dict[str, int]:
+    """Service → bytes of memory of its processes."""
+    found: dict[str, int] = defaultdict(int)
+    for service in local_stack.status(settings()):
+        with suppress(psutil.Error):
+            process = psutil.Process(service.pid)
+            for one in (process, *process.children(recursive=True)):
+                with suppress(psutil.Error):
+                    found[service.name] += one.memory_info().rss
+    return dict(found)
+
+
+def beside_data(folder: Path) -> int:
+    """Bytes in the state directory that are no records."""
+    size = 0
+    for path in folder.rglob("*"):
+        if path.relative_to(folder).parts[0] not in KEPT:
+            with suppress(OSError):
+                size += path.stat().st_size
+    return size
+
+
+def test_an_hour(stack: Endpoints) -> None:
+    config, rng, console = settings(), random.Random(7), Console(width=300)
+    load = Load(stack, "hour", rate=RATE)
+    load.start()
+    load.go()
+    memory: list[dict[str, int]] = []
+    sizes: list[int] = []
+    until = time.monotonic() + MINUTES * 60
+    while time.monotonic() < until:
+        component = rng.choice(COMPONENTS)
+        with FAULTS[rng.choice(("killed", "stopped", "full"))](component):
+            time.sleep(HOLD_SECONDS)
+        time.sleep(60 - HOLD_SECONDS)
+        memory.append(resident())
+        sizes.append(beside_data(config.state_dir))
+        told = ", ".join(f"{name} {size // MEBIBYTE}" for name, size in memory[-1].items())
+        beside = sizes[-1] // MEBIBYTE
+        console.print(f"{len(sizes)} min, {load.sent} records, {beside} beside data; MiB: {told}")
+    load.pause()
+    local_stack.up(config)
+    assert load.caught_up(600)
+    load.close()
+    assert load.lost_and_twice() == (0, 0)
+    assert max(sizes) < BESIDE_DATA
+    third = len(memory) // 3
+    for name in memory[-1]:
+        middle, last = (
+            median(sample.get(name, 0) for sample in part)
+            for part in (memory[third : 2 * third], memory[2 * third :])
+        )
+        assert last <= GROWTH * middle + SLACK, f"{name}: {middle} → {last} bytes"
+    time.sleep(3)  # the engine has let go of both
+    for topic in load.topics:
+        load.table(topic).catalog.purge_table((config.cluster_id, topic))
