@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,12 @@ class Dagster:
 
     def runs(self) -> list[psutil.Process]:
         """The processes that runs are executed in."""
-        return [
-            process
-            for process in self.process.children(recursive=True)
-            if "spawn_main" in " ".join(process.cmdline())
-        ]
+        found = []
+        for process in self.process.children(recursive=True):
+            with suppress(psutil.Error):  # it ended meanwhile
+                if "spawn_main" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
 
 @contextmanager
