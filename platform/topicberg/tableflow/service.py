@@ -22,7 +22,7 @@ from topicberg.tableflow.engine import Commit, Ingestor
 from topicberg.tableflow.maintenance.keeper import Keeper
 from topicberg.tableflow.metrics import serve_metrics
 from topicberg.tableflow.status import FailingFormat, TopicStatus, remove_status, write_status
-from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec, load_topics
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,12 @@ class Worker(threading.Thread):
                 wait, self._backoff = self._backoff, min(self._backoff * 2, MAX_BACKOFF_SECONDS)
 
     def _ensure_topic(self) -> None:
-        """Create what is missing; a topic that differs from its spec is materialized as it is."""
+        """Create what is missing; a topic that differs from its spec is materialized as it is.
+
+        So is one without a spec: nobody said how many partitions it should have.
+        """
+        if self.spec.name not in {spec.name for spec in load_topics(self._config)}:
+            return
         try:
             kafka.ensure_topic(self.spec, self._endpoints, self._config)
         except TopicbergError as error:

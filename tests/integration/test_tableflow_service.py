@@ -1,0 +1,76 @@
+"""The engine's service, as `topicberg tableflow` steers it, and topics that have no spec."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewTopic
+from confluent_kafka.schema_registry import Schema
+from typer.testing import CliRunner
+
+from topicberg import kafka
+from topicberg.cli import app
+from topicberg.endpoints import Endpoints
+from topicberg.settings import settings
+from topicberg.tableflow.status import read_status
+from topicberg.tableflow.subjects import wire_prefix
+from topicberg.tableflow.wait import wait_for
+
+pytestmark = pytest.mark.integration
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture
+def enabled() -> Iterator[Callable[[str], None]]:
+    names: list[str] = []
+
+    def enable(topic: str) -> None:
+        told = CliRunner().invoke(app, ["tableflow", "enable", topic])
+        assert told.exit_code == 0, told.output
+        names.append(topic)
+
+    yield enable
+    for topic in names:
+        assert CliRunner().invoke(app, ["tableflow", "disable", topic]).exit_code == 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_a_topic_without_a_spec_is_taken_as_it_is(
+    stack: Endpoints, enabled: Callable[[str], None]
+) -> None:
+    """Its table comes, and the topic keeps the partitions that its owner gave it."""
+    topic, admin = f"clicks-{uuid.uuid4().hex[:6]}", stack.kafka_admin()
+    admin.create_topics([NewTopic(topic, 2)])[topic].result(30)
+    registry = stack.schema_registry_client()
+    prefix = wire_prefix(registry.register_schema(f"{topic}-value", Schema('"int"', "AVRO")))
+    producer = Producer(stack.kafka_config())
+    for number in range(10):
+        producer.produce(topic, prefix + b"%c" % (2 * number), partition=number % 2)
+    assert producer.flush(30) == 0
+    enabled(topic)
+    catalog = stack.catalog(settings())
+    identifier = (settings().cluster_id, topic)
+    wait_until(lambda: catalog.table_exists(identifier))
+    assert wait_for(catalog.load_table(identifier), {0: 5, 1: 5}, PATIENCE_SECONDS)
+    assert kafka.end_offsets(stack, topic) == {0: 5, 1: 5}
+
+
+def test_a_topic_that_is_not_there_is_waited_for(
+    stack: Endpoints, enabled: Callable[[str], None]
+) -> None:
+    topic = f"nobody-made-this-{uuid.uuid4().hex[:6]}"
+    enabled(topic)
+    wait_until(lambda: topic in (read_status(settings(), topic).error_message or ""))
+    status = read_status(settings(), topic)
+    assert "Traceback" not in (status.error_message or "")
+    assert topic not in stack.kafka_admin().list_topics(timeout=10).topics
