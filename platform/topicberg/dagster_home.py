@@ -12,7 +12,7 @@ import yaml
 
 from topicberg.settings import Settings
 
-_PLACES = ("storage", "local_artifact_storage", "compute_logs")
+_PLACES = ("local_artifact_storage", "compute_logs")
 """Sections that name folders; without them everything lies in Dagster's home."""
 
 
@@ -23,5 +23,6 @@ def dagster_home(config: Settings) -> Path:
     instance = yaml.safe_load((config.project_root / "dagster.yaml").read_text())
     for section in _PLACES:
         instance.pop(section, None)
+    instance["storage"]["custom"]["config"]["base_dir"] = str(home)
     (home / "dagster.yaml").write_text(yaml.safe_dump(instance))
     return home

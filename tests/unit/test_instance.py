@@ -33,7 +33,7 @@ def test_dagster_takes_the_file(tmp_path: Path, file: str) -> None:
     shutil.copy(ROOT / file, tmp_path / "dagster.yaml")
     ref = InstanceRef.from_dir(str(tmp_path))
     assert ref.run_coordinator_data.class_name == "QueuedRunCoordinator"
-    storage = "DagsterPostgresStorage" if "production" in file else "DagsterSqliteStorage"
+    storage = "DagsterPostgresStorage" if "production" in file else "SqliteStorage"
     assert ref.storage_data is not None
     assert ref.storage_data.class_name == storage
     text = (ROOT / file).read_text()

@@ -80,7 +80,7 @@ class SubjectReader:
                     raise
                 raise TableflowError(
                     f"subject {name} does not exist in the schema registry",
-                    hint="register the schema; or give it a topic spec with `schema: {format: none}`",
+                    hint="register the schema, or write a topic spec with `schema: {format: none}`",
                 ) from None
             if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
                 raise unusable(f"the schema registry (subject {name})", "a list of versions")
