@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 UV_VERSION := 0.13.8
 PIP_AUDIT_VERSION := 2.10.1
 
@@ -30,8 +31,8 @@ demo: install  ## run the stock-trades pipeline end to end, then stop the stack
 ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
 
-test: install  ## unit, integration and end to end on a stack of its own, but for the slow ones
-	$(BIN)/python -m pytest $(ARGS)
+test: install  ## unit, integration and end to end on stacks of their own, but for the slow ones
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: install  ## every test, also those that take minutes each
 	$(BIN)/python -m pytest -m "" $(ARGS)

@@ -8,6 +8,8 @@ than Glue's for two ticks. Who moves the pointer in Glue by hand is left alone: 
 
 from __future__ import annotations
 
+import hashlib
+
 import dagster as dg
 from pydantic import BaseModel
 from pyiceberg.exceptions import NoSuchTableError
@@ -51,7 +53,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     ) -> dg.SensorResult | dg.SkipReason:
         before = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
         after = Cursor(settled=dict(before.settled))
-        requests: list[dg.RunRequest] = []
+        behind: dict[str, LakeTable] = {}
         try:
             catalog = lakehouse.peek().catalog(lakehouse.config)
             for table in tables:
@@ -65,13 +67,14 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
                     after.settled[table.name] = now
                 elif now == before.seen.get(table.name):
                     after.settled[table.name] = now
-                    requests.append(_request(table, now))
+                    behind[now] = table
                 else:
                     after.seen[table.name] = now
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(error))
         if after == before:
             return dg.SkipReason("Glue has the newest metadata of every table")
+        requests = [_request(behind)] if behind else []
         return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
 
     return catalogs
@@ -82,9 +85,15 @@ def _in_glue(lakehouse: Lakehouse, table: LakeTable) -> str | None:
     return glue.metadata_location(found) if found else None
 
 
-def _request(table: LakeTable, metadata: str) -> dg.RunRequest:
+def _request(behind: dict[str, LakeTable]) -> dg.RunRequest:
+    """One run for all of them: a run takes longer to start than a table to be registered.
+
+    :param behind: metadata file → table
+    """
+    tables = behind.values()
+    digest = hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()
     return dg.RunRequest(
-        run_key=f"catalogs:{table.name}:{metadata}",
-        asset_selection=[table.key("glue"), table.key("snowflake")],
+        run_key=f"catalogs:{digest}",
+        asset_selection=[table.key(system) for table in tables for system in ("glue", "snowflake")],
         tags={"topicberg/kind": "catalogs"},
     )
