@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topicberg.errors import CommitConflictError, UnreachableError
+from topicberg.errors import CommitConflictError, ThrottledError, UnreachableError
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def kind_of(error: BaseException) -> Kind | None:
     for each in _causes(error):
         if isinstance(each, CommitConflictError):
             return CONFLICT
+        if isinstance(each, ThrottledError):
+            return THROTTLED
         if isinstance(each, UnreachableError | ConnectionError | TimeoutError):
             return UNREACHABLE
         name = f"{type(each).__module__}.{type(each).__name__}"
