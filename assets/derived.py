@@ -25,7 +25,7 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from assets.charts import markdown
-from assets.emr_serverless import write_window_on_emr
+from assets.emr import write_window_on_emr
 from assets.metadata import column_lineage, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
 from assets.retries import retried

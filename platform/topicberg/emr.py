@@ -1,7 +1,7 @@
 """Job runs of EMR Serverless that compute a window of a derived table: what is asked, what is told.
 
-Both sides speak through Dagster Pipes (:mod:`assets.emr_serverless` starts a run,
-:mod:`assets.emr_job` is what runs); here is what they say, and the request that starts it.
+Both sides speak through Dagster Pipes (:mod:`assets.emr.client` starts a run,
+:mod:`assets.emr.job` is what runs); here is what they say, and the request that starts it.
 """
 
 from __future__ import annotations

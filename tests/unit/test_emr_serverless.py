@@ -33,8 +33,7 @@ from emr_service import (
 )
 from pydantic import SecretStr
 
-from assets import emr_job, emr_serverless
-from assets.emr_serverless import write_window_on_emr
+from assets.emr import client, job, write_window_on_emr
 from topicberg.derived import Window, Written
 from topicberg.emr import Asked, Failure, Told, start_job_run
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
@@ -50,7 +49,7 @@ WRITTEN = Written(
 COMPLETE = {
     "APPLICATION_ID": APPLICATION,
     "EXECUTION_ROLE_ARN": ROLE,
-    "ENTRY_POINT": "local:///opt/topicberg/emr_entry_point.py",
+    "ENTRY_POINT": "local:///opt/topicberg/assets/emr/job.py",
     "LOG_URI": "s3://logs/emr/",
 }
 CONFIG = Settings(aws_account_id="123456789012")
@@ -61,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("_quick")
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emr_serverless, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(pipes_utils, "DEFAULT_SLEEP_INTERVAL", 0.05)
     monkeypatch.setattr(pipes_utils, "WAIT_FOR_LOGS_AFTER_EXECUTION_INTERVAL", 0)
 
@@ -106,7 +105,7 @@ def test_half_set_settings_name_what_is_missing(setting: Callable[..., None], gi
     [
         ("APPLICATION_ID", "my application"),
         ("EXECUTION_ROLE_ARN", "topicberg-job"),
-        ("ENTRY_POINT", "emr_entry_point.py"),
+        ("ENTRY_POINT", "job.py"),
         ("ENTRY_POINT", "s3://bucket/job.jar"),
         ("LOG_URI", "/var/log"),
     ],
@@ -318,14 +317,14 @@ def test_the_job_is_cancelled_with_the_run() -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    job = Scripted([("RUNNING", ""), ("RUNNING", "")], interrupt)
+    running = Scripted([("RUNNING", ""), ("RUNNING", "")], interrupt)
     with (
-        serving(lambda request: job) as service,
+        serving(lambda request: running) as service,
         pytest.raises(DagsterExecutionInterruptedError),
     ):
         computed(service)
     assert service.operations()[-1] == "CancelJobRun"
-    assert job.state() == ("CANCELLED", "")
+    assert running.state() == ("CANCELLED", "")
 
 
 def test_a_job_that_cannot_be_followed_is_cancelled() -> None:
@@ -355,7 +354,7 @@ def test_a_job_of_other_code_computes_nothing(table: str) -> None:
     extras = Asked.of(table, WINDOW, CONFIG, GLUE).model_dump(mode="json")
     pipes: Any = SimpleNamespace(extras=extras, code_version="of another commit")
     with pytest.raises(TopicbergError, match=f"table {table}: the code of .* is not Dagster's"):
-        emr_job._compute(pipes)
+        job._compute(pipes)
 
 
 @pytest.fixture(autouse=True)

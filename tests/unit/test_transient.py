@@ -13,7 +13,13 @@ from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrp
 
 from assets.retries import retried
 from topicberg import transient
-from topicberg.errors import CommitConflictError, SpecError, TopicbergError, UnreachableError
+from topicberg.errors import (
+    CommitConflictError,
+    SpecError,
+    ThrottledError,
+    TopicbergError,
+    UnreachableError,
+)
 from topicberg.transient import CONFLICT, THROTTLED, UNREACHABLE, Kind, kind_of
 
 
@@ -28,6 +34,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (CommitConflictError("x"), CONFLICT),
         (CommitFailedException("x"), CONFLICT),
         (UnreachableError("x"), UNREACHABLE),
+        (ThrottledError("x"), THROTTLED),
         (ConnectionRefusedError("x"), UNREACHABLE),
         (requests.ConnectionError("x"), UNREACHABLE),
         (EndpointConnectionError(endpoint_url="x"), UNREACHABLE),

@@ -1,7 +1,8 @@
 """What a job run of EMR Serverless does: a window of one derived table.
 
-``docs/production/emr_entry_point.py`` is the file that spark-submit starts. Properties of Spark are
-those that :mod:`topicberg.emr` put into the request.
+This file is the entry point, in the application's image or as a copy in S3: all that it imports is
+installed, and no module beside it hides one of Python's own. Spark's properties are those that
+:mod:`topicberg.emr` put into the request.
 """
 
 from __future__ import annotations
@@ -49,3 +50,7 @@ def _compute(pipes: PipesContext) -> Written:
         return write_window(spark, asked.lake.catalog(config), plan, asked.window)
     finally:
         spark.stop()
+
+
+if __name__ == "__main__":
+    main()
