@@ -38,8 +38,14 @@ _SILENT = re.compile(
     r"Lost executor|ExecutorLostFailure|Status Code: 50[0-4]",
     re.IGNORECASE,
 )
-_SERVICES = ("pyspark", "grpc", "botocore", "pyiceberg", "snowflake", "urllib3", "confluent_kafka")
-"""Libraries whose errors are judged by their text: they have one class for everything."""
+_SERVICES = (
+    *("pyspark", "py4j", "grpc", "botocore", "pyiceberg", "snowflake", "urllib3"),
+    "confluent_kafka",
+)
+"""Libraries whose errors are judged by their text: they have one class for everything.
+
+py4j raises those of a Spark that is not behind Spark Connect, as in a job of EMR Serverless.
+"""
 _SILENT_CLASSES = frozenset(
     {
         "botocore.exceptions.EndpointConnectionError",

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 import requests
 from botocore.exceptions import ClientError, EndpointConnectionError
+from py4j.protocol import Py4JError
 from pyiceberg.exceptions import CommitFailedException
 from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrpcException
 
@@ -41,6 +42,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (ClientError({"Error": {"Code": "ThrottlingException"}}, "GetTable"), THROTTLED),
         (ClientError({"Error": {"Code": "AccessDeniedException"}}, "GetTable"), None),
         (SparkConnectGrpcException("StatusCode.UNAVAILABLE: failed to connect"), UNREACHABLE),
+        (Py4JError("SdkClientException: Unable to execute HTTP request"), UNREACHABLE),
         (AnalysisException("[UNRESOLVED_COLUMN] a column `qty`"), None),
         (caused(TopicbergError("the run failed"), ConnectionResetError("x")), UNREACHABLE),
         (SpecError("x"), None),
