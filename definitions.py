@@ -7,6 +7,7 @@ import warnings
 import dagster as dg
 
 warnings.filterwarnings("ignore", category=dg.BetaWarning)
+warnings.filterwarnings("ignore", category=dg.PreviewWarning)  # of Pipes, about itself
 
 from assets import Lake, find_derived, lake_assets, lake_checks  # noqa: E402
 from assets.platform import platform_assets  # noqa: E402
@@ -23,10 +24,11 @@ from jobs import (  # noqa: E402
     snapshot_sensors,
 )
 from resources import RESOURCES  # noqa: E402
-from topicberg.settings import settings  # noqa: E402
+from topicberg.settings import emr_settings, settings  # noqa: E402
 from topicberg.topics import load_topics  # noqa: E402
 
 _config = settings()
+emr_settings()  # what is wrong with them is told here, not by the first run
 _specs = load_topics(_config)
 _lake = Lake(_config, tuple(_specs), tuple(find_derived()))
 

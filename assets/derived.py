@@ -25,6 +25,7 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from assets.charts import markdown
+from assets.emr import write_window_on_emr
 from assets.metadata import column_lineage, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
 from assets.retries import retried
@@ -32,6 +33,7 @@ from assets.tables import LakeTable, freshness, glue_asset, snowflake_asset
 from resources import Lakehouse, Spark
 from topicberg.derived import Derivation, Source, Transform, Written, read_window, write_window
 from topicberg.errors import SpecError
+from topicberg.settings import emr_settings
 from topicberg.snapshots import Hours
 from topicberg.topics import Rules, TopicSpec
 
@@ -215,7 +217,7 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
                 derived.sources,
             ),
         },
-        code_version=_code_version(derived, parameters),
+        code_version=code_version(derived, lake),
     )
     @retried()
     def compute(
@@ -228,12 +230,12 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
             if not catalog.table_exists(origin.table.identifier):
                 context.log.info(f"there is no table of {name} yet: making it")
                 lake.make(name, lakehouse)
-        written = write_window(
-            spark.spark_session,
-            catalog,
-            plan,
-            asked,
-        )
+        if emr := emr_settings():
+            written = write_window_on_emr(
+                context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
+            )
+        else:
+            written = write_window(spark.spark_session, catalog, plan, asked)
         context.log.info(f"wrote {written.rows:,} rows")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
@@ -267,9 +269,9 @@ def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[
     return rows
 
 
-def _code_version(derived: DerivedTable, parameters: BaseModel | None) -> str:
+def code_version(derived: DerivedTable, lake: "Lake") -> str:
     """Changes with the function's text and its parameters, so that the UI marks what is old."""
     text = inspect.getsource(derived.transform)
-    if parameters:
+    if parameters := derived.parameters_of(lake.root(derived)):
         text += parameters.model_dump_json()
     return hashlib.sha256(text.encode()).hexdigest()[:12]

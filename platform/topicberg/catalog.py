@@ -11,6 +11,10 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from topicberg.answers import unusable
 
+TABLES = "topicberg.tables"
+"""Property: the folder of the tables. ``warehouse`` is what the catalog goes by, which for Glue's
+REST API is the number of an account.
+"""
 _TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
 
 

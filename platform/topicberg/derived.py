@@ -263,10 +263,12 @@ def _create(
 ) -> Table:
     from pyiceberg.transforms import parse_transform
 
+    from topicberg.catalog import TABLES
+
     with suppress(NamespaceAlreadyExistsError):
         catalog.create_namespace(name[0])
     # As the topics' tables: a place of its own, never that of a table which was dropped.
-    place = f"{catalog.properties['warehouse']}{name[0]}/v1/{uuid.uuid4()}"
+    place = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
     with (
         suppress(TableAlreadyExistsError),  # another run was faster
         catalog.create_table_transaction(

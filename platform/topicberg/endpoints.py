@@ -62,7 +62,79 @@ class SnowflakeEndpoint(BaseModel):
         return {"private_key": key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())}
 
 
-class Endpoints(BaseModel):
+class LakeEndpoints(BaseModel):
+    """Where the tables are, for those who need nothing else. URLs have no trailing slash."""
+
+    s3: str | None = Field(default=None, description="None: Amazon S3")
+    s3_access_key: SecretStr | None = None
+    s3_secret_key: SecretStr | None = None
+    iceberg_rest: str
+
+    def catalog(self, config: Settings | None = None) -> Catalog:
+        """The Iceberg REST catalog, through PyIceberg."""
+        from pyiceberg.catalog import load_catalog
+
+        from topicberg.catalog import TABLES, CheckedCatalog
+
+        config = config or settings()
+        properties: dict[str, str] = {
+            "py-catalog-impl": f"{CheckedCatalog.__module__}.{CheckedCatalog.__name__}",
+            "uri": self.iceberg_rest,
+            "warehouse": config.warehouse,
+            TABLES: config.warehouse,
+            "s3.region": config.aws_region,
+            **self._glue(config),
+        }
+        if self.s3:
+            properties["s3.endpoint"] = self.s3
+            properties["s3.force-virtual-addressing"] = "false"
+        if self.s3_access_key and self.s3_secret_key:
+            properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
+            properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
+        return load_catalog(CATALOG, **properties)
+
+    def spark_properties(self, config: Settings) -> dict[str, str]:
+        """What Spark needs to have the same catalog as ``lake``, and UTC, which the tables rely on.
+
+        The key of the object store is not among them: Spark's processes have it from their
+        environment or from their role.
+        """
+        catalog = {
+            "type": "rest",
+            "uri": self.iceberg_rest,
+            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            "client.region": config.aws_region,
+            # Tables change under Spark: the engine publishes its commits through the catalog.
+            "cache-enabled": "false",
+            **self._glue(config),
+        }
+        if self.s3:
+            catalog |= {"s3.endpoint": self.s3, "s3.path-style-access": "true"}
+        name = f"spark.sql.catalog.{CATALOG}"
+        return {
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.extensions": "org.apache.iceberg.spark.extensions."
+            "IcebergSparkSessionExtensions",
+            name: "org.apache.iceberg.spark.SparkCatalog",
+            **{f"{name}.{key}": value for key, value in catalog.items()},
+        }
+
+    def _glue(self, config: Settings) -> dict[str, str]:
+        """What Glue's Iceberg REST API wants beside its address; clients agree on these names.
+
+        https://docs.aws.amazon.com/glue/latest/dg/connect-glu-iceberg-rest.html
+        """
+        if not self.iceberg_rest.startswith("https://glue."):
+            return {}
+        return {
+            "warehouse": config.aws_account_id,
+            "rest.sigv4-enabled": "true",
+            "rest.signing-name": "glue",
+            "rest.signing-region": config.aws_region,
+        }
+
+
+class Endpoints(LakeEndpoints):
     """One deployment's addresses. URLs have no trailing slash."""
 
     kafka_bootstrap: str
@@ -71,10 +143,6 @@ class Endpoints(BaseModel):
     )
     schema_registry: str
     schema_registry_user_info: SecretStr | None = None
-    s3: str | None = Field(default=None, description="None: Amazon S3")
-    s3_access_key: SecretStr | None = None
-    s3_secret_key: SecretStr | None = None
-    iceberg_rest: str
     spark_connect: str
     aws: str | None = Field(default=None, description="None: the real AWS")
     aws_access_key: SecretStr | None = None
@@ -139,34 +207,6 @@ class Endpoints(BaseModel):
             aws_secret_access_key=secret_key.get_secret_value() if secret_key else None,
             config=options,
         )
-
-    def catalog(self, config: Settings | None = None) -> Catalog:
-        """The Iceberg REST catalog, through PyIceberg."""
-        from pyiceberg.catalog import load_catalog
-
-        from topicberg.catalog import CheckedCatalog
-
-        config = config or settings()
-        properties: dict[str, str] = {
-            "py-catalog-impl": f"{CheckedCatalog.__module__}.{CheckedCatalog.__name__}",
-            "uri": self.iceberg_rest,
-            "warehouse": config.warehouse,
-            "s3.region": config.aws_region,
-        }
-        if self.iceberg_rest.startswith("https://glue."):
-            properties |= {
-                "warehouse": config.aws_account_id,
-                "rest.sigv4-enabled": "true",
-                "rest.signing-name": "glue",
-                "rest.signing-region": config.aws_region,
-            }
-        if self.s3:
-            properties["s3.endpoint"] = self.s3
-            properties["s3.force-virtual-addressing"] = "false"
-        if self.s3_access_key and self.s3_secret_key:
-            properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
-            properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
-        return load_catalog(CATALOG, **properties)
 
 
 @cache

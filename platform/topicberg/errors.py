@@ -46,3 +46,7 @@ class CommitConflictError(TopicbergError):
 
 class UnreachableError(TopicbergError):
     """A service does not answer; nothing is wrong with what was asked of it."""
+
+
+class ThrottledError(TopicbergError):
+    """A service asks to slow down, or has no room for more."""

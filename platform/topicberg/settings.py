@@ -12,8 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from topicberg.errors import TopicbergError
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 ENV_FILE = Path(os.environ.get("TOPICBERG_ENV_FILE", PROJECT_ROOT / ".env"))
@@ -93,6 +95,56 @@ class Settings(BaseSettings):
     def snowflake_name(self, kind: str) -> str:
         """Name of a Snowflake object, e.g. ``snowflake_name("volume")`` → ``…_VOLUME``."""
         return f"{self.prefix}_{kind}".upper()
+
+
+class EmrSettings(BaseSettings):
+    """An EMR Serverless application that computes the derived tables: ``TOPICBERG_EMR_<FIELD>``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOPICBERG_EMR_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+    )
+
+    application_id: str = Field(pattern=r"^[0-9a-z]{1,64}$")
+    execution_role_arn: str = Field(
+        pattern=r"^arn:aws[a-zA-Z0-9-]*:iam::\d{12}:role/[!-~]+$", description="what the job may do"
+    )
+    entry_point: str = Field(
+        pattern=r"^(s3://[^/\s]+|local://)?/\S+\.py$",
+        description="assets/emr/job.py, in the application's own image or copied to S3",
+    )
+    log_uri: str = Field(
+        pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$",
+        description="where in S3 the logs of job runs go, and what they report to Dagster",
+    )
+    spark_submit_parameters: str = Field(
+        default="", description="come after those that topicberg generates, so they win"
+    )
+
+
+def emr_settings() -> EmrSettings | None:
+    """None: the derived tables are computed where ``TOPICBERG_SPARK_REMOTE`` points.
+
+    :raises TopicbergError: names every setting that is missing or wrong, if there is any at all
+    """
+    try:
+        return EmrSettings()
+    except ValidationError as error:
+        errors = error.errors()
+    # The input of what is missing is everything that was given; a .env file may give more.
+    if all(
+        each["type"] == "missing" and not EmrSettings.model_fields.keys() & each["input"].keys()
+        for each in errors
+    ):
+        return None
+    problems = [
+        f"TOPICBERG_EMR_{str(each['loc'][0]).upper()}: "
+        + ("missing" if each["type"] == "missing" else each["msg"])
+        for each in errors
+    ]
+    raise TopicbergError(
+        "the settings of EMR Serverless are incomplete or wrong:\n  " + "\n  ".join(problems),
+        hint="set all of them or none, in the environment or in .env; see docs/production.md",
+    )
 
 
 DEPLOYED_FILE = "deployment.json"

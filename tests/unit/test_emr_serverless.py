@@ -1,0 +1,373 @@
+"""Derived tables on EMR Serverless: its settings, the request, and every way a job run can end."""
+
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import dagster as dg
+import pytest
+from botocore.exceptions import ClientError
+from dagster._core.errors import DagsterExecutionInterruptedError
+from dagster._core.pipes import utils as pipes_utils
+from dagster_pipes import (
+    PipesContext,
+    PipesDefaultContextLoader,
+    PipesMappingParamsLoader,
+    PipesS3MessageWriter,
+)
+from emr_service import (
+    APPLICATION,
+    ROLE,
+    SERVICE,
+    TOKEN,
+    EmrServerless,
+    Scripted,
+    check,
+    environment,
+    serving,
+)
+from pydantic import SecretStr
+
+from assets.emr import client, job, write_window_on_emr
+from topicberg.catalog import TABLES
+from topicberg.derived import Window, Written
+from topicberg.emr import Asked, Failure, Told, start_job_run
+from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
+from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.settings import EmrSettings, Settings, emr_settings
+from topicberg.transient import CONFLICT, THROTTLED, kind_of
+
+PARTITIONS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
+WINDOW = Window(datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(2026, 1, 1, 11, tzinfo=UTC))
+WRITTEN = Written(
+    rows=3, rows_by_hour={490898: 3}, snapshot_id=2**62, sources={"a.b": 7, "c": None}
+)
+COMPLETE = {
+    "APPLICATION_ID": APPLICATION,
+    "EXECUTION_ROLE_ARN": ROLE,
+    "ENTRY_POINT": "local:///opt/topicberg/assets/emr/job.py",
+    "LOG_URI": "s3://logs/emr/",
+}
+CONFIG = Settings(aws_account_id="123456789012")
+GLUE = LakeEndpoints(iceberg_rest="https://glue.us-east-1.amazonaws.com/iceberg")
+
+pytestmark = pytest.mark.usefixtures("_quick")
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(pipes_utils, "DEFAULT_SLEEP_INTERVAL", 0.05)
+    monkeypatch.setattr(pipes_utils, "WAIT_FOR_LOGS_AFTER_EXECUTION_INTERVAL", 0)
+
+
+@pytest.fixture
+def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``setting(NAME=text)``: the settings of EMR Serverless, and no others."""
+
+    def put(**given: str) -> None:
+        for name, text in given.items():
+            monkeypatch.setenv(f"TOPICBERG_EMR_{name}", text)
+
+    return put
+
+
+def emr(**more: str) -> EmrSettings:
+    return EmrSettings(**{name.lower(): text for name, text in (COMPLETE | more).items()})
+
+
+def test_without_settings_there_is_no_emr(setting: Callable[..., None]) -> None:
+    assert emr_settings() is None
+    setting(**dict.fromkeys(COMPLETE, ""))  # as in example.env
+    assert emr_settings() is None
+
+
+def test_complete_settings(setting: Callable[..., None]) -> None:
+    setting(**COMPLETE)
+    assert emr_settings() == emr()
+
+
+@pytest.mark.parametrize("given", [*COMPLETE, "SPARK_SUBMIT_PARAMETERS"])
+def test_half_set_settings_name_what_is_missing(setting: Callable[..., None], given: str) -> None:
+    setting(**{given: COMPLETE.get(given, "--conf spark.executor.cores=2")})
+    with pytest.raises(TopicbergError) as caught:
+        emr_settings()
+    for name in COMPLETE:
+        assert (f"TOPICBERG_EMR_{name}: missing" in str(caught.value)) == (name != given)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("APPLICATION_ID", "my application"),
+        ("EXECUTION_ROLE_ARN", "topicberg-job"),
+        ("ENTRY_POINT", "job.py"),
+        ("ENTRY_POINT", "s3://bucket/job.jar"),
+        ("LOG_URI", "/var/log"),
+    ],
+)
+def test_wrong_settings_are_named(setting: Callable[..., None], name: str, text: str) -> None:
+    setting(**COMPLETE | {name: text})
+    with pytest.raises(TopicbergError, match=f"TOPICBERG_EMR_{name}: String should match"):
+        emr_settings()
+
+
+@pytest.mark.parametrize("entry", ["s3://bucket/a/b.py", "local:///opt/x.py", "/opt/x.py"])
+def test_entry_points(setting: Callable[..., None], entry: str) -> None:
+    setting(**COMPLETE | {"ENTRY_POINT": entry})
+    assert emr_settings()
+
+
+def properties(request: dict[str, Any]) -> dict[str, str]:
+    """As spark-submit reads them: the last one wins."""
+    words = shlex.split(request["jobDriver"]["sparkSubmit"]["sparkSubmitParameters"])
+    assert words[::2] == ["--conf"] * (len(words) // 2)
+    return dict(word.split("=", 1) for word in words[1::2])
+
+
+def test_the_request_is_what_the_service_takes() -> None:
+    request = start_job_run("t" * 300, emr(), CONFIG, GLUE)
+    shape = SERVICE.operation_model("StartJobRun").input_shape
+    assert check({**request, "clientToken": "1"}, shape) == ""
+    assert check({**request, "clientToken": "1", "executionRoleArn": "x" * 20}, shape) != ""
+    assert request["jobDriver"]["sparkSubmit"]["entryPoint"] == COMPLETE["ENTRY_POINT"]
+    assert "s3://logs/emr/" in str(request["configurationOverrides"])
+
+
+def test_spark_gets_glue_as_its_catalog() -> None:
+    found = properties(start_job_run("t", emr(), CONFIG, GLUE))
+    lake = "spark.sql.catalog.lake"
+    assert (
+        found.items()
+        >= {
+            "spark.sql.session.timeZone": "UTC",
+            f"{lake}": "org.apache.iceberg.spark.SparkCatalog",
+            f"{lake}.type": "rest",
+            f"{lake}.uri": GLUE.iceberg_rest,
+            f"{lake}.warehouse": "123456789012",
+            f"{lake}.rest.sigv4-enabled": "true",
+            f"{lake}.rest.signing-name": "glue",
+            f"{lake}.rest.signing-region": "us-east-1",
+            f"{lake}.client.region": "us-east-1",
+        }.items()
+    )
+    assert f"{lake}.s3.endpoint" not in found
+
+
+def test_tables_of_glue_are_in_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Glue's REST API goes by the account; a table's location is that of the bucket."""
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
+    found: Any = GLUE.catalog(CONFIG)
+    assert found["warehouse"] == "123456789012"
+    assert found[TABLES] == CONFIG.warehouse == f"s3://{CONFIG.bucket}/"
+
+
+def test_the_users_parameters_win() -> None:
+    more = "--conf spark.jars=/opt/iceberg.jar --conf spark.executor.cores=2"
+    found = properties(start_job_run("t", emr(SPARK_SUBMIT_PARAMETERS=more), CONFIG, GLUE))
+    assert found["spark.jars"] == "/opt/iceberg.jar"
+    assert found["spark.executor.cores"] == "2"
+
+
+def test_no_secret_is_in_what_is_asked() -> None:
+    lake = LakeEndpoints(
+        iceberg_rest="http://rest", s3="http://s3", s3_secret_key=SecretStr("not-told")
+    )
+    asked = Asked.of("t", WINDOW, CONFIG, lake).model_dump(mode="json")
+    assert "not-told" not in f"{asked}{start_job_run('t', emr(), CONFIG, lake)}"
+    back = Asked.model_validate(asked)
+    assert back.window == WINDOW
+    assert back.lake.s3 == "http://s3"
+    assert back.config().aws_account_id == CONFIG.aws_account_id
+
+
+def endpoints(service: EmrServerless) -> Endpoints:
+    key = SecretStr("k")
+    return Endpoints(
+        kafka_bootstrap="",
+        schema_registry="",
+        iceberg_rest="http://rest",
+        spark_connect="",
+        snowflake=SnowflakeEndpoint(account="", user=""),
+        s3=service.url,
+        s3_access_key=key,
+        s3_secret_key=key,
+        aws=service.url,
+        aws_access_key=key,
+        aws_secret_key=key,
+    )
+
+
+def computed(service: EmrServerless, **more: str) -> Written:
+    """What an asset of Dagster gets from the job run that it starts."""
+    written: list[Written] = []
+
+    @dg.asset(partitions_def=PARTITIONS, code_version="1")
+    def table(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        written.append(
+            write_window_on_emr(context, "flagged", WINDOW, emr(**more), CONFIG, endpoints(service))
+        )
+
+        return dg.MaterializeResult()
+
+    dg.materialize([table], partition_key="2026-01-01-10:00")
+    return written[0]
+
+
+def saying(told: Told, *states: tuple[str, str]) -> Callable[[dict[str, Any]], Scripted]:
+    """A job run that tells Dagster something before its last state, through the real Pipes."""
+
+    def execute(request: dict[str, Any]) -> Scripted:
+        variables = environment(request)
+
+        def tell() -> None:
+            s3 = boto3.client(
+                "s3",
+                endpoint_url=variables["AWS_ENDPOINT_URL_S3"],
+                region_name=variables["AWS_DEFAULT_REGION"],
+                aws_access_key_id="k",
+                aws_secret_access_key="k",
+            )
+            pipes = PipesContext(
+                PipesMappingParamsLoader(variables),
+                PipesDefaultContextLoader(),
+                PipesS3MessageWriter(s3),
+            )
+            assert Asked.model_validate(pipes.extras).window == WINDOW
+            assert pipes.code_version == "1"
+            pipes.report_custom_message(told.model_dump(mode="json"))
+            pipes.close()
+
+        return Scripted(list(states), tell)
+
+    return execute
+
+
+def silent(*states: tuple[str, str]) -> Callable[[dict[str, Any]], Scripted]:
+    return lambda request: Scripted(list(states))
+
+
+def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
+    states = [("SUBMITTED", ""), ("QUEUED", ""), ("RUNNING", ""), ("SUCCESS", "")]
+    with serving(saying(Told(written=WRITTEN), *states)) as service:
+        assert computed(service) == WRITTEN
+        assert all(path.startswith("/logs/emr/pipes/") for path in service.objects)
+    started = service.asked[0][1]
+    assert started["name"] == "topicberg flagged"
+    assert started["tags"]["dagster/run-id"]
+    logged = capfd.readouterr().err
+    assert "Dashboard URL" in logged
+    assert TOKEN not in logged
+    assert "won't be able to receive" not in logged
+
+
+def test_a_log_uri_without_a_folder() -> None:
+    with serving(saying(Told(written=Written()), ("SUCCESS", ""))) as service:
+        assert computed(service, LOG_URI="s3://logs") == Written()
+        assert all(path.startswith("/logs/pipes/") for path in service.objects)
+
+
+def test_a_conflict_in_the_job_is_one_here() -> None:
+    failure = Failure.of(CommitConflictError("another writer", hint="wait"))
+    with (
+        serving(saying(Told(failure=failure), ("RUNNING", ""), ("FAILED", "exit 1"))) as service,
+        pytest.raises(CommitConflictError, match="another writer") as caught,
+    ):
+        computed(service)
+    assert kind_of(caught.value) == CONFLICT
+    assert f"s3://logs/emr/applications/{APPLICATION}/jobs/00job0/" in str(caught.value)
+
+
+def test_a_mistake_in_the_job_is_told_at_once() -> None:
+    failure = Failure.of(ValueError("no column qty"))
+    with (
+        serving(saying(Told(failure=failure), ("FAILED", "exit 1"))) as service,
+        pytest.raises(TopicbergError, match="ValueError: no column qty") as caught,
+    ):
+        computed(service)
+    assert kind_of(caught.value) is None
+
+
+def test_a_job_that_never_came_so_far() -> None:
+    details = "Job failed, please check complete logs. ExitCode: 137"
+    with (
+        serving(silent(("SCHEDULED", ""), ("FAILED", details))) as service,
+        pytest.raises(TopicbergError, match=r"flagged: job run 00job0 .*ExitCode: 137") as e,
+    ):
+        computed(service)
+    assert kind_of(e.value) is None
+
+
+def test_no_room_is_waited_for() -> None:
+    details = (
+        "ApplicationMaxCapacityExceededException: Worker could not be allocated as the "
+        "application has exceeded maximumCapacity settings: [cpu: 4 vCPU]"
+    )
+    with serving(silent(("FAILED", details))) as service, pytest.raises(TopicbergError) as caught:
+        computed(service)
+    assert kind_of(caught.value) == THROTTLED
+
+
+def test_a_job_that_somebody_cancels() -> None:
+    with (
+        serving(silent(("RUNNING", ""), ("CANCELLING", "by an operator"))) as service,
+        pytest.raises(TopicbergError, match="ended as CANCELLING: by an operator") as caught,
+    ):
+        computed(service)
+    assert kind_of(caught.value) is None
+
+
+def test_the_job_is_cancelled_with_the_run() -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    running = Scripted([("RUNNING", ""), ("RUNNING", "")], interrupt)
+    with (
+        serving(lambda request: running) as service,
+        pytest.raises(DagsterExecutionInterruptedError),
+    ):
+        computed(service)
+    assert service.operations()[-1] == "CancelJobRun"
+    assert running.state() == ("CANCELLED", "")
+
+
+def test_a_job_that_cannot_be_followed_is_cancelled() -> None:
+    with serving(silent(("RUNNING", ""))) as service:
+        service.dashboards = False
+        with pytest.raises(ClientError, match="GetDashboardForJobRun"):
+            computed(service)
+    assert service.operations()[-1] == "CancelJobRun"
+
+
+def test_a_request_that_is_refused() -> None:
+    with serving(silent()) as service, pytest.raises(ClientError, match="ResourceNotFound"):
+        computed(service, APPLICATION_ID="00another")
+    assert service.operations() == ["StartJobRun"]
+
+
+def test_success_without_a_word_is_none() -> None:
+    with (
+        serving(silent(("SUCCESS", ""))) as service,
+        pytest.raises(TopicbergError, match="found nothing of what it said under s3://logs/emr/"),
+    ):
+        computed(service)
+
+
+@pytest.mark.parametrize("table", ["flagged_stock_trades", "no_such_table"])
+def test_a_job_of_other_code_computes_nothing(table: str) -> None:
+    extras = Asked.of(table, WINDOW, CONFIG, GLUE).model_dump(mode="json")
+    pipes: Any = SimpleNamespace(extras=extras, code_version="of another commit")
+    with pytest.raises(TopicbergError, match=f"table {table}: the code of .* is not Dagster's"):
+        job._compute(pipes)
+
+
+@pytest.fixture(autouse=True)
+def _no_context_of_another_test() -> Iterator[None]:
+    """Pipes keeps one context for a process."""
+    yield
+    PipesContext._instance = None
