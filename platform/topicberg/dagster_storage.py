@@ -1,9 +1,11 @@
-"""Dagster's SQLite storage with connections that are kept, for the local deployment.
+"""Dagster's SQLite storage that keeps its connections, for the local deployment.
 
 Dagster opens its databases anew for every event, up to four times, and whoever closes the last
-connection to one of them makes SQLite write a checkpoint. A run over a month of hours plans and
-reports thousands of partitions: with kept connections it spends a fifth of the time on them. Files
-and tables are Dagster's own; in production they are in Postgres.
+connection to one of them makes SQLite write a checkpoint. Every tick of a sensor opens the whole
+instance, and compares the revisions of its tables with a folder of Python files. Here a process
+does both once for each database: a run over a month of hours spends a fifth of the time on its
+events, and an idle sensor costs next to nothing. Files and tables are Dagster's own; in production
+they are in Postgres.
 
 Source: SQLite, "Write-Ahead Logging" (checkpoints; what ``synchronous=NORMAL`` keeps: everything
 but, after a power cut, the last moments).
@@ -14,7 +16,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -22,12 +23,12 @@ from typing import Any, Self
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.storage.schedules import SqliteScheduleStorage
-from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS, create_db_conn_string
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine, create_engine, event
 
-KEPT = 8
+KEPT = 16
 """Databases that stay open: every run has one, and few are looked at at the same time."""
 
 
@@ -46,10 +47,10 @@ class _Engines:
                 self._kept.popitem(last=False)[1].dispose()
             return engine
 
-    def dispose(self) -> None:
-        with self._lock:
-            while self._kept:
-                self._kept.popitem()[1].dispose()
+
+_ENGINES = _Engines()
+_READY: set[str] = set()
+"""Databases that this process has found to have today's tables."""
 
 
 def _engine(url: str) -> Engine:
@@ -64,60 +65,64 @@ def _prepare(connection: Any, _record: object) -> None:
 
 
 class _EventLogStorage(SqliteEventLogStorage):
-    def __init__(self, base_dir: str) -> None:
-        self._engines = _Engines()
-        super().__init__(base_dir)
-
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
         with self._db_lock:
-            engine = self._engines.get(self.conn_string_for_shard(shard))
-            if shard not in self._initialized_dbs:
+            url = self.conn_string_for_shard(shard)
+            engine = _ENGINES.get(url)
+            if url not in _READY:
                 self._initdb(engine)
-                self._initialized_dbs.add(shard)
+                _READY.add(url)
             with engine.begin() as connection:
                 yield connection
 
-    def dispose(self) -> None:
-        super().dispose()
-        self._engines.dispose()
 
-
-class _OneDatabase:
-    """What storages of runs, schedules and sensors have in common."""
-
-    _conn_string: str
-
-    @cached_property
-    def _engine(self) -> Engine:
-        return _engine(self._conn_string)
+class _RunStorage(SqliteRunStorage):
+    @classmethod
+    def from_local(cls, base_dir: str, inst_data: ConfigurableClassData | None = None) -> Self:
+        url = create_db_conn_string(base_dir, "runs")
+        if url in _READY:
+            return cls(url, inst_data)
+        storage = super().from_local(base_dir, inst_data)
+        _READY.add(url)
+        return storage
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
-        with self._engine.begin() as connection:
+        with _ENGINES.get(self._conn_string).begin() as connection:
             yield connection
 
-    def dispose(self) -> None:
-        self._engine.dispose()
 
+class _ScheduleStorage(SqliteScheduleStorage):
+    @classmethod
+    def from_local(
+        cls, base_dir: str, inst_data: ConfigurableClassData | None = None
+    ) -> SqliteScheduleStorage:
+        url = create_db_conn_string(base_dir, "schedules")
+        if url in _READY:
+            return cls(url, inst_data)
+        storage = super().from_local(base_dir, inst_data)
+        _READY.add(url)
+        return storage
 
-class _RunStorage(_OneDatabase, SqliteRunStorage):
-    pass
-
-
-class _ScheduleStorage(_OneDatabase, SqliteScheduleStorage):
-    pass
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        with _ENGINES.get(self._conn_string).begin() as connection:
+            yield connection
 
 
 class SqliteStorage(DagsterSqliteStorage):
     """Runs, events, schedules and sensors, in the files that Dagster's own storage would use."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        super().__init__(base_dir, inst_data)
+        self.base_dir = base_dir
+        self._inst_data = inst_data
         folder = Path(base_dir)
         self._run_storage = _RunStorage.from_local(str(folder / "history"))
         self._event_log_storage = _EventLogStorage(str(folder / "history" / "runs"))
         self._schedule_storage = _ScheduleStorage.from_local(str(folder / "schedules"))
+        # Not that of the class in between, which opens Dagster's own.
+        super(DagsterSqliteStorage, self).__init__()
 
     @classmethod
     def from_config_value(

@@ -29,7 +29,7 @@ CHECK = f"check glue/{NAME}:pointer"
 SCHEDULE_SECONDS, ALERT_SECONDS = 300.0, 30.0
 PATIENCE_SECONDS = SCHEDULE_SECONDS + ALERT_SECONDS + 600.0
 _RUNS = """
-{ runsOrError(filter: {pipelineName: "check_tables", statuses: [SUCCESS]}) {
+{ runsOrError(filter: {pipelineName: "check_tables"}) {
     ... on Runs { results { tags { key value } } } } }
 """
 
