@@ -122,7 +122,7 @@ class SqliteStorage(DagsterSqliteStorage):
         self._event_log_storage = _EventLogStorage(str(folder / "history" / "runs"))
         self._schedule_storage = _ScheduleStorage.from_local(str(folder / "schedules"))
         # Not that of the class in between, which opens Dagster's own.
-        super(DagsterSqliteStorage, self).__init__()
+        super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_config_value(
