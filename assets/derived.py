@@ -25,7 +25,6 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from assets.charts import markdown
-from assets.emr import write_window_on_emr
 from assets.metadata import column_lineage, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
 from assets.retries import retried
@@ -231,6 +230,9 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
                 context.log.info(f"there is no table of {name} yet: making it")
                 lake.make(name, lakehouse)
         if emr := emr_settings():
+            # Not above: dagster-aws takes as long to import as all that a run without it needs.
+            from assets.emr import write_window_on_emr
+
             written = write_window_on_emr(
                 context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
             )
