@@ -37,6 +37,7 @@ from dagster_dev import dagster_dev
 
 from assets.partitions import partition_key, time_partitions
 from topicberg import kafka
+from topicberg.dagster_home import dagster_home
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import load_endpoints
 from topicberg.query import run_query
@@ -167,7 +168,8 @@ def graph(rows: int) -> Iterator[Row]:
     def run() -> None:
         key = partition_key(partitions, datetime.now(UTC))
         with tempfile.TemporaryDirectory() as folder:
-            instance = dg.DagsterInstance.local_temp(folder)
+            home = dagster_home(config.model_copy(update={"state_dir": Path(folder)}))
+            instance = dg.DagsterInstance.from_config(str(home))
             assert job.execute_in_process(instance=instance, partition_key=key).success
 
     control.disable(config, TOPIC)  # the stack's engine keeps off
