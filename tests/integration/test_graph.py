@@ -73,9 +73,14 @@ class Daemon:
 
 
 @pytest.fixture(scope="module")
-def daemon(stack: Endpoints) -> Iterator[Daemon]:
+def daemon(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One for all tests: what it has seen and requested once, it does not again."""
-    with dg.instance_for_test() as instance:
+    storage = {
+        "module": "topicberg.dagster_storage",
+        "class": "SqliteStorage",
+        "config": {"base_dir": str(tmp_path_factory.mktemp("dagster"))},
+    }
+    with dg.instance_for_test({"storage": {"custom": storage}}) as instance:
         yield Daemon(instance)
 
 
