@@ -77,7 +77,18 @@ class _EventLogStorage(SqliteEventLogStorage):
                 yield connection
 
 
-class _RunStorage(SqliteRunStorage):
+class _OneDatabase:
+    """What the storages of runs and of schedules have in common."""
+
+    _conn_string: str
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        with _ENGINES.get(self._conn_string).begin() as connection:
+            yield connection
+
+
+class _RunStorage(_OneDatabase, SqliteRunStorage):
     @classmethod
     def from_local(cls, base_dir: str, inst_data: ConfigurableClassData | None = None) -> Self:
         url = create_db_conn_string(base_dir, "runs")
@@ -87,13 +98,8 @@ class _RunStorage(SqliteRunStorage):
         _READY.add(url)
         return storage
 
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        with _ENGINES.get(self._conn_string).begin() as connection:
-            yield connection
 
-
-class _ScheduleStorage(SqliteScheduleStorage):
+class _ScheduleStorage(_OneDatabase, SqliteScheduleStorage):
     @classmethod
     def from_local(
         cls, base_dir: str, inst_data: ConfigurableClassData | None = None
@@ -104,11 +110,6 @@ class _ScheduleStorage(SqliteScheduleStorage):
         storage = super().from_local(base_dir, inst_data)
         _READY.add(url)
         return storage
-
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        with _ENGINES.get(self._conn_string).begin() as connection:
-            yield connection
 
 
 class SqliteStorage(DagsterSqliteStorage):
