@@ -52,7 +52,8 @@ def test_a_topic_without_a_spec_is_taken_as_it_is(
     topic, admin = f"clicks-{uuid.uuid4().hex[:6]}", stack.kafka_admin()
     admin.create_topics([NewTopic(topic, 2)])[topic].result(30)
     registry = stack.schema_registry_client()
-    prefix = wire_prefix(registry.register_schema(f"{topic}-value", Schema('"int"', "AVRO")))
+    click = '{"type": "record", "name": "Click", "fields": [{"name": "number", "type": "int"}]}'
+    prefix = wire_prefix(registry.register_schema(f"{topic}-value", Schema(click, "AVRO")))
     producer = Producer(stack.kafka_config())
     for number in range(10):
         producer.produce(topic, prefix + b"%c" % (2 * number), partition=number % 2)
