@@ -184,7 +184,7 @@ def graph(rows: int) -> Iterator[Row]:
             run()
             took = time.monotonic() - began
     finally:
-        control.forget(config, TOPIC)
+        control.enable(config, TOPIC)
     spark = union(waits)
     overhead = took / spark - 1
     yield f"graph of {rows:,} rows", f"{took:.1f} s, Spark {spark:.1f} s", "", None
@@ -271,13 +271,15 @@ def main(rows: int, seconds: int, only: list[str]) -> bool:
         "arrival": lambda: arrival(seconds),
     }
     shown, good = Table("what", "measured", "target", ""), True
-    for name in PARTS:
-        if name not in only:
-            continue
-        for what, measured, target, met in parts[name]():
-            shown.add_row(what, measured, target, {None: "", True: "met", False: "missed"}[met])
-            good &= met is not False
-    Console().print(shown)
+    try:
+        for name in PARTS:
+            if name not in only:
+                continue
+            for what, measured, target, met in parts[name]():
+                shown.add_row(what, measured, target, {None: "", True: "met", False: "missed"}[met])
+                good &= met is not False
+    finally:  # a part that fails loses nothing of those before it
+        Console().print(shown)
     return good
 
 
