@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
+from functools import lru_cache
 
 from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition
 
@@ -63,6 +64,17 @@ def partition_key(partitions: TimePartitions, moment: datetime) -> str:
     if isinstance(partitions, DailyPartitionsDefinition):
         hour = hour.replace(hour=0)
     return max(hour, partitions.start.astimezone(UTC)).strftime(partitions.fmt)
+
+
+def existing_keys(partitions: TimePartitions, now: datetime) -> Sequence[str]:
+    """Keys of all partitions that there are, oldest first; the open one included."""
+    return _existing_keys(partitions, _hour(now))
+
+
+@lru_cache(maxsize=32)
+def _existing_keys(partitions: TimePartitions, hour: int) -> Sequence[str]:
+    """Listing a year of hours takes longer than all else that an idle sensor does."""
+    return partitions.get_partition_keys(datetime.fromtimestamp(hour * 3600, UTC))
 
 
 def partition_keys(partitions: TimePartitions, hours: Iterable[Hours], now: datetime) -> set[str]:
