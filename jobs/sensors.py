@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 15
-"""A tick costs Dagster some 30 ms, whatever it finds. Who waits for a topic's table waits for the first;
-the second is for what is computed beyond the touched hours.
+"""A tick costs Dagster some 30 ms, whatever it finds. Who waits for a topic's table waits for the
+first; the second is for what is computed beyond the touched hours.
 """
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
