@@ -28,8 +28,6 @@ os.environ |= {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    # A stack of a few minutes: its Spark would spend a third of its time on optimizing itself.
-    "TOPICBERG_SPARK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
 }
 # Temporary files stay in the checkout; pytest locks each session's folder against the others.
 _TEMPORARY = Path(__file__).resolve().parents[1] / ".pytest_tmp"

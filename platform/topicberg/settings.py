@@ -51,9 +51,6 @@ class Settings(BaseSettings):
         description="where the local Spark computes: in its own process with n cores, local[n], or "
         "on the workers of a standalone cluster of this machine, spark://127.0.0.1:7077",
     )
-    spark_java_options: str = Field(
-        default="", description="further options of the local Spark's JVM; they win"
-    )
     aws_region: str = "us-east-1"
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
     bucket: str = Field(

@@ -77,7 +77,6 @@ def service(context: Context) -> Service:
         "-Djdk.reflect.useDirectMethodHandle=false",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _MODULES),
-        *context.config.spark_java_options.split(),
     ]
     main = [
         "org.apache.spark.deploy.SparkSubmit",
