@@ -74,13 +74,15 @@ class Load(threading.Thread):
     def run(self) -> None:
         rng = random.Random(3)
         parsed = fastavro.parse_schema(json.loads(json.dumps(SCHEMA)))
+        before = time.monotonic()
         while not self._over.wait(0.05):
+            passed, before = time.monotonic() - before, time.monotonic()
             if not self._go.is_set():
                 self._producer.flush(1)
                 if not len(self._producer):
                     self._idle.set()
                 continue
-            for _ in range(self._rate // 20):
+            for _ in range(int(self._rate * min(passed, 1))):
                 buffer = BytesIO()
                 fastavro.schemaless_writer(buffer, parsed, {"number": self.sent, "text": "x"})
                 value = self._prefix + buffer.getvalue()

@@ -239,7 +239,10 @@ def test_background_generator(stack: Endpoints, spec: TopicSpec, config: Setting
         time.sleep(0.1)
     assert status is not None
     assert (third.generation, status.state, status.sent) == (2, "finished", 2000)
-    assert "finished after 2000 records" in runner.log_file(config, spec.name).read_text()
+    log = runner.log_file(config, spec.name)
+    while "finished after 2000 records" not in log.read_text():  # its last words follow its status
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     bodies = {message.value() for message in read_all(stack, spec.name)}
     assert len(bodies) > 0.9 * sum(kafka.end_offsets(stack, spec.name).values())
 
