@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
@@ -80,7 +80,17 @@ class _EventLogStorage(SqliteEventLogStorage):
 class _OneDatabase:
     """What the storages of runs and of schedules have in common."""
 
+    _database: ClassVar[str]
     _conn_string: str
+
+    @classmethod
+    def from_local(cls, base_dir: str, inst_data: ConfigurableClassData | None = None) -> Any:
+        url = create_db_conn_string(base_dir, cls._database)
+        if url in _READY:
+            return cls(url, inst_data)  # type: ignore[call-arg]
+        storage = super().from_local(base_dir, inst_data)  # type: ignore[misc]
+        _READY.add(url)
+        return storage
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -89,31 +99,15 @@ class _OneDatabase:
 
 
 class _RunStorage(_OneDatabase, SqliteRunStorage):
-    @classmethod
-    def from_local(cls, base_dir: str, inst_data: ConfigurableClassData | None = None) -> Self:
-        url = create_db_conn_string(base_dir, "runs")
-        if url in _READY:
-            return cls(url, inst_data)
-        storage = super().from_local(base_dir, inst_data)
-        _READY.add(url)
-        return storage
+    _database = "runs"
 
 
 class _ScheduleStorage(_OneDatabase, SqliteScheduleStorage):
+    _database = "schedules"
+
     def _has_instigators_table(self, conn: Connection) -> bool:
         """As every database since Dagster 0.14; it would look four times a tick."""
         return True
-
-    @classmethod
-    def from_local(
-        cls, base_dir: str, inst_data: ConfigurableClassData | None = None
-    ) -> SqliteScheduleStorage:
-        url = create_db_conn_string(base_dir, "schedules")
-        if url in _READY:
-            return cls(url, inst_data)
-        storage = super().from_local(base_dir, inst_data)
-        _READY.add(url)
-        return storage
 
 
 class SqliteStorage(DagsterSqliteStorage):
