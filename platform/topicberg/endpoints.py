@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 RUNTIME_FILE = "runtime.json"
 CATALOG = "lake"
 """Name of the Iceberg catalog in Spark and in DuckDB."""
+
+
+@lru_cache(maxsize=8)
+def _catalog(properties: tuple[tuple[str, str], ...]) -> Catalog:
+    """A process keeps its clients: a new one costs a request, and every tick of a sensor asks."""
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog(CATALOG, **dict(properties))
 
 
 class SnowflakeEndpoint(BaseModel):
@@ -72,8 +80,6 @@ class LakeEndpoints(BaseModel):
 
     def catalog(self, config: Settings | None = None) -> Catalog:
         """The Iceberg REST catalog, through PyIceberg."""
-        from pyiceberg.catalog import load_catalog
-
         from topicberg.catalog import TABLES, CheckedCatalog
 
         config = config or settings()
@@ -91,7 +97,7 @@ class LakeEndpoints(BaseModel):
         if self.s3_access_key and self.s3_secret_key:
             properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
             properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
-        return load_catalog(CATALOG, **properties)
+        return _catalog(tuple(properties.items()))
 
     def spark_properties(self, config: Settings) -> dict[str, str]:
         """What Spark needs to have the same catalog as ``lake``, and UTC, which the tables rely on.
