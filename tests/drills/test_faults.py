@@ -13,14 +13,14 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
+from waiting import wait_until
 
 from assets import Lake, lake_assets, lake_checks
 from jobs import alert_sensor, check_job
@@ -131,13 +131,6 @@ def run(command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-
-
 def sync() -> None:
     run(f"topicberg sync {NAME}")
 
@@ -147,7 +140,7 @@ def operator(stack: Endpoints) -> Iterator[Operator]:
     """A topic with records, in every catalog, and nothing wrong with it."""
     run_here(settings(), TOPIC, rate=0, count=50)
     run_once(SPEC, stack, settings())
-    wait_until(lambda: not read_status(settings(), TOPIC).suspended)
+    wait_until(lambda: not read_status(settings(), TOPIC).suspended, PATIENCE_SECONDS)
     sync()
     with dg.instance_for_test() as instance:
         operator = Operator(instance, SPEC)
@@ -160,7 +153,7 @@ def test_late_topic(operator: Operator) -> None:
     """Nobody produces any more; the spec allows a minute."""
     limits = Freshness(warn_minutes=1, fail_minutes=2)
     late = Operator(operator.instance, SPEC.model_copy(update={"freshness": limits}))
-    wait_until(lambda: f"{ICEBERG}:freshness" in late.failing())
+    wait_until(lambda: f"{ICEBERG}:freshness" in late.failing(), PATIENCE_SECONDS)
     command = late.diagnose(f"{ICEBERG}:freshness", "nobody has produced to it for")
     assert command == f"topicberg datagen start {TOPIC}"
     try:
@@ -181,7 +174,7 @@ def test_schema_break(operator: Operator, stack: Endpoints) -> None:
     registry.set_compatibility(spec.value_subject, "NONE")
     registry.register_schema(spec.value_subject, Schema(json.dumps(broken), "AVRO"))
     run_here(settings(), TOPIC, rate=0, count=1)  # of the version before
-    wait_until(lambda: read_status(settings(), TOPIC).suspended)
+    wait_until(lambda: read_status(settings(), TOPIC).suspended, PATIENCE_SECONDS)
     command = operator.diagnose(f"{ICEBERG}:tableflow", "ticket_price")
     assert command == f"topicberg topics restore-schema {TOPIC}"
     run(command)
@@ -197,12 +190,12 @@ def test_poison_record(operator: Operator, stack: Endpoints) -> None:
     producer.produce(TOPIC, b"\x01this is no record")
     assert producer.flush(30) == 0
     try:
-        wait_until(lambda: read_status(settings(), TOPIC).suspended)
+        wait_until(lambda: read_status(settings(), TOPIC).suspended, PATIENCE_SECONDS)
         command = operator.diagnose(f"{ICEBERG}:tableflow", r"partition \d+, offset \d+")
         assert command == f"topicberg tableflow enable {TOPIC} --error-handling LOG"
         run(command)
         skipped = f"{ICEBERG}:skipped_rows"
-        wait_until(lambda: list(operator.failing()) == [skipped])
+        wait_until(lambda: list(operator.failing()) == [skipped], PATIENCE_SECONDS)
         told = operator.alerts()
         assert {(n.state, n.alert.key) for n in told} == {
             ("recovered", f"check {ICEBERG}:tableflow"),

@@ -6,12 +6,12 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dagster_dev import Dagster, dagster_dev
+from waiting import wait_until
 
 from topicberg import glue
 from topicberg.alerts import Notice
@@ -59,7 +59,7 @@ def test_a_broken_check_is_told_once_and_its_recovery_once(stack: Endpoints) -> 
         return [notice for notice in told() if notice.alert.key == CHECK]
 
     with dagster_dev(config) as dagster:
-        wait_until(lambda: in_step() and not dagster.runs())
+        wait_until(lambda: in_step() and not dagster.runs(), PATIENCE_SECONDS)
         moved = glue.table_input(table, spec.glue_name, None)
         moved["Parameters"] = {
             **moved["Parameters"],
@@ -67,7 +67,7 @@ def test_a_broken_check_is_told_once_and_its_recovery_once(stack: Endpoints) -> 
         }
         client.update_table(DatabaseName=config.cluster_id, TableInput=moved)
 
-        wait_until(ours)
+        wait_until(ours, PATIENCE_SECONDS)
         time.sleep(3 * ALERT_SECONDS)
         (notice,) = ours()
         assert notice.state == "firing"
@@ -83,7 +83,7 @@ def test_a_broken_check_is_told_once_and_its_recovery_once(stack: Endpoints) -> 
         assert not [n for n in told() if n.alert.key.startswith(("run ", "tick "))]
 
         mend(f"topicberg sync {NAME}")
-        wait_until(lambda: len(ours()) > 1)
+        wait_until(lambda: len(ours()) > 1, PATIENCE_SECONDS)
         time.sleep(3 * ALERT_SECONDS)
         assert [n.state for n in ours()] == ["firing", "recovered"]
         assert "all right again" in ours()[-1].text
@@ -100,10 +100,3 @@ def assert_by_schedule(dagster: Dagster) -> None:
 def mend(command: str) -> None:
     program, *arguments = shlex.split(command)
     subprocess.run([str(Path(sys.executable).with_name(program)), *arguments], check=True)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the daemon did not get there"
-        time.sleep(2)

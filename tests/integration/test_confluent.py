@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import requests
 from conftest import KillService
+from waiting import wait_until
 
 from topicberg import kafka
 from topicberg.datagen.status import ALIVE, read_status
@@ -54,7 +54,7 @@ class Cloud:
         )
         self.bind("CloudClusterAdmin", f"{self.crn}/cloud-cluster={self.cluster}")
         listed = f"/srcm/v3/clusters?environment={self.environment}"
-        registry = until(lambda: self.get(listed)["data"])[0]
+        registry = wait_until(lambda: self.get(listed)["data"])[0]
         self.kafka = self.key(self.cluster, "Cluster", "cmk/v2")
         self.registry = self.key(registry["id"], "Cluster", "srcm/v3")
         self.tableflow = self.key("tableflow", "Tableflow", "tableflow/v1")
@@ -68,7 +68,7 @@ class Cloud:
             ("/subjects", self.registry),
             ("/tableflow/v1/regions", self.tableflow),
         ):
-            until(lambda path=path, key=key: self.call("GET", path, auth=key).ok)  # type: ignore[misc]
+            wait_until(lambda path=path, key=key: self.call("GET", path, auth=key).ok)  # type: ignore[misc]
 
     def call(
         self, method: str, path: str, body: Any = None, auth: tuple[str, str] | None = None
@@ -120,14 +120,6 @@ class Cloud:
             assert self.call("DELETE", path).status_code == 204, path
 
 
-def until(ask: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := ask()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
-    return found
-
-
 @pytest.fixture
 def cloud(stack: Endpoints) -> Iterator[Cloud]:
     cloud = Cloud(stack)
@@ -165,12 +157,12 @@ def test_a_topic_is_one_of_the_broker(cloud: Cloud) -> None:
     assert (config["value"], config["source"]) == ("3600000", "DYNAMIC_TOPIC_CONFIG")
     alter = {"data": [{"name": "retention.ms", "operation": "DELETE"}]}
     assert cloud.call("POST", f"{one}/configs:alter", alter, cloud.kafka).status_code == 204
-    until(lambda: cloud.get(f"{one}/configs/retention.ms", cloud.kafka)["is_default"])
+    wait_until(lambda: cloud.get(f"{one}/configs/retention.ms", cloud.kafka)["is_default"])
     more = {"partitions_count": 8}
     assert cloud.call("PATCH", one, more, cloud.kafka).json()["partitions_count"] == 8
 
     assert cloud.call("DELETE", one, auth=cloud.kafka).status_code == 204
-    until(lambda: cloud.call("GET", one, auth=cloud.kafka).status_code == 404)
+    wait_until(lambda: cloud.call("GET", one, auth=cloud.kafka).status_code == 404)
     assert name not in cloud.stack.kafka_admin().list_topics(timeout=10).topics
 
 
@@ -196,7 +188,7 @@ def test_a_cluster_takes_the_topics_made_through_it(cloud: Cloud) -> None:
             f"/org/v2/environments/{other.environment}",
         ):
             assert other.call("DELETE", path).ok
-    until(lambda: names[1] not in cloud.stack.kafka_admin().list_topics(timeout=10).topics)
+    wait_until(lambda: names[1] not in cloud.stack.kafka_admin().list_topics(timeout=10).topics)
 
 
 def test_changes_of_topics_want_a_role(cloud: Cloud) -> None:
@@ -255,8 +247,8 @@ def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillServic
 
     before = sum(kafka.end_offsets(cloud.stack, TOPIC).values())
     cloud.made(cloud.connectors, right)
-    until(lambda: cloud.connector_state("trades") == "RUNNING")
-    until(lambda: sum(kafka.end_offsets(cloud.stack, TOPIC).values()) > before)
+    wait_until(lambda: cloud.connector_state("trades") == "RUNNING")
+    wait_until(lambda: sum(kafka.end_offsets(cloud.stack, TOPIC).values()) > before)
     (shown,) = cloud.get(f"{cloud.connectors}?expand=info,status,id").values()
     assert shown["id"]["id"].startswith("lcc-")
     assert shown["info"]["config"]["max.interval"] == "20"
@@ -277,7 +269,7 @@ def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillServic
     assert paused
     assert paused.state not in ALIVE
     assert cloud.call("PUT", f"{cloud.connectors}/trades/resume").status_code == 202
-    until(lambda: cloud.connector_state("trades") == "RUNNING")
+    wait_until(lambda: cloud.connector_state("trades") == "RUNNING")
     gone = cloud.call("DELETE", f"{cloud.connectors}/trades")
     assert (gone.status_code, gone.json()) == (200, {"error": None})
     ended = read_status(settings(), TOPIC)
@@ -315,15 +307,15 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
     assert post(display_name="no_such_topic").status_code == 404
     schemaless = f"t-{uuid.uuid4().hex[:8]}"
     cloud.made(cloud.topics, {"topic_name": schemaless}, cloud.kafka)
-    until(lambda: cloud.call("GET", f"{cloud.topics}/{schemaless}", auth=cloud.kafka).ok)
+    wait_until(lambda: cloud.call("GET", f"{cloud.topics}/{schemaless}", auth=cloud.kafka).ok)
     assert "Schemaless topic detected" in post(display_name=schemaless).text
     # Not through the API: with the cluster, it would delete the topic of all other tests.
     kafka.ensure_topic(load_topic(TOPIC), cloud.stack)
     cloud.made(cloud.connectors, datagen(cloud, "trades"))
-    until(lambda: cloud.connector_state("trades") == "RUNNING")
+    wait_until(lambda: cloud.connector_state("trades") == "RUNNING")
     assert post().status_code == 403  # its role has no say over the integration
     cloud.bind("ResourceOwner", f"{cloud.crn}/provider-integration={integration['id']}")
-    until(lambda: post().status_code == 202)
+    wait_until(lambda: post().status_code == 202)
     assert post().status_code == 409
     catalog = cloud.made(
         "/tableflow/v1/catalog-integrations",
@@ -349,7 +341,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
     def status() -> Any:
         return cloud.get(f"{path}/{TOPIC}{cloud.query}", cloud.tableflow)["status"]
 
-    until(lambda: status()["phase"] == "FAILED")
+    wait_until(lambda: status()["phase"] == "FAILED")
     assert role in status()["error_message"]
     statement = {
         "Effect": "Allow",
@@ -361,8 +353,8 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
     iam = cloud.stack.boto3("iam")
     iam.create_role(RoleName=role, AssumeRolePolicyDocument=policy)
     try:
-        until(lambda: status()["phase"] == "RUNNING", 180)
-        until(lambda: status()["catalog_sync_statuses"][0]["sync_status"] == "SYNCED", 180)
+        wait_until(lambda: status()["phase"] == "RUNNING", 180)
+        wait_until(lambda: status()["catalog_sync_statuses"][0]["sync_status"] == "SYNCED", 180)
         shown = cloud.get(f"{path}/{TOPIC}{cloud.query}", cloud.tableflow)
         glue = cloud.stack.boto3("glue").get_table(DatabaseName=role, Name=TOPIC)["Table"]
         assert glue["StorageDescriptor"]["Location"] == shown["spec"]["storage"]["table_path"]

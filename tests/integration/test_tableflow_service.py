@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -11,6 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from topicberg import kafka
 from topicberg.cli import app
@@ -38,13 +38,6 @@ def enabled() -> Iterator[Callable[[str], None]]:
         assert CliRunner().invoke(app, ["tableflow", "disable", topic]).exit_code == 0
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-
-
 def test_a_topic_without_a_spec_is_taken_as_it_is(
     stack: Endpoints, enabled: Callable[[str], None]
 ) -> None:
@@ -61,7 +54,7 @@ def test_a_topic_without_a_spec_is_taken_as_it_is(
     enabled(topic)
     catalog = stack.catalog(settings())
     identifier = (settings().cluster_id, topic)
-    wait_until(lambda: catalog.table_exists(identifier))
+    wait_until(lambda: catalog.table_exists(identifier), PATIENCE_SECONDS)
     assert wait_for(catalog.load_table(identifier), {0: 5, 1: 5}, PATIENCE_SECONDS)
     assert kafka.end_offsets(stack, topic) == {0: 5, 1: 5}
 
@@ -71,7 +64,9 @@ def test_a_topic_that_is_not_there_is_waited_for(
 ) -> None:
     topic = f"nobody-made-this-{uuid.uuid4().hex[:6]}"
     enabled(topic)
-    wait_until(lambda: topic in (read_status(settings(), topic).error_message or ""))
+    wait_until(
+        lambda: topic in (read_status(settings(), topic).error_message or ""), PATIENCE_SECONDS
+    )
     status = read_status(settings(), topic)
     assert "Traceback" not in (status.error_message or "")
     assert topic not in stack.kafka_admin().list_topics(timeout=10).topics

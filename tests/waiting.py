@@ -1,0 +1,18 @@
+"""Waiting for what comes by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+
+def wait_until(condition: Callable[[], Found], patience: float = 60, pause: float = 0.5) -> Found:
+    """The first answer that is true, asked for every ``pause`` seconds for ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {patience:.0f} s in vain"
+        time.sleep(pause)
+    return found
