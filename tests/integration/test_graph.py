@@ -171,7 +171,10 @@ def test_computing_a_partition_again_changes_nothing(stack: Endpoints, daemon: D
     ("fault", "system", "check", "expected"),
     [
         ("glue moved by hand", "glue", "pointer", "moved the pointer"),
-        ("snowflake stale", "snowflake", "parity", "the Snowflake table is stale"),
+        pytest.param(
+            *("snowflake stale", "snowflake", "parity", "the Snowflake table is stale"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_checks_tell_what_is_wrong(

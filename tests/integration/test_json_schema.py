@@ -30,7 +30,7 @@ from fuzz_json import expected_row, same, schema_and_records
 
 pytestmark = pytest.mark.integration
 
-SCHEMAS, AT_ONCE = int(os.environ.get("TOPICBERG_TEST_FUZZ", 20)), 20
+SCHEMAS, AT_ONCE = int(os.environ.get("TOPICBERG_TEST_FUZZ", 8)), 20
 CONNECT = "org.apache.kafka.connect.data."
 
 
