@@ -55,8 +55,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.snapshots import Hours, changes_since, report, touched_hours
-from topicberg.tableflow.commit import committed
-from topicberg.tableflow.offsets import Offsets
+from topicberg.tableflow.wait import held_offsets
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -192,9 +191,7 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         cursor, events = _look(cursor, iceberg, watch, partitions)
         if watch.registrations:
             cursor = observe_metadata(cursor, before, iceberg.metadata_location)
-        if events and (
-            observation := _kafka_observation(context, watch, endpoints, committed(iceberg).offsets)
-        ):
+        if events and (observation := _kafka_observation(context, watch, endpoints, iceberg)):
             events.append(observation)
         if not watch.registrations:  # a snapshot that touched nothing asks for nothing
             cursor = cursor.model_copy(update={"dirty": False})
@@ -293,13 +290,14 @@ def _materialization(
 
 
 def _kafka_observation(
-    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints, held: Offsets
+    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints, iceberg: Table
 ) -> AssetObservation | None:
     """Where the topic is, and how far behind its table; None while Kafka does not answer."""
     topic = watch.origin.root.name
     try:
         begin = kafka.beginning_offsets(endpoints, topic)
         end = kafka.end_offsets(endpoints, topic)
+        held = held_offsets(iceberg, watch.origin.root, endpoints)
     except TopicbergError as error:
         context.log.warning(str(error))
         return None

@@ -1,160 +1,27 @@
-"""The cloud deployment: what the environment says, and of the rest what ``topicberg deploy`` made.
-
-Its secrets are found by their paths, which the prefix gives. A rotation leaves the key before alive
-for a whole period, so that they need not be read again for every request.
-"""
+"""The cloud deployment: Confluent's Tableflow makes the tables, Glue is their catalog."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pydantic import SecretStr, ValidationError
-
-from topicberg.deploy.names import Names
-from topicberg.deploy.settings import Addresses
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg import cloud
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.snowflake import glue_rest_uri
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.tableflow.offsets import Offsets
     from topicberg.tableflow.status import TopicStatus
 
 PATIENCE_SECONDS = 20 * 60.0
 """Tableflow commits every 15 minutes or 250 MB."""
-SECRETS_SECONDS = 300.0
-"""How long secrets that were read are good."""
-_read: dict[str, tuple[float, dict[str, str]]] = {}
 
-
-class CloudSettings(Addresses):
-    """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
-
-    What is left out is found in the deployment.
-    """
-
-    kafka_bootstrap: str | None = None
-    kafka_api_key: SecretStr | None = None
-    kafka_api_secret: SecretStr | None = None
-    schema_registry_api_key: SecretStr | None = None
-    schema_registry_api_secret: SecretStr | None = None
-    iceberg_rest_uri: str | None = None
-    """By default the Iceberg REST API of AWS Glue."""
-    spark_remote: str
-    snowflake_account: str | None = None
-    snowflake_user: str | None = None
-    snowflake_password: SecretStr | None = None
-
-
-def connect(config: Settings) -> Endpoints:
-    """Endpoints of the cloud deployment.
-
-    :raises TopicbergError: settings are missing, and the deployment does not have them either
-    """
-    try:
-        cloud = CloudSettings()
-    except ValidationError as error:
-        names = ", ".join(f"TOPICBERG_{str(e['loc'][0]).upper()}" for e in error.errors())
-        raise TopicbergError(
-            f"the cloud deployment lacks or cannot read: {names}",
-            hint="set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
-        ) from None
-    bootstrap, user, password = _kafka(cloud, config)
-    registry, user_info = _registry(cloud, config)
-    return Endpoints(
-        kafka_bootstrap=bootstrap,
-        kafka_client={
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": user,
-            "sasl.password": password,
-        },
-        schema_registry=registry,
-        schema_registry_user_info=SecretStr(user_info),
-        iceberg_rest=cloud.iceberg_rest_uri or glue_rest_uri(config),
-        spark_connect=cloud.spark_remote,
-        snowflake=_snowflake(cloud, config),
-    )
-
-
-peek = connect
-
-
-def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, str, str]:
-    """Address, key and secret, which belong together."""
-    if cloud.kafka_bootstrap and cloud.kafka_api_key and cloud.kafka_api_secret:
-        key, secret = cloud.kafka_api_key, cloud.kafka_api_secret
-        return cloud.kafka_bootstrap, key.get_secret_value(), secret.get_secret_value()
-    path = Names(config.prefix).confluent_secret("kafka_cluster/app_manager/python_client")
-    found = _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
-    return found["bootstrap.servers"], found["sasl.username"], found["sasl.password"]
-
-
-def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, str]:
-    """Address and user info."""
-    key, secret = cloud.schema_registry_api_key, cloud.schema_registry_api_secret
-    if cloud.schema_registry_url and key and secret:
-        return cloud.schema_registry_url, f"{key.get_secret_value()}:{secret.get_secret_value()}"
-    path = Names(config.prefix).confluent_secret("schema_registry_cluster/python_client")
-    found = _secret(path, config, "SCHEMA_REGISTRY_URL, _API_KEY and _API_SECRET")
-    return found["schema.registry.url"], found["schema.registry.basic.auth.user.info"]
-
-
-def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
-    address = {
-        "host": cloud.snowflake_host,
-        "port": cloud.snowflake_port,
-        "protocol": cloud.snowflake_protocol,
-    }
-    if cloud.snowflake_account and cloud.snowflake_user and cloud.snowflake_password:
-        return SnowflakeEndpoint(
-            account=cloud.snowflake_account,
-            user=cloud.snowflake_user,
-            password=cloud.snowflake_password,
-            **address,
-        )
-    path = Names(config.prefix).snowflake_secret
-    found = _secret(path, config, "SNOWFLAKE_ACCOUNT, _USER and _PASSWORD")
-    return SnowflakeEndpoint(
-        account=found["snowflake_account_identifier"],
-        user=found["snowflake_service_user"],
-        private_key=SecretStr(found[f"snowflake_rsa_private_key_{found['active_key_number']}_pem"]),
-        **address,
-    )
-
-
-def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
-    """
-    :param instead: the settings that it is read in place of
-    :raises TopicbergError: there is no such secret
-    """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from topicberg.aws import aws_session
-    from topicberg.deploy.secrets import Secrets
-
-    at, values = _read.get(path, (0.0, {}))
-    if values and time.monotonic() - at < SECRETS_SECONDS:
-        return values
-    try:
-        client = aws_session(region_name=config.aws_region).client("secretsmanager")
-        found = Secrets(client).read(path)
-        reason = "there is no such secret"
-    except (BotoCoreError, ClientError) as error:
-        found, reason = None, str(error)
-    if not found:
-        raise TopicbergError(
-            f"secret {path} of AWS Secrets Manager in {config.aws_region}: {reason}",
-            hint=f"`topicberg deploy create` makes it; or set TOPICBERG_{instead}",
-        )
-    _read[path] = (time.monotonic(), found)
-    return found
+connect = peek = cloud.connect
 
 
 def ingest(
@@ -165,11 +32,15 @@ def ingest(
     :raises TopicbergError: it made no progress for :data:`PATIENCE_SECONDS`
     """
     from topicberg import kafka
-    from topicberg.tableflow.wait import wait_for
+    from topicberg.tableflow.wait import held_offsets, wait_for
 
     table = endpoints.catalog(config).load_table(spec.table_identifier(config))
     target = kafka.end_offsets(endpoints, spec.name)
-    if not wait_for(table, target, PATIENCE_SECONDS, on_progress):
+
+    def held(table: Table) -> Offsets:
+        return held_offsets(table, spec, endpoints)
+
+    if not wait_for(table, target, PATIENCE_SECONDS, on_progress, held):
         raise TopicbergError(
             f"topic {spec.name}: Tableflow has not committed the records that were there at the "
             "start",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.endpoints import Endpoints, local_endpoints
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -27,7 +27,7 @@ def connect(config: Settings) -> Endpoints:
     from topicberg.local.stack import ensure_running
 
     ensure_running(config)
-    return load_endpoints(config)
+    return local_endpoints(config)
 
 
 def peek(config: Settings) -> Endpoints:
@@ -35,7 +35,7 @@ def peek(config: Settings) -> Endpoints:
 
     :raises StackNotRunningError: the stack is not running
     """
-    return load_endpoints(config)
+    return local_endpoints(config)
 
 
 def ingest(

@@ -149,7 +149,7 @@ class Endpoints(LakeEndpoints):
     )
     schema_registry: str
     schema_registry_user_info: SecretStr | None = None
-    spark_connect: str
+    spark_connect: str = Field(repr=False, description="may hold a token: sc://host/;token=…")
     aws: str | None = Field(default=None, description="None: the real AWS")
     aws_access_key: SecretStr | None = None
     aws_secret_key: SecretStr | None = None
@@ -240,6 +240,19 @@ def bypass_proxy() -> None:
 
 def load_endpoints(config: Settings | None = None) -> Endpoints:
     """The endpoints of the chosen deployment.
+
+    :raises TopicbergError: the local stack does not run, or settings of the cloud are missing
+    """
+    config = config or settings()
+    if config.deployment == "cloud":
+        from topicberg.cloud import connect
+
+        return connect(config)
+    return local_endpoints(config)
+
+
+def local_endpoints(config: Settings) -> Endpoints:
+    """The endpoints of the local stack, whatever deployment is chosen.
 
     :raises StackNotRunningError: the local stack was never started or is stopped
     :raises StackError: its runtime file is damaged

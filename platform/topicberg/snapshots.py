@@ -153,12 +153,33 @@ def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | N
         for file, added in changed_files(table, snapshot)
         if added and (bound := (file.lower_bounds or {}).get(field.field_id)) is not None
     ]
-    if not bounds:
-        return None
-    first = min(_as_microseconds(field, bound) for bound in bounds)
+    return _as_time(min(_as_microseconds(field, bound) for bound in bounds)) if bounds else None
+
+
+def newest_record(table: Table, column: str) -> datetime | None:
+    """The latest ``column`` of the rows that came last; None: there are none, or files do not say.
+
+    Compaction is passed over: its files may hold old rows alone.
+    """
+    field = table.schema().find_field(column)
+    for snapshot in ancestry(table):
+        if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
+            continue
+        bounds = [
+            bound
+            for file, added in changed_files(table, snapshot)
+            if added and (bound := (file.upper_bounds or {}).get(field.field_id)) is not None
+        ]
+        if bounds:
+            return _as_time(max(_as_microseconds(field, bound) for bound in bounds))
+    return None
+
+
+def _as_time(microseconds: int) -> datetime | None:
+    """None: a time that Python does not have."""
     try:
-        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first)
-    except OverflowError:  # a time that Python does not have
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds)
+    except OverflowError:
         return None
 
 

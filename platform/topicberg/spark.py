@@ -21,11 +21,12 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     :raises UnreachableError: no connection within ``timeout`` seconds
     """
     address = urlsplit(remote)
+    shown = f"{address.scheme}://{address.netloc}"  # what follows may hold a token
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout).close()
     except OSError as error:
         raise UnreachableError(
-            f"Spark does not answer at {remote}: {error}",
+            f"Spark does not answer at {shown}: {error}",
             hint="`topicberg status` shows whether it runs, `topicberg up` starts it",
         ) from None
 

@@ -23,7 +23,7 @@ from dagster._daemon.cli import create_dagster_daemon_cli
 from dagster_postgres.run_storage import PostgresRunStorage
 from dagster_webserver.cli import create_dagster_webserver_cli
 
-from resources.cloud import CloudSettings
+from topicberg.cloud import CloudSettings
 from topicberg.local.ports import choose
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
 

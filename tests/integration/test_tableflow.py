@@ -14,12 +14,16 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, ServerConfig
 from kafka_topics import ORDER, Row, Topic, avro, encode
+from pyiceberg.table import Table
 
 from topicberg import kafka
+from topicberg.checks.topic import lag_of
 from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.tableflow import commit
 from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.offsets import Offsets
 from topicberg.tableflow.subjects import wire_prefix
+from topicberg.tableflow.wait import held_offsets, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -36,6 +40,39 @@ def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -
         assert topic.ingest() == 500
     assert topic.ingest() == 0
     assert sorted(topic.rows("id", "note"), key=lambda row: row["id"]) == expected
+
+
+def test_how_far_a_table_is_that_notes_no_offsets(make_topic: Callable[..., Topic]) -> None:
+    """As Confluent's Tableflow makes them: the newest record's time tells."""
+    topic = make_topic()
+    topic.send(ORDER, [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}])
+    topic.ingest()
+    ours = topic.table()
+    identifier = (topic.config.cluster_id, f"{topic.spec.name}_of_another")
+    theirs = ours.catalog.create_table(identifier, ours.schema())
+    try:
+        assert held_offsets(theirs, topic.spec, topic.endpoints) == {}
+        theirs.append(ours.scan().to_arrow())
+        end = kafka.end_offsets(topic.endpoints, topic.spec.name)
+        assert held_offsets(theirs, topic.spec, topic.endpoints) == end
+        assert lag_of(theirs, topic.spec, topic.endpoints) == 0
+        time.sleep(0.01)  # offsets go by milliseconds
+        topic.send(ORDER, [{"id": 3, "note": "c"}])
+        assert lag_of(theirs, topic.spec, topic.endpoints) == 1
+        assert not cloud_holds(theirs, topic)
+        topic.ingest()
+        theirs.overwrite(topic.table().scan().to_arrow())
+        assert cloud_holds(theirs, topic)
+    finally:
+        ours.catalog.purge_table(identifier)
+
+
+def cloud_holds(table: Table, topic: Topic) -> bool:
+    def held(table: Table) -> Offsets:
+        return held_offsets(table, topic.spec, topic.endpoints)
+
+    end = kafka.end_offsets(topic.endpoints, topic.spec.name)
+    return wait_for(table, end, 0, held=held)
 
 
 def test_several_writer_schemas_in_one_batch(make_topic: Callable[..., Topic]) -> None:

@@ -11,12 +11,16 @@ from typing import Any
 import boto3
 import pytest
 from moto import mock_aws
+from typer.testing import CliRunner
 
-from resources import cloud
+from topicberg import cloud
+from topicberg.cli import app
 from topicberg.deploy import rsa
 from topicberg.deploy.secrets import Secrets
-from topicberg.errors import TopicbergError
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint, load_endpoints
+from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import DEPLOYED_FILE, Settings, settings
+from topicberg.spark import check_spark
 
 PREFIX = "demo"
 KAFKA = f"/confluent_cloud_resource/{PREFIX}/kafka_cluster/app_manager/python_client"
@@ -84,7 +88,7 @@ def test_keys_are_those_of_the_secrets(account: Any) -> None:
     values = {"snowflake_account_identifier": "org-acc", "snowflake_service_user": "DEMO_USER"}
     _store(account, SNOWFLAKE, rsa.with_pair(values, 2, pair))
 
-    found = cloud.connect(Settings())
+    found = load_endpoints()  # as every command does
 
     assert found.kafka_config()["bootstrap.servers"] == "broker:9092"
     assert found.kafka_config()["sasl.username"] == "K"
@@ -101,3 +105,25 @@ def test_what_is_missing_is_named(account: Any) -> None:
     with pytest.raises(TopicbergError, match=KAFKA) as raised:
         cloud.connect(Settings())
     assert "TOPICBERG_KAFKA_BOOTSTRAP" in str(raised.value)
+
+
+def test_the_engines_commands_say_that_they_are_not_for_the_cloud(account: Any) -> None:
+    for command in (["status"], ["run", "stock_trades", "--once"], ["enable", "stock_trades"]):
+        done = CliRunner().invoke(app, ["tableflow", *command])
+        assert isinstance(done.exception, TopicbergError)
+        assert "Confluent's Tableflow makes the tables" in done.exception.message
+
+
+def test_sparks_token_is_shown_nowhere() -> None:
+    remote = "sc://127.0.0.1:1/;use_ssl=true;token=SECRET123"
+    with pytest.raises(UnreachableError, match=r"sc://127\.0\.0\.1:1: ") as raised:
+        check_spark(remote, 0.1)
+    assert "SECRET123" not in str(raised.value)
+    endpoints = Endpoints(
+        kafka_bootstrap="broker:9092",
+        schema_registry="https://sr",
+        iceberg_rest="https://glue",
+        spark_connect=remote,
+        snowflake=SnowflakeEndpoint(account="a", user="u"),
+    )
+    assert "SECRET123" not in repr(endpoints)

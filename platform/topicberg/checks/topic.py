@@ -9,9 +9,11 @@ from pyiceberg.table.snapshots import Operation
 
 from topicberg import kafka
 from topicberg.checks.finding import Finding, age, from_ms, good
+from topicberg.settings import settings
 from topicberg.snapshots import report
-from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry, committed
+from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry
 from topicberg.tableflow.status import TopicStatus
+from topicberg.tableflow.wait import held_offsets
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -63,7 +65,7 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
 
 def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
     """Records of the topic that the table does not hold yet."""
-    held = committed(table).offsets
+    held = held_offsets(table, spec, endpoints)
     end = kafka.end_offsets(endpoints, spec.name)
     return sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
 
@@ -82,12 +84,21 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
         passed=False,
         what=f"the table is {lag:,} records behind Kafka; {allowed:,} are allowed "
         "(checks.max_lag_records)",
-        mend=f"`topicberg tableflow status {spec.name}` says what the engine does, "
-        f"`topicberg tableflow run {spec.name} --once` brings the table up to date",
+        mend=_catch_up(spec),
         since=last,
         severity="warning",
         cause=engine,
         facts=facts,
+    )
+
+
+def _catch_up(spec: TopicSpec) -> str:
+    """What to do about records that wait in Kafka."""
+    if settings().deployment == "cloud":
+        return f"see what Confluent Cloud says of the Tableflow of topic {spec.name}"
+    return (
+        f"`topicberg tableflow run {spec.name} --once` brings the table up to date, "
+        f"`topicberg tableflow status {spec.name}` says what the engine does"
     )
 
 
@@ -119,7 +130,7 @@ def check_freshness(
     lag = lag_of(table, spec, endpoints)
     if lag:
         what = f"the table is late: {lag:,} records wait in Kafka, none came for {age(seconds)}"
-        mend = f"`topicberg tableflow run {spec.name} --once`"
+        mend = _catch_up(spec)
     else:
         what = (
             f"the topic is late: nobody has produced to it for {age(seconds)}; "

@@ -108,7 +108,7 @@ def status(
     from rich.console import Console
     from rich.table import Table
 
-    from topicberg.endpoints import load_endpoints
+    from topicberg.endpoints import local_endpoints
     from topicberg.local import stack
 
     states = stack.status(settings())
@@ -117,7 +117,7 @@ def status(
             s.name: {"state": s.state, "pid": s.pid, "port": s.port, "url": s.url} for s in states
         }
         try:
-            addresses = _addresses(load_endpoints(settings()))
+            addresses = _addresses(local_endpoints(settings()))
         except StackError:
             addresses = {}
         typer.echo(json.dumps({"services": services, "endpoints": addresses}, indent=2))
@@ -185,10 +185,10 @@ def reset(
 
 def env() -> None:
     """Print addresses and local credentials as shell exports: `eval "$(topicberg env)"`."""
-    from topicberg.endpoints import load_endpoints
+    from topicberg.endpoints import local_endpoints
 
     config = settings()
-    endpoints = load_endpoints(config)
+    endpoints = local_endpoints(config)
     snowflake = endpoints.snowflake
     variables = {
         "KAFKA_BOOTSTRAP": endpoints.kafka_bootstrap,
@@ -219,7 +219,7 @@ def env() -> None:
         "TOPICBERG_CONFLUENT_ADMIN_TOKEN": _reveal(endpoints.confluent_admin_token),
         "TOPICBERG_CLUSTER_ID": config.cluster_id,
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
-        "NO_PROXY": os.environ["NO_PROXY"],  # load_endpoints has put this machine in
+        "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has put this machine in
     }
     for name, value in variables.items():
         if value is not None:

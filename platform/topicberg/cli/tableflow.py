@@ -18,6 +18,7 @@ Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Topics into Iceberg tables.", no_args_is_help=True)
+    group.callback()(_own_engine_alone)
     group.command("enable")(enable)
     group.command("disable")(disable)
     group.command("status")(status)
@@ -26,6 +27,22 @@ def register(app: typer.Typer) -> None:
     group.command("run")(run)
     group.command("maintain")(maintain)
     app.add_typer(group, name="tableflow")
+
+
+def _own_engine_alone() -> None:
+    """Topics into Iceberg tables.
+
+    :raises TopicbergError: in the cloud, where Confluent's Tableflow makes the tables
+    """
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import settings
+
+    if settings().deployment == "cloud":
+        raise TopicbergError(
+            "these commands are for topicberg's own engine; in the cloud, Confluent's Tableflow "
+            "makes the tables",
+            hint="`topicberg deploy plan` shows its topics; Confluent Cloud shows how they are",
+        )
 
 
 def enable(

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from topicberg.endpoints import Endpoints, load_endpoints, runtime_file
+from topicberg.endpoints import Endpoints, local_endpoints, runtime_file
 from topicberg.errors import StackError, StackNotRunningError
 from topicberg.local import ports
 from topicberg.local.service import Context, Credentials, write_file
@@ -167,7 +167,7 @@ def has_endpoints(config: Settings) -> bool:
     :raises StackError: ``runtime.json`` is damaged
     """
     try:
-        load_endpoints(config)
+        local_endpoints(config)
     except StackNotRunningError:
         return False
     return True

@@ -14,7 +14,7 @@ import threading
 import time
 
 from topicberg import kafka
-from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.endpoints import Endpoints, local_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, delta, failures
@@ -176,7 +176,7 @@ class Worker(threading.Thread):
 def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoints | None:
     while not stopping.wait(0.2):
         try:
-            return load_endpoints(config)
+            return local_endpoints(config)
         except StackError as error:
             logger.debug("%s", error)
     return None

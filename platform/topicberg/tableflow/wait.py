@@ -1,4 +1,4 @@
-"""Wait until a table holds what its topic held."""
+"""Up to where a table holds its topic, and waiting until it holds what was there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,41 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from topicberg import kafka
+from topicberg.snapshots import newest_record
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.offsets import Offsets
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from topicberg.endpoints import Endpoints
+    from topicberg.topics.spec import TopicSpec
+
 POLL_SECONDS = 1.0
+
+
+def noted_offsets(table: Table) -> Offsets:
+    """What topicberg's engine noted in its snapshots; empty: the table is not of its making."""
+    return committed(table).offsets
+
+
+def held_offsets(table: Table, spec: TopicSpec, endpoints: Endpoints) -> Offsets:
+    """Partition → first offset that the table does not hold; empty: it holds nothing.
+
+    Confluent's Tableflow notes no offsets. Of its tables it is the first offset of a later time
+    than the newest record they hold: right as long as producers' clocks do not go back.
+
+    :raises TopicbergError: Kafka does not answer
+    """
+    if noted := noted_offsets(table):
+        return noted
+    newest = newest_record(table, spec.metadata_column("timestamp"))
+    if newest is None:
+        return {}
+    end = kafka.end_offsets(endpoints, spec.name)
+    later = kafka.offsets_at(endpoints, spec.name, int(newest.timestamp() * 1000) + 1)
+    return {partition: o if o >= 0 else end[partition] for partition, o in later.items()}
 
 
 def wait_for(
@@ -20,18 +48,20 @@ def wait_for(
     target: Offsets,
     patience: float,
     on_progress: Callable[[int], None] = lambda _: None,
+    held: Callable[[Table], Offsets] = noted_offsets,
 ) -> bool:
     """Refresh the table until it holds the topic up to ``target``.
 
     :param patience: seconds without any progress after which to give up
     :param on_progress: called with the number of records still missing
+    :param held: up to where the table holds its topic
     :returns: False: no progress for ``patience`` seconds
     """
     best: int | None = None
     deadline = time.monotonic() + patience
     while True:
-        held = committed(table.refresh()).offsets
-        missing = sum(max(0, offset - held.get(p, 0)) for p, offset in target.items())
+        offsets = held(table.refresh())
+        missing = sum(max(0, offset - offsets.get(p, 0)) for p, offset in target.items())
         if missing == 0:
             return True
         if best is None or missing < best:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.endpoints import Endpoints, local_endpoints
 from topicberg.local.store import Store, Stored
 from topicberg.settings import Settings
 
@@ -92,7 +92,7 @@ class Account:
 
         :raises StackError: the stack has not come up yet
         """
-        return load_endpoints(self.config)
+        return local_endpoints(self.config)
 
     def kafka_admin(self) -> AdminClient:
         """The broker; the client is kept as long as the address stays.
