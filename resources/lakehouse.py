@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster import ConfigurableResource
 
-from resources import cloud, local
-from topicberg.endpoints import Endpoints
+from resources import confluent, engine
+from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec
 
@@ -21,14 +21,8 @@ if TYPE_CHECKING:
     from topicberg.tableflow.status import TopicStatus
 
 
-class Deployment(Protocol):
-    """What a deployment module offers."""
-
-    def connect(self, config: Settings) -> Endpoints:
-        """The endpoints; starts what has to run."""
-
-    def peek(self, config: Settings) -> Endpoints:
-        """The endpoints, without starting anything."""
+class Tableflow(Protocol):
+    """What makes the tables of the topics."""
 
     def ingest(
         self,
@@ -45,19 +39,21 @@ class Deployment(Protocol):
         """Do what is due for the topic's table; None: it is not ours to maintain."""
 
     def status(self, spec: TopicSpec, config: Settings) -> TopicStatus | None:
-        """What the engine says of the topic; None: it says nothing to us."""
+        """What is said of the topic; None: nothing is said to us."""
 
 
-_DEPLOYMENTS: dict[str, Deployment] = {"local": local, "cloud": cloud}
-
-
-def _deployment() -> Deployment:
-    return _DEPLOYMENTS[settings().deployment]
+def _tableflow() -> Tableflow:
+    return engine if settings().own_engine else confluent
 
 
 def connect() -> Endpoints:
     """Endpoints of the deployment that ``TOPICBERG_DEPLOYMENT`` names; starts the local stack."""
-    return _deployment().connect(settings())
+    config = settings()
+    if config.deployment == "local":
+        from topicberg.local.stack import ensure_running
+
+        ensure_running(config)
+    return load_endpoints(config)
 
 
 class Lakehouse(ConfigurableResource):
@@ -75,22 +71,22 @@ class Lakehouse(ConfigurableResource):
 
         :raises TopicbergError: the deployment is not there
         """
-        return _deployment().peek(settings())
+        return load_endpoints(settings())
 
     def ingest(self, spec: TopicSpec, on_progress: Callable[[int], None]) -> Table:
         """The topic's table, once Tableflow has committed what the topic holds now.
 
         :param on_progress: called with the number of records that are still missing
         """
-        return _deployment().ingest(spec, self.endpoints(), self.config, on_progress)
+        return _tableflow().ingest(spec, self.endpoints(), self.config, on_progress)
 
     def maintain(self, spec: TopicSpec) -> MaintenanceReport | None:
         """Do what is due for the topic's table; None: Confluent's Tableflow looks after it."""
-        return _deployment().maintain(spec, self.endpoints(), self.config)
+        return _tableflow().maintain(spec, self.endpoints(), self.config)
 
     def status(self, spec: TopicSpec) -> TopicStatus | None:
         """What the engine says of the topic; None: it says nothing to us."""
-        return _deployment().status(spec, self.config)
+        return _tableflow().status(spec, self.config)
 
     def catalog(self) -> Catalog:
         return self.endpoints().catalog(self.config)

@@ -7,6 +7,7 @@ for a whole period, so that they need not be read again for every request.
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from pydantic import SecretStr, ValidationError
 
@@ -22,6 +23,9 @@ SECRETS_SECONDS = 300.0
 _read: dict[str, tuple[float, dict[str, str]]] = {}
 
 
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+
+
 class CloudSettings(Addresses):
     """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
 
@@ -31,6 +35,8 @@ class CloudSettings(Addresses):
     kafka_bootstrap: str | None = None
     kafka_api_key: SecretStr | None = None
     kafka_api_secret: SecretStr | None = None
+    kafka_security_protocol: SecurityProtocol = "SASL_SSL"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
     schema_registry_api_key: SecretStr | None = None
     schema_registry_api_secret: SecretStr | None = None
     iceberg_rest_uri: str | None = None
@@ -54,42 +60,59 @@ def connect(config: Settings) -> Endpoints:
             f"the cloud deployment lacks or cannot read: {names}",
             hint="set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
         ) from None
-    bootstrap, user, password = _kafka(cloud, config)
+    bootstrap, client = _kafka(cloud, config)
     registry, user_info = _registry(cloud, config)
     return Endpoints(
         kafka_bootstrap=bootstrap,
-        kafka_client={
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": user,
-            "sasl.password": password,
-        },
+        kafka_client=client,
         schema_registry=registry,
-        schema_registry_user_info=SecretStr(user_info),
+        schema_registry_user_info=user_info,
         iceberg_rest=cloud.iceberg_rest_uri or glue_rest_uri(config),
         spark_connect=cloud.spark_remote,
         snowflake=_snowflake(cloud, config),
     )
 
 
-def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, str, str]:
-    """Address, key and secret, which belong together."""
-    if cloud.kafka_bootstrap and cloud.kafka_api_key and cloud.kafka_api_secret:
-        key, secret = cloud.kafka_api_key, cloud.kafka_api_secret
-        return cloud.kafka_bootstrap, key.get_secret_value(), secret.get_secret_value()
-    path = Names(config.prefix).confluent_secret("kafka_cluster/app_manager/python_client")
-    found = _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
-    return found["bootstrap.servers"], found["sasl.username"], found["sasl.password"]
+def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, dict[str, str]]:
+    """Address, and librdkafka's properties for it."""
+    protocol: str = cloud.kafka_security_protocol
+    if not protocol.startswith("SASL"):
+        if cloud.kafka_bootstrap is None:
+            raise TopicbergError(
+                f"TOPICBERG_KAFKA_SECURITY_PROTOCOL is {protocol}, and there is no "
+                "TOPICBERG_KAFKA_BOOTSTRAP",
+                hint="set the address of your Kafka; Confluent Cloud takes SASL_SSL alone",
+            )
+        return cloud.kafka_bootstrap, {"security.protocol": protocol}
+    key, secret = cloud.kafka_api_key, cloud.kafka_api_secret
+    if cloud.kafka_bootstrap and key and secret:
+        bootstrap, user = cloud.kafka_bootstrap, key.get_secret_value()
+        password = secret.get_secret_value()
+    else:
+        path = Names(config.prefix).confluent_secret("kafka_cluster/app_manager/python_client")
+        found = _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
+        bootstrap, user = found["bootstrap.servers"], found["sasl.username"]
+        password = found["sasl.password"]
+    return bootstrap, {
+        "security.protocol": protocol,
+        "sasl.mechanism": cloud.kafka_sasl_mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
 
 
-def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, str]:
-    """Address and user info."""
+def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, SecretStr | None]:
+    """Address and user info; an address alone is one that asks for none."""
     key, secret = cloud.schema_registry_api_key, cloud.schema_registry_api_secret
     if cloud.schema_registry_url and key and secret:
-        return cloud.schema_registry_url, f"{key.get_secret_value()}:{secret.get_secret_value()}"
+        info = f"{key.get_secret_value()}:{secret.get_secret_value()}"
+        return cloud.schema_registry_url, SecretStr(info)
+    if cloud.schema_registry_url and config.own_engine:
+        return cloud.schema_registry_url, None
     path = Names(config.prefix).confluent_secret("schema_registry_cluster/python_client")
     found = _secret(path, config, "SCHEMA_REGISTRY_URL, _API_KEY and _API_SECRET")
-    return found["schema.registry.url"], found["schema.registry.basic.auth.user.info"]
+    user_info = SecretStr(found["schema.registry.basic.auth.user.info"])
+    return found["schema.registry.url"], user_info
 
 
 def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:

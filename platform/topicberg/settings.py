@@ -24,9 +24,16 @@ ENV_FILE = Path(os.environ.get("TOPICBERG_ENV_FILE", PROJECT_ROOT / ".env"))
 class Settings(BaseSettings):
     """The deployment and the names in it."""
 
-    model_config = SettingsConfigDict(env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+    )
 
     deployment: Literal["local", "cloud"] = "local"
+    tableflow: Literal["confluent", "topicberg"] = Field(
+        default="confluent",
+        description="whose Tableflow makes the tables in the cloud deployment; the local stack has "
+        "topicberg's engine alone",
+    )
     project_root: Path = PROJECT_ROOT
     state_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
         default=PROJECT_ROOT / ".topicberg", description="state of the local stack and of Dagster"
@@ -91,6 +98,11 @@ class Settings(BaseSettings):
     @property
     def warehouse(self) -> str:
         return f"s3://{self.bucket}/"
+
+    @property
+    def own_engine(self) -> bool:
+        """Whether topicberg's engine makes the tables."""
+        return self.deployment == "local" or self.tableflow == "topicberg"
 
     def snowflake_name(self, kind: str) -> str:
         """Name of a Snowflake object, e.g. ``snowflake_name("volume")`` → ``…_VOLUME``."""

@@ -15,7 +15,7 @@ class AlertSettings(BaseSettings):
     """Each channel is on when its address is set; the file in the state directory always is."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_ALERT_", env_file=ENV_FILE, extra="ignore"
+        env_prefix="TOPICBERG_ALERT_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
     )
 
     ui_url: str = "http://127.0.0.1:3000"

@@ -94,7 +94,7 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
 
 def _catch_up(spec: TopicSpec) -> str:
     """What to do about records that wait in Kafka."""
-    if settings().deployment == "cloud":
+    if not settings().own_engine:
         return f"see what Confluent Cloud says of the Tableflow of topic {spec.name}"
     return (
         f"`topicberg tableflow run {spec.name} --once` brings the table up to date, "

@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     group.command("resume")(resume)
     group.command("acknowledge")(acknowledge)
     group.command("run")(run)
+    group.command("serve")(serve)
     group.command("maintain")(maintain)
     app.add_typer(group, name="tableflow")
 
@@ -32,16 +33,17 @@ def register(app: typer.Typer) -> None:
 def _own_engine_alone() -> None:
     """Topics into Iceberg tables.
 
-    :raises TopicbergError: in the cloud, where Confluent's Tableflow makes the tables
+    :raises TopicbergError: Confluent's Tableflow makes the tables
     """
     from topicberg.errors import TopicbergError
     from topicberg.settings import settings
 
-    if settings().deployment == "cloud":
+    if not settings().own_engine:
         raise TopicbergError(
-            "these commands are for topicberg's own engine; in the cloud, Confluent's Tableflow "
-            "makes the tables",
-            hint="`topicberg deploy plan` shows its topics; Confluent Cloud shows how they are",
+            "these commands are for topicberg's own engine; here Confluent's Tableflow makes the "
+            "tables",
+            hint="`topicberg deploy plan` shows its topics, Confluent Cloud shows how they are; "
+            "TOPICBERG_TABLEFLOW=topicberg chooses the engine",
         )
 
 
@@ -164,6 +166,17 @@ def run(
         threading.Event().wait()
     finally:
         worker.stop()
+
+
+def serve(
+    metrics_port: Annotated[
+        int | None, typer.Option(help="answer with OpenMetrics on 127.0.0.1", show_default="off")
+    ] = None,
+) -> None:
+    """Run the engine for all enabled topics until it is ended; the local stack does by itself."""
+    from topicberg.tableflow.service import main
+
+    main(metrics_port)
 
 
 def status(

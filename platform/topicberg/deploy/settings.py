@@ -19,7 +19,11 @@ class Addresses(BaseSettings):
     """Where the vendors are, for ``topicberg deploy`` and for the deployment that it made."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore", populate_by_name=True
+        env_prefix="TOPICBERG_",
+        env_file=ENV_FILE,
+        extra="ignore",
+        populate_by_name=True,
+        env_ignore_empty=True,
     )
 
     schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")

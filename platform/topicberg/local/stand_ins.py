@@ -87,6 +87,7 @@ def _settings(context: Context) -> dict[str, str]:
     return {
         "TOPICBERG_ENV_FILE": os.devnull,
         **{f"TOPICBERG_{name.upper()}": str(value) for name, value in values.items()},
+        "TOPICBERG_DEPLOYMENT": "local",
     }
 
 

@@ -1,6 +1,7 @@
 """The engine as a service: one worker for each topic whose spec enables Tableflow.
 
-Run as ``python -m topicberg.tableflow.service``; a service of the local stack.
+Run as ``python -m topicberg.tableflow.service`` as a service of the local stack, and by
+``topicberg tableflow serve`` elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 
 from topicberg import kafka
-from topicberg.endpoints import Endpoints, local_endpoints
+from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, delta, failures
@@ -47,6 +48,7 @@ class Worker(threading.Thread):
         self._backoff = POLL_SECONDS
         self._committed_at = 0.0
         self._status = TopicStatus(topic=spec.name, write_mode=spec.write_mode.upper())
+        self._written = self._status
 
     @property
     def status(self) -> TopicStatus:
@@ -167,16 +169,21 @@ class Worker(threading.Thread):
         self._report(**changes, failures=self._status.failures + 1, failing_since_ms=since)
 
     def _report(self, **changes: object) -> None:
-        updated = self._status.model_copy(update=changes)
-        if updated != self._status:
-            write_status(self._config, updated)
-        self._status = updated
+        self._status = self._status.model_copy(update=changes)
+        if self._status == self._written:
+            return
+        try:
+            write_status(self._config, self._status)
+        except OSError as error:  # of a full disk, say; the next report writes it
+            logger.warning("topic %s: its status cannot be written: %s", self.spec.name, error)
+        else:
+            self._written = self._status
 
 
 def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoints | None:
     while not stopping.wait(0.2):
         try:
-            return local_endpoints(config)
+            return load_endpoints(config)
         except StackError as error:
             logger.debug("%s", error)
     return None
@@ -208,7 +215,9 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
             complaint = str(error)
             specs = {name: worker.spec for name, worker in workers.items()}
         for name, worker in list(workers.items()):
-            if specs.get(name) != worker.spec:
+            if not worker.is_alive():  # by an error that nobody foresaw; its log has it
+                logger.error("topic %s: its worker ended; a new one takes over", name)
+            if specs.get(name) != worker.spec or not worker.is_alive():
                 worker.stop()
                 del workers[name]
                 if name not in specs:
@@ -234,10 +243,11 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
         worker.join(max(0.0, deadline - time.monotonic()))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The Tableflow engine.")
-    parser.add_argument("--metrics-port", type=int, help="answer on 127.0.0.1 with OpenMetrics")
-    arguments = parser.parse_args()
+def main(metrics_port: int | None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    :raises TopicbergError: settings of the deployment are missing
+    """
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -247,10 +257,12 @@ def main() -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    serve(settings(), stopping, arguments.metrics_port)
+    serve(settings(), stopping, metrics_port)
     # A worker may wait for a long Spark job; leaving it is safe, see commit.py.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="The Tableflow engine.")
+    parser.add_argument("--metrics-port", type=int, help="answer on 127.0.0.1 with OpenMetrics")
+    main(parser.parse_args().metrics_port)

@@ -1,11 +1,10 @@
-"""The cloud deployment: Confluent's Tableflow makes the tables, Glue is their catalog."""
+"""Confluent's Tableflow makes the tables: the cloud deployment, unless its settings say else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topicberg import cloud
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 20 * 60.0
 """Tableflow commits every 15 minutes or 250 MB."""
-
-connect = peek = cloud.connect
 
 
 def ingest(

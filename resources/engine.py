@@ -1,11 +1,11 @@
-"""The local deployment: the stack of this checkout, started when something needs it."""
+"""Topicberg's own engine makes the tables: in the local stack, or for any Kafka in the cloud."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topicberg.endpoints import Endpoints, local_endpoints
+from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -19,29 +19,10 @@ PATIENCE_SECONDS = 30.0
 """How much longer than its commit interval the engine may be silent."""
 
 
-def connect(config: Settings) -> Endpoints:
-    """Endpoints of the running stack; the first call starts it.
-
-    :raises StackError: it cannot start
-    """
-    from topicberg.local.stack import ensure_running
-
-    ensure_running(config)
-    return local_endpoints(config)
-
-
-def peek(config: Settings) -> Endpoints:
-    """The same without starting anything.
-
-    :raises StackNotRunningError: the stack is not running
-    """
-    return local_endpoints(config)
-
-
 def ingest(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
 ) -> Table:
-    """Make the topic and its table if they are missing, and wait for the stack's engine.
+    """Make the topic and its table if they are missing, and wait for the engine.
 
     An engine that is silent for too long is helped out by one in this process: of two engines the
     second to commit plans its batch anew.
@@ -60,14 +41,14 @@ def ingest(
 
 
 def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> MaintenanceReport | None:
-    """Do what is due for the topic's table; the stack's engine may do the same."""
+    """Do what is due for the topic's table; the engine may do the same."""
     from topicberg.tableflow import maintenance
 
     return maintenance.maintain(spec, endpoints, config)
 
 
 def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
-    """What the stack's engine says of the topic."""
+    """What the engine on this machine says of the topic."""
     from topicberg.tableflow.status import read_status
 
     return read_status(config, spec.name)

@@ -1,0 +1,32 @@
+"""What keeps a topic's worker going."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from topicberg.settings import Settings
+from topicberg.tableflow import service
+from topicberg.tableflow.status import read_status
+from topicberg.topics import load_topic
+
+
+def test_a_status_that_cannot_be_written_is_written_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = Settings(state_dir=tmp_path)
+    topic = load_topic("stock_trades", config)
+    worker = service.Worker(topic, cast("Any", None), config)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "write_status", full)
+        worker._report(phase="RUNNING")
+    assert worker.status.phase == "RUNNING"
+    assert read_status(config, topic.name).phase == "PENDING"
+    worker._report()
+    assert read_status(config, topic.name).phase == "RUNNING"
