@@ -78,6 +78,11 @@ class LakeEndpoints(BaseModel):
     s3_secret_key: SecretStr | None = None
     iceberg_rest: str
 
+    @property
+    def is_glue(self) -> bool:
+        """Whether the catalog is Glue's Iceberg REST API, which wants AWS's signatures."""
+        return self.iceberg_rest.startswith("https://glue.")
+
     def catalog(self, config: Settings | None = None) -> Catalog:
         """The Iceberg REST catalog, through PyIceberg."""
         from topicberg.catalog import TABLES, CheckedCatalog
@@ -130,7 +135,7 @@ class LakeEndpoints(BaseModel):
 
         https://docs.aws.amazon.com/glue/latest/dg/connect-glu-iceberg-rest.html
         """
-        if not self.iceberg_rest.startswith("https://glue."):
+        if not self.is_glue:
             return {}
         return {
             "warehouse": config.aws_account_id,

@@ -140,12 +140,17 @@ def produce(
     topic: str,
     value: bytes | None,
     key: bytes | None,
-    delivered: Callable[[Any, Message], None],
+    delivered: Callable[[Any, Message], None] | None = None,
+    timestamp_ms: int = 0,
 ) -> None:
-    """Hand a record to the producer, waiting while its queue is full."""
+    """Hand a record to the producer, waiting while its queue is full.
+
+    :param delivered: called with an error or None, and the record
+    :param timestamp_ms: 0: now
+    """
     while True:
         try:
-            producer.produce(topic, value, key, on_delivery=delivered)
+            producer.produce(topic, value, key, on_delivery=delivered, timestamp=timestamp_ms)
         except BufferError:
             producer.poll(0.1)
         else:

@@ -419,7 +419,7 @@ def _send(
         producer.begin_transaction()
         some = 0
         for key, value, time in islice(records, batch):
-            _produce(producer, spec.name, value, key, time)
+            kafka.produce(producer, spec.name, value, key, timestamp_ms=max(time or 0, 0))
             some += 1
             tombstones += value is None
         sent += some
@@ -430,7 +430,7 @@ def _send(
                 update={"snapshot": progress.target, "target": None, "sent": 0}
             )
         state = reached.model_dump_json().encode()
-        _produce(producer, STATE_TOPIC, state, spec.name.encode(), None)
+        kafka.produce(producer, STATE_TOPIC, state, spec.name.encode())
         producer.commit_transaction(WAIT_SECONDS)
         if finished:
             return sent, tombstones
@@ -452,15 +452,3 @@ def _records(
 
 def _bytes(value: Any) -> bytes | None:
     return None if value is None else bytes(value)
-
-
-def _produce(
-    producer: Producer, topic: str, value: bytes | None, key: bytes | None, time: int | None
-) -> None:
-    while True:
-        try:
-            producer.produce(topic, value, key, timestamp=time if time and time > 0 else 0)
-        except BufferError:
-            producer.poll(0.1)
-        else:
-            return

@@ -122,10 +122,14 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         connection.load_extension(str(folder / f"{name}.duckdb_extension"))
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(_s3_secret(endpoints, config))
+    if endpoints.is_glue:  # by the same secret as the object store
+        warehouse, log_in = config.aws_account_id, "'sigv4'"
+    else:
+        warehouse, log_in = config.warehouse, "'none'"
     connection.execute(
-        f"ATTACH {_literal(config.warehouse)} AS {CATALOG} (TYPE iceberg, READ_ONLY, "
+        f"ATTACH {_literal(warehouse)} AS {CATALOG} (TYPE iceberg, READ_ONLY, "
         f"ENDPOINT {_literal(endpoints.iceberg_rest)}, "
-        "AUTHORIZATION_TYPE 'none', ACCESS_DELEGATION_MODE 'none')"
+        f"AUTHORIZATION_TYPE {log_in}, ACCESS_DELEGATION_MODE 'none')"
     )
     schemas = [config.cluster_id] + [
         row[0]
@@ -243,7 +247,7 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
         options["KEY_ID"] = endpoints.s3_access_key.get_secret_value()
         options["SECRET"] = endpoints.s3_secret_key.get_secret_value()
     else:
-        options["PROVIDER"] = "credential_chain"
+        options |= _aws_login()
     if endpoints.s3:
         address = urlsplit(endpoints.s3)
         options |= {
@@ -253,6 +257,29 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
         }
     listed = ", ".join(f"{name} {_literal(value)}" for name, value in options.items())
     return f"CREATE SECRET lake_s3 (TYPE s3, {listed})"
+
+
+def _aws_login() -> dict[str, str]:
+    """Keys as every AWS tool finds them, for DuckDB's secret.
+
+    :raises QueryError: there are none
+    """
+    from botocore.exceptions import BotoCoreError
+
+    from topicberg.aws import aws_session
+
+    try:
+        found = aws_session().get_credentials()
+    except BotoCoreError as error:
+        raise QueryError(f"AWS: {error}", hint="`aws sts get-caller-identity` tells more") from None
+    if found is None:
+        raise QueryError(
+            "there are no AWS credentials",
+            hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    keys = found.get_frozen_credentials()
+    login = {"KEY_ID": keys.access_key, "SECRET": keys.secret_key, "SESSION_TOKEN": keys.token}
+    return {name: value for name, value in login.items() if value}
 
 
 def _literal(text: str) -> str:

@@ -18,7 +18,7 @@ from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
 from topicberg.deploy.snowflake.storage import IcebergTable
 from topicberg.deploy.world import CLUSTER, REGISTRY, World
 from topicberg.settings import Settings
-from topicberg.topics import TopicSpec, load_topics
+from topicberg.topics import TopicSpec, load_topic, load_topics
 
 CONFIG = Settings(prefix="demo")
 
@@ -334,3 +334,12 @@ def test_names_with_another_prefix_share_nothing() -> None:
 
     assert all_names("demo").isdisjoint(all_names("tableflow_kickstarter"))
     assert all("demo" in name.lower() for name in all_names("demo"))
+
+
+def test_schemas_go_to_the_subjects_that_the_spec_names() -> None:
+    document = load_topic("stock_trades").model_dump(by_alias=True)
+    document["schema"]["subject"] = "trades-of-all"
+    document["tableflow"]["enabled"] = True
+    graph = resources(CONFIG, [TopicSpec.model_validate(document)])
+    subjects = [one.name for one in graph if one.key.startswith("confluent/subject/")]
+    assert subjects == ["trades-of-all"]

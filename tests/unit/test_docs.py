@@ -62,7 +62,7 @@ def commands(path: Path) -> Iterator[list[str]]:
                     if words := shlex.split(part, comments=True):
                         yield words
     prose = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for text in re.findall(r"`((?:topicberg|make) [^`]+)`", prose):
+    for text in re.findall(r"`((?:topicberg|make|dagster) [^`]+)`", prose):
         yield shlex.split(" ".join(text.split()))
 
 
@@ -88,6 +88,8 @@ def check(words: list[str]) -> None:
     name = Path(words[0]).name
     if name in COMMAND_LINES:
         parse(COMMAND_LINES[name](), words[1:])
+        if words[:2] == ["dagster", "asset"]:  # it does not look at workspace.yaml
+            assert "-f" in words, "dagster asset wants -f definitions.py"
     elif name == "make":
         targets = re.findall(r"^([a-z-]+):", (PROJECT_ROOT / "Makefile").read_text(), re.MULTILINE)
         for word in words[1:]:
@@ -121,6 +123,7 @@ def test_commands(path: Path) -> None:
         "topicberg up --fast",
         "topicberg reset now",
         "dagster asset materialise",
+        "dagster asset materialize --select '*'",
         "make demoo",
         "python tests/benchmarks/ingest.py --recrods 5",
         "pytest tests/unit/test_nothing.py",

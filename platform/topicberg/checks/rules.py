@@ -28,6 +28,7 @@ from pyiceberg.types import DecimalType, DoubleType, FloatType
 
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.snapshots import changed_files, changes_since
+from topicberg.snowflake import quote
 from topicberg.topics.spec import Range, Rules
 
 if TYPE_CHECKING:
@@ -203,10 +204,10 @@ def check_unique(
     """Whether no two rows have the same values in these columns; reads them whole, in DuckDB."""
     from topicberg.query import run_query
 
-    names = ", ".join(_quoted(column) for column in columns)
+    names = ", ".join(quote(column) for column in columns)
     namespace, name = table.name()
     found = run_query(
-        f"SELECT {names}, count(*) AS rows FROM lake.{_quoted(namespace)}.{_quoted(name)} "  # noqa: S608  quoted
+        f"SELECT {names}, count(*) AS rows FROM lake.{quote(namespace)}.{quote(name)} "  # noqa: S608  quoted
         "GROUP BY ALL HAVING count(*) > 1 ORDER BY rows DESC",
         "duckdb",
         endpoints,
@@ -224,10 +225,6 @@ def check_unique(
         "`unique:` in the spec",
         facts={"most frequent": "\n".join(lines)},
     )
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def missing_columns(rules: Rules, schema: Schema) -> Iterator[str]:

@@ -226,16 +226,16 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             pattern=f"/topic={spec.name}",
         )
     subjects = []
-    for part, schema, path in (
-        ("value", spec.value_schema, spec.value_schema_path(config)),
-        ("key", spec.key, spec.key_schema_path(config)),
+    for part, subject, schema, path in (
+        ("value", spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
+        ("key", spec.key_subject, spec.key, spec.key_schema_path(config)),
     ):
         if path is None:
             continue
         subjects.append(f"confluent/subject/{name}_{part}")
         yield Subject(
             subjects[-1],
-            f"{spec.name}-{part}",
+            subject,
             (REGISTRY, "key/schema_registry"),
             (REGISTRY,),
             file=path,

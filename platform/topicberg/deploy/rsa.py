@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BITS = 2048
-SLOTS = (1, 2)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from topicberg.local.snowflake.options import Spec, integer, reference, text
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.tokens import Name, Stream, display
 from topicberg.local.store import Stored
+from topicberg.snowflake import quote
 
 _PLAIN = re.compile(r"[A-Z_][A-Z0-9_]*")
 _RESERVED = {"SYSTEM", "TEMP", "MEMORY", "_FS_GLOBAL", "MAIN"}
@@ -122,7 +123,7 @@ def create_schema(account: Account, context: Context, statement: Statement) -> R
             if not statement.or_replace:
                 raise already_exists(display((database, schema)))
             _drop_schema(account, database, schema)
-        account.engine.cursor().execute(f"CREATE SCHEMA {_sql((database, schema))}")
+        account.engine.cursor().execute(f"CREATE SCHEMA {quote(database, schema)}")
     context.database, context.schema = database, schema
     return Rows.status(f"Schema {schema} successfully created.")
 
@@ -132,7 +133,7 @@ def _drop_schema(account: Account, database: str, schema: str) -> None:
     for table in inside:
         account.engine.hide_iceberg_table(table.name)
     account.store.delete(TABLE, [table.name for table in inside])
-    account.engine.cursor().execute(f"DROP SCHEMA {_sql((database, schema))} CASCADE")
+    account.engine.cursor().execute(f"DROP SCHEMA {quote(database, schema)} CASCADE")
 
 
 def drop_schema(account: Account, context: Context, statement: Statement) -> Rows:
@@ -146,10 +147,6 @@ def drop_schema(account: Account, context: Context, statement: Statement) -> Row
     if (context.database, context.schema) == (database, schema):
         context.schema = None
     return Rows.status(f"{schema} successfully dropped.")
-
-
-def _sql(name: Name) -> str:
-    return ".".join('"' + part.replace('"', '""') + '"' for part in name)
 
 
 def show_schemas(account: Account, context: Context, statement: Statement) -> Rows:

@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from topicberg.errors import StackError
 from topicberg.local.snowflake.tokens import Name
+from topicberg.snowflake import quote
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class Engine(FakeSnow):
     def show_iceberg_table(self, name: Name, query: str) -> None:
         """Make a query the contents of a table."""
         cursor = self.cursor()
-        cursor.execute(f"CREATE OR REPLACE VIEW {'.'.join(map(_quote, name))} AS {query}")
+        cursor.execute(f"CREATE OR REPLACE VIEW {quote(*name)} AS {query}")
         cursor.execute(
             f"INSERT INTO {ICEBERG_TABLES} SELECT ?, ?, ? WHERE NOT EXISTS ("
             f"FROM {ICEBERG_TABLES} WHERE (database, schema, name) = (?, ?, ?))",
@@ -164,7 +165,7 @@ class Engine(FakeSnow):
 
     def hide_iceberg_table(self, name: Name) -> None:
         cursor = self.cursor()
-        cursor.execute(f"DROP VIEW IF EXISTS {'.'.join(map(_quote, name))}")
+        cursor.execute(f"DROP VIEW IF EXISTS {quote(*name)}")
         cursor.execute(
             f"DELETE FROM {ICEBERG_TABLES} WHERE (database, schema, name) = (?, ?, ?)",  # noqa: S608
             list(name),
@@ -183,10 +184,6 @@ def _tables_view(database: str) -> str:
         "'BASE TABLE' AS \"TABLE_TYPE\", 'YES' AS \"IS_ICEBERG\" "
         f"FROM {ICEBERG_TABLES} WHERE database = '{database}'"
     )
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _extension(name: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topicberg.local.snowflake.errors import catalog_failure, invalid_request
+from topicberg.snowflake import quote
 
 IcebergType = str | dict[str, Any]
 
@@ -156,19 +157,13 @@ def select(metadata: Metadata, file: str) -> str:
     if metadata.snapshot is None:
         nothing = (f"CAST(NULL AS {_duckdb_type(c.type)}) AS {_quote(c)}" for c in columns)
         return f"SELECT {', '.join(nothing)} WHERE FALSE"
-    projected = (
-        f"{_column('data.' + _identifier(c.name), c.type)} AS {_quote(c)}" for c in columns
-    )
+    projected = (f"{_column('data.' + quote(c.name), c.type)} AS {_quote(c)}" for c in columns)
     path = file.replace("'", "''")
     return f"SELECT {', '.join(projected)} FROM iceberg_scan('{path}') AS data"  # noqa: S608
 
 
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _quote(column: Column) -> str:
-    return _identifier(column.snowflake_name)
+    return quote(column.snowflake_name)
 
 
 def _duckdb_type(kind: IcebergType) -> str:
@@ -209,7 +204,7 @@ def _inner(expression: str, kind: IcebergType, depth: int) -> str:
         return f"map_from_entries(list_transform({entries}, {entry}))"
     fields = []
     for field in kind["fields"]:
-        inner = _inner(f"{expression}.{_identifier(field['name'])}", field["type"], depth)
-        fields.append(f"{_identifier(field['name'])} := {inner}")
+        inner = _inner(f"{expression}.{quote(field['name'])}", field["type"], depth)
+        fields.append(f"{quote(field['name'])} := {inner}")
     packed = f"struct_pack({', '.join(fields)})"
     return f"CASE WHEN {expression} IS NULL THEN NULL ELSE {packed} END"

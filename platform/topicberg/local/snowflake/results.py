@@ -15,9 +15,6 @@ from typing import Any, TypedDict
 import pyarrow as pa
 import pyarrow.compute as pc
 
-UTC_OFFSET = 1440
-"""Snowflake writes a time zone's offset in minutes, plus 1440."""
-
 
 class ColumnType(TypedDict):
     """A column of a result, as connectors read it."""
