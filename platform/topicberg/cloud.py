@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from pydantic import SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.deploy.names import Names
 from topicberg.deploy.settings import Addresses
@@ -41,6 +41,8 @@ class CloudSettings(Addresses):
     schema_registry_api_secret: SecretStr | None = None
     iceberg_rest_uri: str | None = None
     """By default the Iceberg REST API of AWS Glue."""
+    s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    """Of an object store that is not Amazon's."""
     spark_remote: str
     snowflake_account: str | None = None
     snowflake_user: str | None = None
@@ -63,6 +65,7 @@ def connect(config: Settings) -> Endpoints:
     bootstrap, client = _kafka(cloud, config)
     registry, user_info = _registry(cloud, config)
     return Endpoints(
+        s3=cloud.s3_endpoint,
         kafka_bootstrap=bootstrap,
         kafka_client=client,
         schema_registry=registry,

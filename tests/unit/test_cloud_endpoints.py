@@ -107,6 +107,13 @@ def test_what_is_missing_is_named(account: Any) -> None:
     assert "TOPICBERG_KAFKA_BOOTSTRAP" in str(raised.value)
 
 
+def test_any_kafka_wants_an_address(account: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICBERG_KAFKA_SECURITY_PROTOCOL", "PLAINTEXT")
+    monkeypatch.setenv("TOPICBERG_KAFKA_BOOTSTRAP", "")  # as example.env has it
+    with pytest.raises(TopicbergError, match="there is no TOPICBERG_KAFKA_BOOTSTRAP"):
+        load_endpoints()
+
+
 def test_the_engines_commands_say_that_they_are_not_for_the_cloud(account: Any) -> None:
     for command in (["status"], ["run", "stock_trades", "--once"], ["enable", "stock_trades"]):
         done = CliRunner().invoke(app, ["tableflow", *command])
