@@ -300,7 +300,8 @@ class Ingestor:
         frame: DataFrame,
         properties: dict[str, str],
     ) -> Staged:
-        if batch.records <= SMALL_BATCH:
+        small = batch.records <= SMALL_BATCH
+        if small:
             frame = frame.coalesce(1)
         target = f"{CATALOG}.{quote(*table.name())}"
         if self.spec.write_mode == "append" or table.current_snapshot() is None:
@@ -311,7 +312,7 @@ class Ingestor:
             upsert.append(frame.select(f"{ROW}.*"), target, properties)
             return Staged(wap_id=wap_id)
         spark.conf.unset("spark.wap.id")
-        branch = upsert.stage(spark, table, target, self.spec, frame, properties)
+        branch = upsert.stage(spark, table, target, self.spec, frame, properties, one_file=small)
         return Staged(branch=branch)
 
     def _explain(self, error: Exception) -> TopicbergError:

@@ -50,11 +50,14 @@ def stage(
     spec: TopicSpec,
     frame: DataFrame,
     properties: Mapping[str, str],
+    *,
+    one_file: bool,
 ) -> str:
     """Write a batch to a branch of its own.
 
     :param target: the table in Spark's SQL
     :param frame: Kafka's columns and the rows, good ones alone
+    :param one_file: the batch is small
     :returns: the branch
     """
     head = table.current_snapshot()
@@ -70,7 +73,8 @@ def stage(
         same = " AND ".join(f"t.{quote(key)} = b.{quote(key)}" for key in keys)
         in_batch = f"EXISTS (SELECT 1 FROM {_BATCH_KEYS} b WHERE {same})"  # noqa: S608  quoted
         spark.sql(f"DELETE FROM {target} t WHERE {in_batch}")  # noqa: S608  quoted
-        append(batch.filter("value IS NOT NULL").select(f"{ROW}.*"), target, properties)
+        rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
+        append(rows.coalesce(1) if one_file else rows, target, properties)
     except BaseException:
         _drop(table, branch)
         raise
