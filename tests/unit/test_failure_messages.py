@@ -26,6 +26,7 @@ GRPC = """<_InactiveRpcError of RPC that terminated with:
         ("Cannot call methods on a stopped SparkContext.", "Spark ended and was started"),
         ("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.", "Spark ended and was started"),
         (GRPC, "a service does not answer: failed to connect to all addresses"),
+        ("('Connection aborted.', RemoteDisconnected('…'))", "a service does not answer"),
     ],
 )
 def test_known_failures(said: str, told: str) -> None:

@@ -78,7 +78,11 @@ _KNOWN = (
         "nothing is to be done: the batch is written again in a new session",
     ),
 )
-_CONNECTION = re.compile(r"Connection refused|UnknownHost|Unable to execute HTTP request", re.I)
+_CONNECTION = re.compile(
+    r"Connection (refused|aborted|reset)|UnknownHost|Unable to execute HTTP request|"
+    r"Read timed out",
+    re.IGNORECASE,
+)
 
 
 @contextmanager
