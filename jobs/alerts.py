@@ -1,6 +1,6 @@
 """The sensor that tells people what is wrong, and when it is mended.
 
-Every half minute it looks at the state of everything, not at events: checks and freshness as they
+Every minute it looks at the state of everything, not at events: checks and freshness as they
 are now, the last run of each kind, the last tick of each sensor and schedule. So nothing is missed
 while the daemon was down, nothing is told twice, and what is mended is told as well.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from topicberg.alerts import Alert, Told
 
-INTERVAL_SECONDS = 30
+INTERVAL_SECONDS = 60
 MAX_RUNS = 200
 _BLOCKED = "DagsterAssetCheckFailedError"
 

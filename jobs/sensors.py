@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
-INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 15
-"""A tick costs Dagster some 30 ms, whatever it finds. Who waits for a topic's table waits for the
+INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
+"""A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
 first; the second is for what is computed beyond the touched hours.
 """
 BATCH = 200

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(240
 
 TOPIC, NAME = "airline.sunset", "airline_sunset"
 CHECK = f"check glue/{NAME}:pointer"
-SCHEDULE_SECONDS, ALERT_SECONDS = 300.0, 30.0
+SCHEDULE_SECONDS, ALERT_SECONDS = 300.0, 60.0
 PATIENCE_SECONDS = SCHEDULE_SECONDS + ALERT_SECONDS + 600.0
 _RUNS = """
 { runsOrError(filter: {pipelineName: "check_tables"}) {
