@@ -15,12 +15,13 @@ from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, ServerConfig
 from kafka_topics import ORDER, Row, Topic, avro, encode
 from pyiceberg.table import Table
+from pyspark.errors import PySparkException
 
 from topicberg import kafka
 from topicberg.checks.topic import lag_of
-from topicberg.errors import CommitConflictError, TableflowError
+from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.tableflow import commit
-from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.engine import GROWTH, MAX_RECORDS, SMALL_BATCH, Ingestor
 from topicberg.tableflow.offsets import Offsets
 from topicberg.tableflow.subjects import wire_prefix
 from topicberg.tableflow.wait import held_offsets, wait_for
@@ -40,6 +41,27 @@ def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -
         assert topic.ingest() == 500
     assert topic.ingest() == 0
     assert sorted(topic.rows("id", "note"), key=lambda row: row["id"]) == expected
+
+
+def test_a_batch_that_spark_did_not_survive_is_asked_for_in_parts(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(write_mode="upsert", key={"format": "string"})
+    topic.send(ORDER, [{"id": 1, "note": "a"}], key=lambda _: b"k")
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    assert ingestor.max_records == MAX_RECORDS["upsert"]
+
+    def ends(*_: object) -> None:
+        raise PySparkException("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingestor, "_write", ends)
+        with pytest.raises(TopicbergError, match="Spark ended"):
+            ingestor.step()
+    assert ingestor.max_records == SMALL_BATCH
+    assert ingestor.step().records == 1
+    assert ingestor.max_records == int(GROWTH * SMALL_BATCH)
+    ingestor.close()
 
 
 def test_how_far_a_table_is_that_notes_no_offsets(make_topic: Callable[..., Topic]) -> None:

@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_RECORDS = 5_000_000
-"""Records of a batch until the size of the topic's records is known."""
+MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 1_000_000}
+"""Records of a batch at most, by write mode: those of an upsert are sorted by their keys."""
+GROWTH = 1.1
+"""How much larger the next batch may be after one that Spark did not survive as a whole."""
 SMALL_BATCH = 100_000
 """Up to so many records one task, and so one file, is faster than one for every partition."""
 CONFLICT_ATTEMPTS = 5
@@ -123,7 +125,8 @@ class Ingestor:
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
             self._dead_letters = DeadLetters(spec, endpoints, config)
-        self.max_records = MAX_RECORDS
+        self.max_records = MAX_RECORDS[spec.write_mode]
+        self._survived = self._fitting = self.max_records
 
     def close(self) -> None:
         """Forget the Spark session and the table; the next step looks again."""
@@ -245,10 +248,16 @@ class Ingestor:
 
     def _adapt(self, batch: Batch, written: int) -> None:
         """Learn from the files how many records make ``commit_max_bytes``."""
+        most = MAX_RECORDS[self.spec.write_mode]
+        self._survived = min(int(self._survived * GROWTH), most)
         if written and batch.records > SMALL_BATCH:
             per_record = written / batch.records
-            limit = int(self.spec.tableflow.commit_max_bytes / per_record)
-            self.max_records = max(SMALL_BATCH, min(limit, MAX_RECORDS))
+            self._fitting = int(self.spec.tableflow.commit_max_bytes / per_record)
+        self.max_records = max(SMALL_BATCH, min(self._survived, self._fitting))
+
+    def _ask_for_less(self, batch: Batch) -> None:
+        """Spark ended over this batch: it was killed, or the batch was too much for it."""
+        self._survived = self.max_records = max(SMALL_BATCH, batch.records // 2)
 
     def _session(self) -> SparkSession:
         if self._spark is None:
@@ -290,6 +299,8 @@ class Ingestor:
             return replace(staged, skipped=skipped, properties=logged)
         except PySparkException as error:
             self.close()
+            if failures.spark_ended(error):
+                self._ask_for_less(batch)
             raise self._explain(error) from error
 
     def _write(

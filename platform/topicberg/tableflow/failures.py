@@ -23,6 +23,12 @@ def _known(pattern: str, message: str, hint: str) -> _Known:
     return _Known(re.compile(pattern, re.IGNORECASE), message, hint)
 
 
+# What Spark Connect says of a session that its server does not know any more.
+_SPARK_ENDED = (
+    r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE|"
+    r"stopped SparkContext"
+)
+
 # The first that matches; more special ones first.
 _KNOWN = (
     _known(
@@ -70,10 +76,8 @@ _KNOWN = (
         "`topicberg logs iceberg_rest` says why; the engine looks whether its commit is there "
         "before it writes again",
     ),
-    # What Spark Connect says of a session that its server does not know any more.
     _known(
-        r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE|"
-        r"stopped SparkContext",
+        _SPARK_ENDED,
         "Spark ended and was started again, or has dropped the engine's session",
         "nothing is to be done: the batch is written again in a new session",
     ),
@@ -83,6 +87,12 @@ _CONNECTION = re.compile(
     r"Read timed out",
     re.IGNORECASE,
 )
+
+
+def spark_ended(error: BaseException) -> bool:
+    """Whether Spark went away, or had too little memory, while it computed."""
+    text = str(error)
+    return re.search(rf"{_SPARK_ENDED}|OutOfMemoryError|Java heap space", text) is not None
 
 
 @contextmanager
