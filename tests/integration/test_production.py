@@ -22,8 +22,11 @@ from dagster._cli import create_dagster_cli
 from dagster._daemon.cli import create_dagster_daemon_cli
 from dagster_postgres.run_storage import PostgresRunStorage
 from dagster_webserver.cli import create_dagster_webserver_cli
+from pydantic_settings import BaseSettings
 
+from topicberg.alerts.settings import AlertSettings
 from topicberg.cloud import CloudSettings
+from topicberg.deploy.settings import DeploySettings
 from topicberg.local.ports import choose
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
 
@@ -144,10 +147,17 @@ def test_compose_publishes_on_loopback_alone() -> None:
 def test_the_example_environment_has_every_setting() -> None:
     lines = (FOLDER / "example.env").read_text().splitlines()
     given = dict(line.split("=", 1) for line in lines if "=" in line)
+    models: dict[str, tuple[type[BaseSettings], ...]] = {
+        "": (CloudSettings, DeploySettings, Settings),
+        "EMR_": (EmrSettings,),
+        "ALERT_": (AlertSettings,),
+    }
     known = {
-        f"TOPICBERG_{name.upper()}"
-        for name in {*CloudSettings.model_fields, *Settings.model_fields}
-    } | {f"TOPICBERG_EMR_{name.upper()}" for name in EmrSettings.model_fields}
+        f"TOPICBERG_{prefix}{name.upper()}"
+        for prefix, several in models.items()
+        for model in several
+        for name in model.model_fields
+    }
     unknown = {name for name in given if name.startswith("TOPICBERG_")} - known
     assert unknown == set()
     required = {
