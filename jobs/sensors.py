@@ -297,7 +297,7 @@ def _kafka_observation(
     try:
         begin = kafka.beginning_offsets(endpoints, topic)
         end = kafka.end_offsets(endpoints, topic)
-        held = held_offsets(iceberg, watch.origin.root, endpoints)
+        held = held_offsets(iceberg, watch.origin.root, endpoints, end)
     except TopicbergError as error:
         context.log.warning(str(error))
         return None

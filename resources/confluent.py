@@ -35,7 +35,7 @@ def ingest(
     target = kafka.end_offsets(endpoints, spec.name)
 
     def held(table: Table) -> Offsets:
-        return held_offsets(table, spec, endpoints)
+        return held_offsets(table, spec, endpoints, target)
 
     if not wait_for(table, target, PATIENCE_SECONDS, on_progress, held):
         raise TopicbergError(

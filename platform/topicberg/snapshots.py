@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice, takewhile
@@ -147,13 +147,8 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
 
 def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
     """The earliest ``column`` of the rows that the snapshot added; None: the files do not say."""
-    field = table.schema().find_field(column)
-    bounds = [
-        bound
-        for file, added in changed_files(table, snapshot)
-        if added and (bound := (file.lower_bounds or {}).get(field.field_id)) is not None
-    ]
-    return _as_time(min(_as_microseconds(field, bound) for bound in bounds)) if bounds else None
+    bounds = _bounds(table, snapshot, column, lambda file: file.lower_bounds)
+    return _as_time(min(bounds)) if bounds else None
 
 
 def newest_record(table: Table, column: str) -> datetime | None:
@@ -161,18 +156,27 @@ def newest_record(table: Table, column: str) -> datetime | None:
 
     Compaction is passed over: its files may hold old rows alone.
     """
-    field = table.schema().find_field(column)
     for snapshot in ancestry(table):
         if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
             continue
-        bounds = [
-            bound
-            for file, added in changed_files(table, snapshot)
-            if added and (bound := (file.upper_bounds or {}).get(field.field_id)) is not None
-        ]
-        if bounds:
-            return _as_time(max(_as_microseconds(field, bound) for bound in bounds))
+        if bounds := _bounds(table, snapshot, column, lambda file: file.upper_bounds):
+            return _as_time(max(bounds))
     return None
+
+
+def _bounds(
+    table: Table,
+    snapshot: Snapshot,
+    column: str,
+    of: Callable[[DataFile], Mapping[int, bytes] | None],
+) -> list[int]:
+    """Microseconds since 1970: a bound of ``column`` in each file that the snapshot added."""
+    field = table.schema().find_field(column)
+    return [
+        _as_microseconds(field, bound)
+        for file, added in changed_files(table, snapshot)
+        if added and (bound := (of(file) or {}).get(field.field_id)) is not None
+    ]
 
 
 def _as_time(microseconds: int) -> datetime | None:

@@ -73,10 +73,10 @@ def test_how_far_a_table_is_that_notes_no_offsets(make_topic: Callable[..., Topi
     identifier = (topic.config.cluster_id, f"{topic.spec.name}_of_another")
     theirs = ours.catalog.create_table(identifier, ours.schema())
     try:
-        assert held_offsets(theirs, topic.spec, topic.endpoints) == {}
-        theirs.append(ours.scan().to_arrow())
         end = kafka.end_offsets(topic.endpoints, topic.spec.name)
-        assert held_offsets(theirs, topic.spec, topic.endpoints) == end
+        assert held_offsets(theirs, topic.spec, topic.endpoints, end) == {}
+        theirs.append(ours.scan().to_arrow())
+        assert held_offsets(theirs, topic.spec, topic.endpoints, end) == end
         assert lag_of(theirs, topic.spec, topic.endpoints) == 0
         time.sleep(0.01)  # offsets go by milliseconds
         topic.send(ORDER, [{"id": 3, "note": "c"}])
@@ -90,10 +90,11 @@ def test_how_far_a_table_is_that_notes_no_offsets(make_topic: Callable[..., Topi
 
 
 def cloud_holds(table: Table, topic: Topic) -> bool:
-    def held(table: Table) -> Offsets:
-        return held_offsets(table, topic.spec, topic.endpoints)
-
     end = kafka.end_offsets(topic.endpoints, topic.spec.name)
+
+    def held(table: Table) -> Offsets:
+        return held_offsets(table, topic.spec, topic.endpoints, end)
+
     return wait_for(table, end, 0, held=held)
 
 

@@ -65,8 +65,8 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
 
 def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
     """Records of the topic that the table does not hold yet."""
-    held = held_offsets(table, spec, endpoints)
     end = kafka.end_offsets(endpoints, spec.name)
+    held = held_offsets(table, spec, endpoints, end)
     return sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
 
 

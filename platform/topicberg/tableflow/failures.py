@@ -28,6 +28,7 @@ _SPARK_ENDED = (
     r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE|"
     r"stopped SparkContext"
 )
+_OUT_OF_MEMORY = "OutOfMemoryError|Java heap space"
 
 # The first that matches; more special ones first.
 _KNOWN = (
@@ -66,7 +67,7 @@ _KNOWN = (
         "check the API key of the cluster and its rights to read the topic",
     ),
     _known(
-        r"OutOfMemoryError|Java heap space",
+        _OUT_OF_MEMORY,
         "Spark has not enough memory for the batch",
         "lower tableflow.commit_max_bytes, or give Spark more memory",
     ),
@@ -92,7 +93,7 @@ _CONNECTION = re.compile(
 def spark_ended(error: BaseException) -> bool:
     """Whether Spark went away, or had too little memory, while it computed."""
     text = str(error)
-    return re.search(rf"{_SPARK_ENDED}|OutOfMemoryError|Java heap space", text) is not None
+    return re.search(f"{_SPARK_ENDED}|{_OUT_OF_MEMORY}", text) is not None
 
 
 @contextmanager

@@ -215,9 +215,9 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
             complaint = str(error)
             specs = {name: worker.spec for name, worker in workers.items()}
         for name, worker in list(workers.items()):
-            if not worker.is_alive():  # by an error that nobody foresaw; its log has it
+            if ended := not worker.is_alive():  # by an error that nobody foresaw; its log has it
                 logger.error("topic %s: its worker ended; a new one takes over", name)
-            if specs.get(name) != worker.spec or not worker.is_alive():
+            if ended or specs.get(name) != worker.spec:
                 worker.stop()
                 del workers[name]
                 if name not in specs:

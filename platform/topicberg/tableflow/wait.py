@@ -25,12 +25,13 @@ def noted_offsets(table: Table) -> Offsets:
     return committed(table).offsets
 
 
-def held_offsets(table: Table, spec: TopicSpec, endpoints: Endpoints) -> Offsets:
+def held_offsets(table: Table, spec: TopicSpec, endpoints: Endpoints, end: Offsets) -> Offsets:
     """Partition → first offset that the table does not hold; empty: it holds nothing.
 
     Confluent's Tableflow notes no offsets. Of its tables it is the first offset of a later time
     than the newest record they hold: right as long as producers' clocks do not go back.
 
+    :param end: up to where the topic holds records
     :raises TopicbergError: Kafka does not answer
     """
     if noted := noted_offsets(table):
@@ -38,9 +39,8 @@ def held_offsets(table: Table, spec: TopicSpec, endpoints: Endpoints) -> Offsets
     newest = newest_record(table, spec.metadata_column("timestamp"))
     if newest is None:
         return {}
-    end = kafka.end_offsets(endpoints, spec.name)
     later = kafka.offsets_at(endpoints, spec.name, int(newest.timestamp() * 1000) + 1)
-    return {partition: o if o >= 0 else end[partition] for partition, o in later.items()}
+    return {p: first if (first := later.get(p, -1)) >= 0 else last for p, last in end.items()}
 
 
 def wait_for(
