@@ -70,8 +70,9 @@ def service(context: Context) -> Service:
     options = [
         *jvm(_heap(), small=False),
         "-XX:+UseG1GC",
-        "-XX:MinHeapFreeRatio=10",
-        "-XX:MaxHeapFreeRatio=30",
+        # Buffers of Kafka and Parquet are no "humongous" objects then, each of which may start a
+        # concurrent collection.
+        "-XX:G1HeapRegionSize=8m",
         "-XX:G1PeriodicGCInterval=30000",  # gives memory back when idle
         *log4j(folder),
         "-Djdk.reflect.useDirectMethodHandle=false",

@@ -311,8 +311,7 @@ class Ingestor:
         frame: DataFrame,
         properties: dict[str, str],
     ) -> Staged:
-        small = batch.records <= SMALL_BATCH
-        if small:
+        if batch.records <= SMALL_BATCH:
             frame = frame.coalesce(1)
         target = f"{CATALOG}.{quote(*table.name())}"
         if self.spec.write_mode == "append" or table.current_snapshot() is None:
@@ -323,7 +322,7 @@ class Ingestor:
             upsert.append(frame.select(f"{ROW}.*"), target, properties)
             return Staged(wap_id=wap_id)
         spark.conf.unset("spark.wap.id")
-        branch = upsert.stage(spark, table, target, self.spec, frame, properties, one_file=small)
+        branch = upsert.stage(spark, table, target, self.spec, frame, properties, batch.records)
         return Staged(branch=branch)
 
     def _explain(self, error: Exception) -> TopicbergError:

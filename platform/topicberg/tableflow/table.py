@@ -53,7 +53,9 @@ _UPSERT_PROPERTIES = {
     # Position deletes: a batch costs what it changes, not the files that its keys lie in.
     "write.delete.mode": "merge-on-read",
     "write.delete.granularity": "partition",
-    "write.delete.distribution-mode": "none",
+    "write.delete.distribution-mode": "hash",
+    # Files weigh what they hold, not 4 MB each: fewer tasks, each of which writes a delete file.
+    "read.split.open-file-cost": str(256 * 1024),
 }
 
 
