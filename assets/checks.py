@@ -24,6 +24,7 @@ from assets.retries import retried
 from assets.tables import LakeTable, history_lake_table, topic_table
 from resources import Lakehouse, Snowflake, Spark
 from topicberg.derived import read_window
+from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.snapshots import touched_hours
 from topicberg.topics import Rules, TopicSpec
@@ -82,12 +83,13 @@ class Probe:
 
     def engine_fault(self, spec: TopicSpec) -> str | None:
         """The check that explains why the topic's engine does not go on, if it does not."""
-        status = self.lakehouse.status(spec)
-        return (
-            f"{_key(topic_table(spec, self.lakehouse.config), 'iceberg')}:tableflow"
-            if (status is not None and status.error_message)
-            else None
-        )
+        try:
+            status = self.lakehouse.status(spec)
+            faulty = status is not None and bool(status.error_message)
+        except TopicbergError:  # that check says why
+            faulty = True
+        key = _key(topic_table(spec, self.lakehouse.config), "iceberg")
+        return f"{key}:tableflow" if faulty else None
 
     def last(self, check: str) -> dg.AssetCheckEvaluation | None:
         """The last evaluation of another check of the same asset."""
@@ -178,7 +180,7 @@ def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
 
         status = probe.lakehouse.status(spec)
         if status is None:
-            return good("Confluent's Tableflow says nothing of this topic")
+            return good("there is no key to ask Confluent's Tableflow with")
         return check_engine(spec, status, probe.now)
 
     def skipped(probe: Probe) -> "Finding":

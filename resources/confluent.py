@@ -52,5 +52,7 @@ def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Mainten
 
 
 def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
-    """Nothing: Confluent Cloud shows the state of its Tableflow, and the lag tells of trouble."""
-    return None
+    """What Confluent says of the topic; None: there is no key to ask with."""
+    from topicberg.tableflow.confluent import read_status
+
+    return read_status(config, spec.name)

@@ -146,6 +146,20 @@ def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
     :param instead: the settings that it is read in place of
     :raises TopicbergError: there is no such secret
     """
+    found = read_secret(path, config)
+    if found is None:
+        raise TopicbergError(
+            f"{_of_secret(path, config)}: there is no such secret",
+            hint=f"`topicberg deploy create` makes it; or set TOPICBERG_{instead}",
+        )
+    return found
+
+
+def read_secret(path: str, config: Settings) -> dict[str, str] | None:
+    """A secret of the deployment; None: there is none.
+
+    :raises TopicbergError: AWS does not answer, or refuses
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     from topicberg.aws import aws_session
@@ -157,13 +171,16 @@ def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
     try:
         client = aws_session(region_name=config.aws_region).client("secretsmanager")
         found = Secrets(client).read(path)
-        reason = "there is no such secret"
     except (BotoCoreError, ClientError) as error:
-        found, reason = None, str(error)
-    if not found:
         raise TopicbergError(
-            f"secret {path} of AWS Secrets Manager in {config.aws_region}: {reason}",
-            hint=f"`topicberg deploy create` makes it; or set TOPICBERG_{instead}",
-        )
-    _read[path] = (time.monotonic(), found)
-    return found
+            f"{_of_secret(path, config)}: {error}",
+            hint="whoever runs this needs secretsmanager:GetSecretValue on it; "
+            "`topicberg deploy create` makes it",
+        ) from None
+    if found:
+        _read[path] = (time.monotonic(), found)
+    return found or None
+
+
+def _of_secret(path: str, config: Settings) -> str:
+    return f"secret {path} of AWS Secrets Manager in {config.aws_region}"

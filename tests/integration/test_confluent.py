@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,15 @@ from conftest import KillService
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.datagen.status import ALIVE, read_status
+from topicberg.cloud import _read
+from topicberg.datagen.status import ALIVE
+from topicberg.datagen.status import read_status as read_generator
+from topicberg.deploy.names import Names
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.tableflow import control
+from topicberg.tableflow.confluent import read_status
+from topicberg.tableflow.status import TopicStatus
 from topicberg.topics import load_topic
 
 pytestmark = pytest.mark.integration
@@ -254,30 +260,32 @@ def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillServic
     assert shown["info"]["config"]["max.interval"] == "20"
     assert cloud.call("POST", cloud.connectors, right).status_code == 409
 
-    generator = read_status(settings(), TOPIC)
+    generator = read_generator(settings(), TOPIC)
     assert generator
     assert generator.rate == 100
     kill_service("confluent")  # the generator goes on, and is found again
     assert cloud.connector_state("trades") == "RUNNING"
-    found = read_status(settings(), TOPIC)
+    found = read_generator(settings(), TOPIC)
     assert found
     assert found.pid == generator.pid
 
     assert cloud.call("PUT", f"{cloud.connectors}/trades/pause").status_code == 202
     assert cloud.connector_state("trades") == "PAUSED"
-    paused = read_status(settings(), TOPIC)
+    paused = read_generator(settings(), TOPIC)
     assert paused
     assert paused.state not in ALIVE
     assert cloud.call("PUT", f"{cloud.connectors}/trades/resume").status_code == 202
     wait_until(lambda: cloud.connector_state("trades") == "RUNNING")
     gone = cloud.call("DELETE", f"{cloud.connectors}/trades")
     assert (gone.status_code, gone.json()) == (200, {"error": None})
-    ended = read_status(settings(), TOPIC)
+    ended = read_generator(settings(), TOPIC)
     assert ended
     assert ended.state not in ALIVE
 
 
-def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
+def test_tableflow_runs_once_its_storage_can_be_entered(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     role = f"role-{uuid.uuid4().hex[:8]}"
     body = {
         "display_name": role,
@@ -341,8 +349,25 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
     def status() -> Any:
         return cloud.get(f"{path}/{TOPIC}{cloud.query}", cloud.tableflow)["status"]
 
+    # What the check of a cloud deployment asks, with a secret that `topicberg deploy` would make.
+    monkeypatch.setenv("TOPICBERG_CONFLUENT_URL", cloud.stack.confluent)
+    secret = {
+        **dict(zip(("api.key", "api.key.secret"), cloud.tableflow, strict=True)),
+        "environment.id": cloud.environment,
+        "kafka.cluster.id": cloud.cluster,
+    }
+    path_of_secret = Names(settings().prefix).confluent_secret("tableflow")
+    monkeypatch.setitem(_read, path_of_secret, (time.monotonic(), secret))
+
+    def seen() -> TopicStatus:
+        found = read_status(settings(), TOPIC)
+        assert found
+        return found
+
     wait_until(lambda: status()["phase"] == "FAILED")
     assert role in status()["error_message"]
+    assert seen().phase == "FAILED"
+    assert role in (seen().error_message or "")
     statement = {
         "Effect": "Allow",
         "Principal": {"AWS": integration["config"]["iam_role_arn"]},
@@ -355,6 +380,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
     try:
         wait_until(lambda: status()["phase"] == "RUNNING", 180)
         wait_until(lambda: status()["catalog_sync_statuses"][0]["sync_status"] == "SYNCED", 180)
+        assert seen() == TopicStatus(topic=TOPIC, phase="RUNNING")
         shown = cloud.get(f"{path}/{TOPIC}{cloud.query}", cloud.tableflow)
         glue = cloud.stack.boto3("glue").get_table(DatabaseName=role, Name=TOPIC)["Table"]
         assert glue["StorageDescriptor"]["Location"] == shown["spec"]["storage"]["table_path"]
@@ -378,6 +404,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(cloud: Cloud) -> None:
         assert cloud.call("DELETE", one, auth=cloud.tableflow).status_code == 204
         assert TOPIC not in control.enabled_topics(settings())
         assert cloud.call("GET", one, auth=cloud.tableflow).status_code == 404
+        assert "not enabled" in (seen().error_message or "")
     finally:
         iam.delete_role(RoleName=role)
         control.enable(settings(), TOPIC)  # as the other tests find it

@@ -21,6 +21,8 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint, load_endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import DEPLOYED_FILE, Settings, settings
 from topicberg.spark import check_spark
+from topicberg.tableflow import confluent
+from topicberg.tableflow.status import FailingFormat
 
 PREFIX = "demo"
 KAFKA = f"/confluent_cloud_resource/{PREFIX}/kafka_cluster/app_manager/python_client"
@@ -134,3 +136,25 @@ def test_sparks_token_is_shown_nowhere() -> None:
         snowflake=SnowflakeEndpoint(account="a", user="u"),
     )
     assert "SECRET123" not in repr(endpoints)
+
+
+def test_without_a_key_nothing_is_asked_of_confluents_tableflow(account: Any) -> None:
+    assert confluent.read_status(settings(), "stock_trades") is None
+
+
+def test_what_confluent_says_of_its_tableflow_is_told_as_the_engines_state() -> None:
+    said = {
+        "phase": "RUNNING",
+        "write_mode": "UPSERT",
+        "failing_table_formats": [{"format": "DELTA", "error_message": "timeout"}],
+        "catalog_sync_statuses": [
+            {"catalog_type": "AWS_GLUE", "sync_status": "FAILED", "error_message": "no access"},
+            {"catalog_type": "SNOWFLAKE", "sync_status": "SYNCED"},
+        ],
+    }
+    found = confluent._status("t", {"suspended": True}, said)
+    assert (found.phase, found.suspended, found.write_mode) == ("RUNNING", True, "UPSERT")
+    assert found.failing_table_formats == [FailingFormat(format="DELTA", error_message="timeout")]
+    assert (found.error_message or "").startswith("catalog AWS_GLUE: no access\n  → ")
+    assert confluent._status("t", {}, {"phase": "FAILED"}).error_message
+    assert confluent._status("t", {}, {"phase": "RUNNING"}).error_message is None

@@ -26,6 +26,7 @@ class Addresses(BaseSettings):
         env_ignore_empty=True,
     )
 
+    confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
     schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     """By default what Confluent says of the Schema Registry."""
     snowflake_host: str | None = None
@@ -39,7 +40,6 @@ class DeploySettings(Addresses):
 
     confluent_api_key: str = Field(min_length=1, description="a Cloud API key")
     confluent_api_secret: SecretStr = Field(min_length=1)
-    confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
     kafka_rest_url: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """By default what Confluent says of the cluster."""
 

@@ -97,6 +97,7 @@ class Api:
     key: str
     secret: SecretStr = field(repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    attempts: int = ATTEMPTS
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     def get(self, path: str, **params: str | int) -> Any:
@@ -167,7 +168,7 @@ class Api:
 
         retrying = Retrying(
             retry=retry_if_exception_type(_TransientError),
-            stop=stop_after_attempt(ATTEMPTS),
+            stop=stop_after_attempt(self.attempts),
             wait=_wait,
             sleep=self.sleep,
             before_sleep=_log,

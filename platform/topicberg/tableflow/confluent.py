@@ -1,0 +1,69 @@
+"""What Confluent says of its own Tableflow."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+from urllib.parse import quote
+
+from pydantic import SecretStr
+
+from topicberg.cloud import CloudSettings, read_secret
+from topicberg.deploy.confluent.api import Api, GoneError
+from topicberg.deploy.confluent.tableflow import TOPICS
+from topicberg.deploy.names import Names
+from topicberg.settings import Settings
+from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
+
+ATTEMPTS = 2
+"""Whoever looks at a state comes again anyway."""
+HINT = "see Tableflow of the topic in Confluent Cloud; `topicberg deploy plan` shows what differs"
+
+
+def read_status(config: Settings, topic: str) -> TopicStatus | None:
+    """The state of Tableflow on a topic; offsets and counters Confluent does not tell.
+
+    Source: Confluent's OpenAPI document, ``tableflow/v1``, ``TableflowTopic``.
+
+    :returns: None: there is no key to ask with, as `topicberg deploy` did not make the deployment
+    :raises TopicbergError: Confluent or AWS does not answer, or refuses
+    """
+    secret = read_secret(Names(config.prefix).confluent_secret("tableflow"), config)
+    if secret is None:
+        return None
+    key, value = secret["api.key"], SecretStr(secret["api.key.secret"])
+    api = Api(CloudSettings().confluent_url, key, value, attempts=ATTEMPTS)
+    where = {
+        "environment": secret["environment.id"],
+        "spec.kafka_cluster": secret["kafka.cluster.id"],
+    }
+    try:
+        found = api.get(f"{TOPICS}/{quote(topic, safe='')}", **where)
+    except GoneError as error:
+        if error.status == 403:
+            raise
+        problem = f"Confluent's Tableflow is not enabled on it\n  → {HINT}"
+        return TopicStatus(topic=topic, phase="FAILED", error_message=problem)
+    return _status(topic, found["spec"], found.get("status") or {})
+
+
+def _status(topic: str, spec: dict[str, Any], said: dict[str, Any]) -> TopicStatus:
+    phase = said.get("phase")
+    problems = [str(said["error_message"])] if said.get("error_message") else []
+    problems += [
+        f"catalog {one.get('catalog_type')}: {one.get('error_message') or 'the sync failed'}"
+        for one in said.get("catalog_sync_statuses") or []
+        if one.get("sync_status") == "FAILED"
+    ]
+    if phase == "FAILED" and not problems:
+        problems = ["it failed, and Confluent does not say why"]
+    return TopicStatus(
+        topic=topic,
+        phase=phase if phase in get_args(Phase) else "PENDING",
+        suspended=bool(spec.get("suspended")),
+        error_message=f"{'; '.join(problems)}\n  → {HINT}" if problems else None,
+        failing_table_formats=[
+            FailingFormat(format=one["format"], error_message=one.get("error_message") or "")
+            for one in said.get("failing_table_formats") or []
+        ],
+        write_mode=str(said.get("write_mode") or "APPEND"),
+    )
