@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from dagster_dev import dagster_dev
 from assets.partitions import partition_key, time_partitions
 from topicberg import kafka
 from topicberg.dagster_home import dagster_home
-from topicberg.datagen.runner import run_here
+from topicberg.datagen.runner import run_here, start
 from topicberg.endpoints import load_endpoints
 from topicberg.query import run_query
 from topicberg.settings import settings
@@ -220,9 +219,6 @@ def arrival(seconds: int) -> Iterator[Row]:
             seen[number] = max(seen.get(number, 0), place + 1)
             waits.append((now - when.astimezone(UTC)).total_seconds())
 
-    def produce() -> None:
-        run_here(config, TOPIC, rate=1, count=seconds)
-
     with dagster_dev(config) as dagster:
         deadline = time.monotonic() + PATIENCE_SECONDS
         warm = 10
@@ -232,15 +228,13 @@ def arrival(seconds: int) -> Iterator[Row]:
             assert time.monotonic() < deadline, "nothing came to Snowflake"
             time.sleep(1)
         waits.clear()
-        producing = threading.Thread(target=produce)
-        producing.start()
+        start(config, TOPIC, rate=1, count=seconds)
         deadline = time.monotonic() + seconds + PATIENCE_SECONDS
         while len(waits) < seconds:
             look_if_there(look)
             assert time.monotonic() < deadline, f"{len(waits)} of {seconds} records came"
             assert dagster.process.is_running()
             time.sleep(0.5)
-        producing.join()
     ordered = sorted(waits)
     half, worst = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
     allowed = spec.tableflow.commit_interval_seconds + ARRIVAL_SECONDS

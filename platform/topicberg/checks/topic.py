@@ -168,7 +168,8 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
         logged = f"they are in the dead-letter topic {handling.target or 'error_log'}"
     return Finding(
         passed=False,
-        what=f"{skipped - known:,} records could not be decoded and were left out; {logged}",
+        what=f"left out, as they could not be decoded: {skipped - known:,} of the topic's records; "
+        f"{logged}",
         mend=f"mend the producer, then `topicberg tableflow acknowledge {spec.name}`",
         severity="warning",
         facts=facts,
