@@ -9,6 +9,7 @@ were touched, as far as the lookback reaches. So has one with a lookup, for ever
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,7 @@ from jobs.snapshot_cursor import (
     RunState,
     observe,
     observe_metadata,
+    register,
     request,
     settle,
 )
@@ -197,7 +199,10 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
             cursor = cursor.model_copy(update={"dirty": False})
         waiting = cursor.pending or cursor.future
         existing = existing_keys(partitions, datetime.now(UTC)) if partitions and waiting else []
-        cursor, wanted = request(cursor, existing, watch.name)
+        cursor, wanted = request(cursor, existing, watch.name, time.time())
+        if watch.registrations and wanted is None:
+            states = _run_states(context.instance, cursor.registration)
+            cursor, wanted = register(cursor, states, watch.name, time.time())
         if cursor == before:
             return dg.SkipReason(_idle(cursor))
         return dg.SensorResult(

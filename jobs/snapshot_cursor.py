@@ -8,7 +8,9 @@ run that started after they were touched has succeeded:
   burst of snapshots costs one run;
 * ``future`` hours have no partition yet and wait until they do;
 * a request that failed is repeated with what came meanwhile, a few times; then the next snapshot
-  is awaited.
+  is awaited;
+* while a computation takes long, the catalogs do not wait for it: runs that register the table go
+  beside it, one at a time, and what is pending stays so.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 MAX_ATTEMPTS = 3
+LONG_SECONDS = 20.0
+"""A run that computes a partition of usual size is done by then, and registers what waits."""
 MAX_RANGES = 10
 """Runs of one request: of scattered partitions the narrowest gaps are computed as well."""
 
@@ -30,6 +34,7 @@ class Request(BaseModel):
 
     snapshot: int
     ranges: dict[str, list[str]]
+    at: float = Field(default=0.0, description="when; seconds since 1970")
 
 
 class Cursor(BaseModel):
@@ -42,6 +47,7 @@ class Cursor(BaseModel):
     pending: list[str] = Field(default_factory=list)
     future: list[str] = Field(default_factory=list)
     request: Request | None = None
+    registration: Request | None = Field(default=None, description="the last one beside a request")
     requests: int = Field(default=0, description="requests so far; makes run keys unique")
     failures: int = Field(default=0, description="requests in a row that failed")
 
@@ -102,11 +108,14 @@ def observe_metadata(cursor: Cursor, before: Cursor, metadata: str) -> Cursor:
     return cursor.model_copy(update={"metadata": metadata, "settled": settled})
 
 
-def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, Request | None]:
+def request(
+    cursor: Cursor, existing: Sequence[str], key: str, now: float = 0.0
+) -> tuple[Cursor, Request | None]:
     """What to run now, if anything.
 
     :param existing: all partitions that there are, in order; empty: nothing is derived
     :param key: begins the run keys, e.g. the table's name
+    :param now: seconds since 1970
     """
     places = {partition: place for place, partition in enumerate(existing)}
     ripe = [partition for partition in cursor.future if partition in places]
@@ -129,9 +138,29 @@ def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, 
             for first, last in ranges
         }
         or {prefix: []},
+        at=now,
     )
     done = {"request": wanted, "requests": cursor.requests + 1, "pending": [], "dirty": False}
     return cursor.model_copy(update=done), wanted
+
+
+def register(
+    cursor: Cursor, states: dict[str, RunState], key: str, now: float
+) -> tuple[Cursor, Request | None]:
+    """Whether to register the table now, beside a computation that takes long.
+
+    :param states: of the last such run, as in :func:`settle`
+    """
+    last, computing, snapshot = cursor.registration, cursor.request, cursor.snapshot
+    if computing is None or snapshot is None:
+        return cursor.model_copy(update={"registration": None}), None
+    if not cursor.dirty or now - computing.at < LONG_SECONDS:
+        return cursor, None
+    if last and (last.snapshot == snapshot or "active" in states.values()):
+        return cursor, None
+    run = f"{key}:{snapshot}:{cursor.requests}:registered"
+    wanted = Request(snapshot=snapshot, ranges={run: []}, at=now)
+    return cursor.model_copy(update={"registration": wanted}), wanted
 
 
 def _ranges(places: Iterable[int]) -> list[tuple[int, int]]:

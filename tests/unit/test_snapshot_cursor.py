@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.snapshot_cursor import (
+    LONG_SECONDS,
     MAX_ATTEMPTS,
     MAX_RANGES,
     Cursor,
@@ -15,6 +16,7 @@ from jobs.snapshot_cursor import (
     RunState,
     observe,
     observe_metadata,
+    register,
     request,
     settle,
 )
@@ -188,3 +190,31 @@ def test_a_staged_batch_asks_for_nothing_before_it_is_published() -> None:
     catalogs.tick("3.json", 2)
     catalogs.tick("3.json", 2)
     assert catalogs.requests == 2
+
+
+def test_a_long_computation_does_not_hold_up_the_catalogs() -> None:
+    """Runs beside it register what came since: one at a time, each snapshot once."""
+    cursor, computing = request(observe(Cursor(), 1, PARTITIONS[:1]), PARTITIONS, "t", 100.0)
+    assert computing
+    assert register(cursor, {}, "t", 100 + LONG_SECONDS)[1] is None, "nothing came since"
+    cursor = observe(cursor, 2, PARTITIONS[:1])
+    assert register(cursor, {}, "t", 99 + LONG_SECONDS)[1] is None, "it may be done in a moment"
+
+    cursor, second = register(cursor, {}, "t", 100 + LONG_SECONDS)
+    assert second
+    assert list(second.ranges.values()) == [[]]
+    cursor = observe(cursor, 3, PARTITIONS[:1])
+    running: dict[str, RunState] = dict.fromkeys(second.ranges, "active")
+    assert register(cursor, running, "t", 200.0) == (cursor, None)
+    done: dict[str, RunState] = dict.fromkeys(second.ranges, "succeeded")
+    cursor, third = register(cursor, done, "t", 201.0)
+    assert third
+    assert not set(third.ranges) & set(second.ranges)
+    assert register(cursor, dict.fromkeys(third.ranges, "failed"), "t", 202.0)[1] is None
+
+    cursor = settle(cursor, dict.fromkeys(computing.ranges, "succeeded"))
+    cursor, computing = request(cursor, PARTITIONS, "t", 203.0)
+    assert computing, "what was touched meanwhile is computed all the same"
+    assert list(computing.ranges.values()) == [PARTITIONS[:1]]
+    cursor, none = register(cursor, {}, "t", 204.0)
+    assert none is None
