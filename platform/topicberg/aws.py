@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import boto3
-from botocore.parsers import ResponseParserError
-
 from topicberg.answers import MISREAD, checked, raised_in, unusable
 
 if TYPE_CHECKING:
+    import boto3
     from botocore.model import OperationModel
 
 
@@ -18,6 +16,8 @@ class _CheckedClient:
     """A base class of boto3's clients."""
 
     def _make_api_call(self, operation: str, parameters: Mapping[str, Any]) -> Any:
+        from botocore.parsers import ResponseParserError
+
         asked = f"{self.meta.service_model.service_id} {operation}"  # type: ignore[attr-defined]
         try:
             answer = super()._make_api_call(operation, parameters)  # type: ignore[misc]
@@ -35,6 +35,8 @@ def aws_session(**how: Any) -> boto3.Session:
 
     :param how: arguments of ``boto3.Session``
     """
+    import boto3  # not when definitions are loaded: a fifth of a second
+
     session = boto3.Session(**how)
     session.events.register("creating-client-class", _extend)
     session.events.register("after-call", _known)
