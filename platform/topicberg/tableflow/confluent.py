@@ -7,10 +7,11 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from topicberg.cloud import CloudSettings, read_secret
+from topicberg.cloud import read_secret
 from topicberg.deploy.confluent.api import Api, GoneError
 from topicberg.deploy.confluent.tableflow import TOPICS
 from topicberg.deploy.names import Names
+from topicberg.deploy.settings import Addresses
 from topicberg.settings import Settings
 from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
 
@@ -31,7 +32,7 @@ def read_status(config: Settings, topic: str) -> TopicStatus | None:
     if secret is None:
         return None
     key, value = secret["api.key"], SecretStr(secret["api.key.secret"])
-    api = Api(CloudSettings().confluent_url, key, value, attempts=ATTEMPTS)
+    api = Api(Addresses().confluent_url, key, value, attempts=ATTEMPTS)
     where = {
         "environment": secret["environment.id"],
         "spec.kafka_cluster": secret["kafka.cluster.id"],
