@@ -199,10 +199,11 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
             cursor = cursor.model_copy(update={"dirty": False})
         waiting = cursor.pending or cursor.future
         existing = existing_keys(partitions, datetime.now(UTC)) if partitions and waiting else []
-        cursor, wanted = request(cursor, existing, watch.name, time.time())
+        cursor, wanted = request(cursor, existing, watch.name)
         if watch.registrations and wanted is None:
             states = _run_states(context.instance, cursor.registration)
-            cursor, wanted = register(cursor, states, watch.name, time.time())
+            running = _running_seconds(context.instance, cursor.request)
+            cursor, wanted = register(cursor, states, watch.name, running)
         if cursor == before:
             return dg.SkipReason(_idle(cursor))
         return dg.SensorResult(
@@ -257,6 +258,19 @@ def _run_states(instance: dg.DagsterInstance, wanted: Request | None) -> dict[st
         runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
         states[key] = _FINISHED.get(runs[0].status, "active") if runs else "missing"
     return states
+
+
+def _running_seconds(instance: dg.DagsterInstance, wanted: Request | None) -> float:
+    """For how long the first of the runs has been running; 0: none has left the queue."""
+    records = [
+        record
+        for key in (wanted.ranges if wanted else ())
+        for record in instance.get_run_records(
+            dg.RunsFilter(tags={"dagster/run_key": key}), limit=1
+        )
+    ]
+    begun = [record.start_time for record in records if record.start_time]
+    return time.time() - min(begun) if begun else 0.0
 
 
 def _run_requests(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:

@@ -34,7 +34,6 @@ class Request(BaseModel):
 
     snapshot: int
     ranges: dict[str, list[str]]
-    at: float = Field(default=0.0, description="when; seconds since 1970")
 
 
 class Cursor(BaseModel):
@@ -108,14 +107,11 @@ def observe_metadata(cursor: Cursor, before: Cursor, metadata: str) -> Cursor:
     return cursor.model_copy(update={"metadata": metadata, "settled": settled})
 
 
-def request(
-    cursor: Cursor, existing: Sequence[str], key: str, now: float = 0.0
-) -> tuple[Cursor, Request | None]:
+def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, Request | None]:
     """What to run now, if anything.
 
     :param existing: all partitions that there are, in order; empty: nothing is derived
     :param key: begins the run keys, e.g. the table's name
-    :param now: seconds since 1970
     """
     places = {partition: place for place, partition in enumerate(existing)}
     ripe = [partition for partition in cursor.future if partition in places]
@@ -138,28 +134,29 @@ def request(
             for first, last in ranges
         }
         or {prefix: []},
-        at=now,
     )
     done = {"request": wanted, "requests": cursor.requests + 1, "pending": [], "dirty": False}
     return cursor.model_copy(update=done), wanted
 
 
 def register(
-    cursor: Cursor, states: dict[str, RunState], key: str, now: float
+    cursor: Cursor, states: dict[str, RunState], key: str, computing_seconds: float
 ) -> tuple[Cursor, Request | None]:
     """Whether to register the table now, beside a computation that takes long.
 
     :param states: of the last such run, as in :func:`settle`
+    :param computing_seconds: for how long the first run of the request has been running
     """
-    last, computing, snapshot = cursor.registration, cursor.request, cursor.snapshot
-    if computing is None or snapshot is None:
+    last, snapshot = cursor.registration, cursor.snapshot
+    if cursor.request is None or snapshot is None:
         return cursor.model_copy(update={"registration": None}), None
-    if not cursor.dirty or now - computing.at < LONG_SECONDS:
+    computing = any(cursor.request.ranges.values()) and computing_seconds >= LONG_SECONDS
+    if not cursor.dirty or not computing:
         return cursor, None
     if last and (last.snapshot == snapshot or "active" in states.values()):
         return cursor, None
     run = f"{key}:{snapshot}:{cursor.requests}:registered"
-    wanted = Request(snapshot=snapshot, ranges={run: []}, at=now)
+    wanted = Request(snapshot=snapshot, ranges={run: []})
     return cursor.model_copy(update={"registration": wanted}), wanted
 
 

@@ -194,27 +194,32 @@ def test_a_staged_batch_asks_for_nothing_before_it_is_published() -> None:
 
 def test_a_long_computation_does_not_hold_up_the_catalogs() -> None:
     """Runs beside it register what came since: one at a time, each snapshot once."""
-    cursor, computing = request(observe(Cursor(), 1, PARTITIONS[:1]), PARTITIONS, "t", 100.0)
+    cursor, computing = request(observe(Cursor(), 1, PARTITIONS[:1]), PARTITIONS, "t")
     assert computing
-    assert register(cursor, {}, "t", 100 + LONG_SECONDS)[1] is None, "nothing came since"
+    assert register(cursor, {}, "t", LONG_SECONDS)[1] is None, "nothing came since"
     cursor = observe(cursor, 2, PARTITIONS[:1])
-    assert register(cursor, {}, "t", 99 + LONG_SECONDS)[1] is None, "it may be done in a moment"
+    assert register(cursor, {}, "t", LONG_SECONDS - 1)[1] is None, "it may be done in a moment"
 
-    cursor, second = register(cursor, {}, "t", 100 + LONG_SECONDS)
+    cursor, second = register(cursor, {}, "t", LONG_SECONDS)
     assert second
     assert list(second.ranges.values()) == [[]]
     cursor = observe(cursor, 3, PARTITIONS[:1])
     running: dict[str, RunState] = dict.fromkeys(second.ranges, "active")
-    assert register(cursor, running, "t", 200.0) == (cursor, None)
+    assert register(cursor, running, "t", 50.0) == (cursor, None)
     done: dict[str, RunState] = dict.fromkeys(second.ranges, "succeeded")
-    cursor, third = register(cursor, done, "t", 201.0)
+    cursor, third = register(cursor, done, "t", 51.0)
     assert third
     assert not set(third.ranges) & set(second.ranges)
-    assert register(cursor, dict.fromkeys(third.ranges, "failed"), "t", 202.0)[1] is None
+    assert register(cursor, dict.fromkeys(third.ranges, "failed"), "t", 52.0)[1] is None
 
     cursor = settle(cursor, dict.fromkeys(computing.ranges, "succeeded"))
-    cursor, computing = request(cursor, PARTITIONS, "t", 203.0)
+    cursor, computing = request(cursor, PARTITIONS, "t")
     assert computing, "what was touched meanwhile is computed all the same"
     assert list(computing.ranges.values()) == [PARTITIONS[:1]]
-    cursor, none = register(cursor, {}, "t", 204.0)
-    assert none is None
+    assert register(cursor, {}, "t", 1.0)[1] is None
+
+
+def test_a_registration_is_not_registered_beside() -> None:
+    cursor, alone = request(observe(Cursor(), 1, ()), [], "t")
+    assert alone
+    assert register(observe(cursor, 2, ()), {}, "t", 10 * LONG_SECONDS)[1] is None
