@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 IMAGES = Path(__file__).parent / "images"
 GROUP = "/locations/__repository__@topicberg/asset-groups"
 PAGES = {
-    "asset-graph": (f"{GROUP}/stock_trades/lineage", 2600, 1700),
+    "asset-graph": (f"{GROUP}/stock_trades/lineage", 2600, 2000),
     "checks": ("/assets/iceberg/stock_trades?view=checks", 1600, 1000),
     "asset": ("/assets/iceberg/stock_trades_with_totals", 1600, 1400),
 }

@@ -253,7 +253,8 @@ def look_if_there(look: Callable[[], None]) -> None:
     try:
         look()
     except TopicbergError as error:
-        if "does not exist" not in str(error):
+        # Neither the table nor the database, before the first run on a new stack.
+        if not any(why in str(error) for why in ("does not exist", "not have a current database")):
             raise
 
 
