@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from topicberg.checks.finding import Finding
     from topicberg.checks.rules import Passed
     from topicberg.endpoints import Endpoints
+    from topicberg.tableflow.status import TopicStatus
 
 MEND, SINCE, CAUSE = "mend", "since", "caused by"
 """Metadata of a check that failed; the alerts read them."""
@@ -68,6 +69,7 @@ class Probe:
         self.snowflake = snowflake
         self.now = datetime.now(UTC)
         self._instance = instance
+        self._statuses: dict[str, TopicStatus | None] = {}
 
     @cached_property
     def endpoints(self) -> "Endpoints":
@@ -81,10 +83,16 @@ class Probe:
     def load(self, identifier: tuple[str, str]) -> "Table":
         return self.endpoints.catalog(self.lakehouse.config).load_table(identifier)
 
+    def status(self, spec: TopicSpec) -> "TopicStatus | None":
+        """What Tableflow says of a topic; Confluent's is asked over the network."""
+        if spec.name not in self._statuses:
+            self._statuses[spec.name] = self.lakehouse.status(spec)
+        return self._statuses[spec.name]
+
     def engine_fault(self, spec: TopicSpec) -> str | None:
         """The check that explains why the topic's engine does not go on, if it does not."""
         try:
-            status = self.lakehouse.status(spec)
+            status = self.status(spec)
             faulty = status is not None and bool(status.error_message)
         except TopicbergError:  # that check says why
             faulty = True
@@ -178,7 +186,7 @@ def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
         from topicberg.checks.finding import good
         from topicberg.checks.topic import check_engine
 
-        status = probe.lakehouse.status(spec)
+        status = probe.status(spec)
         if status is None:
             return good("there is no key to ask Confluent's Tableflow with")
         return check_engine(spec, status, probe.now)

@@ -189,7 +189,8 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(error))
         before = Cursor.parse(context.cursor)
-        cursor = settle(before, _run_states(context.instance, before.request))
+        runs = _runs(context.instance, before.request)
+        cursor = settle(before, _states(runs))
         cursor, events = _look(cursor, iceberg, watch, partitions)
         if watch.registrations:
             cursor = observe_metadata(cursor, before, iceberg.metadata_location)
@@ -201,9 +202,8 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         existing = existing_keys(partitions, datetime.now(UTC)) if partitions and waiting else []
         cursor, wanted = request(cursor, existing, watch.name)
         if watch.registrations and wanted is None:
-            states = _run_states(context.instance, cursor.registration)
-            running = _running_seconds(context.instance, cursor.request)
-            cursor, wanted = register(cursor, states, watch.name, running)
+            beside = _states(_runs(context.instance, cursor.registration))
+            cursor, wanted = register(cursor, beside, watch.name, _running_seconds(runs))
         if cursor == before:
             return dg.SkipReason(_idle(cursor))
         return dg.SensorResult(
@@ -251,25 +251,26 @@ def _idle(cursor: Cursor) -> str:
     return "a run is under way" if cursor.request else "no new snapshot"
 
 
-def _run_states(instance: dg.DagsterInstance, wanted: Request | None) -> dict[str, RunState]:
-    """Run key → how that run is."""
-    states: dict[str, RunState] = {}
+def _runs(instance: dg.DagsterInstance, wanted: Request | None) -> dict[str, dg.RunRecord | None]:
+    """Run key → its run; None: it was never launched."""
+    runs: dict[str, dg.RunRecord | None] = {}
     for key in wanted.ranges if wanted else ():
-        runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
-        states[key] = _FINISHED.get(runs[0].status, "active") if runs else "missing"
-    return states
+        found = instance.get_run_records(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
+        runs[key] = found[0] if found else None
+    return runs
 
 
-def _running_seconds(instance: dg.DagsterInstance, wanted: Request | None) -> float:
+def _states(runs: dict[str, dg.RunRecord | None]) -> dict[str, RunState]:
+    """Run key → how that run is."""
+    return {
+        key: _FINISHED.get(run.dagster_run.status, "active") if run else "missing"
+        for key, run in runs.items()
+    }
+
+
+def _running_seconds(runs: dict[str, dg.RunRecord | None]) -> float:
     """For how long the first of the runs has been running; 0: none has left the queue."""
-    records = [
-        record
-        for key in (wanted.ranges if wanted else ())
-        for record in instance.get_run_records(
-            dg.RunsFilter(tags={"dagster/run_key": key}), limit=1
-        )
-    ]
-    begun = [record.start_time for record in records if record.start_time]
+    begun = [run.start_time for run in runs.values() if run and run.start_time]
     return time.time() - min(begun) if begun else 0.0
 
 

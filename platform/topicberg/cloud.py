@@ -177,9 +177,10 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
             hint="whoever runs this needs secretsmanager:GetSecretValue on it; "
             "`topicberg deploy create` makes it",
         ) from None
-    if found:
-        _read[path] = (time.monotonic(), found)
-    return found or None
+    if not found:
+        return None
+    _read[path] = (time.monotonic(), found)
+    return found
 
 
 def _of_secret(path: str, config: Settings) -> str:

@@ -213,7 +213,8 @@ def test_skipped_rows_until_somebody_looks(table: Table) -> None:
         transaction.set_properties({ROWS_SKIPPED: "3"})
     finding = check_skipped(spec, table)
     assert not finding.passed
-    assert ": 3 of the topic's records" in finding.what
+    begins = "left out, as they could not be decoded: 3 of the topic's records; "
+    assert finding.what.startswith(begins)
     assert "`topicberg tableflow acknowledge stock_trades`" in (finding.mend or "")
     assert acknowledge(table) == 3
     assert table.properties[ACKNOWLEDGED] == "3"

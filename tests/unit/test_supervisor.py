@@ -84,5 +84,6 @@ def test_what_is_killed_comes_back(context: Context) -> None:
         time.sleep(0.2)
     else:
         raise AssertionError(again)
+    assert left.parent.is_dir()
     control.shutdown()
     assert supervisor.wait_until_gone(context.config.state_dir, 20)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import Any, get_args
-from urllib.parse import quote
 
 from pydantic import SecretStr
 
 from topicberg.cloud import read_secret
-from topicberg.deploy.confluent.api import Api, GoneError
-from topicberg.deploy.confluent.tableflow import TOPICS
+from topicberg.deploy.confluent.api import Api
+from topicberg.deploy.confluent.tableflow import catalog_problems, read_topic
 from topicberg.deploy.names import Names
 from topicberg.deploy.settings import Addresses
 from topicberg.settings import Settings
@@ -33,15 +32,8 @@ def read_status(config: Settings, topic: str) -> TopicStatus | None:
         return None
     key, value = secret["api.key"], SecretStr(secret["api.key.secret"])
     api = Api(Addresses().confluent_url, key, value, attempts=ATTEMPTS)
-    where = {
-        "environment": secret["environment.id"],
-        "spec.kafka_cluster": secret["kafka.cluster.id"],
-    }
-    try:
-        found = api.get(f"{TOPICS}/{quote(topic, safe='')}", **where)
-    except GoneError as error:
-        if error.status == 403:
-            raise
+    found = read_topic(api, topic, secret["environment.id"], secret["kafka.cluster.id"])
+    if found is None:
         problem = f"Confluent's Tableflow is not enabled on it\n  → {HINT}"
         return TopicStatus(topic=topic, phase="FAILED", error_message=problem)
     return _status(topic, found["spec"], found.get("status") or {})
@@ -50,11 +42,7 @@ def read_status(config: Settings, topic: str) -> TopicStatus | None:
 def _status(topic: str, spec: dict[str, Any], said: dict[str, Any]) -> TopicStatus:
     phase = said.get("phase")
     problems = [str(said["error_message"])] if said.get("error_message") else []
-    problems += [
-        f"catalog {one.get('catalog_type')}: {one.get('error_message') or 'the sync failed'}"
-        for one in said.get("catalog_sync_statuses") or []
-        if one.get("sync_status") == "FAILED"
-    ]
+    problems += [f"catalog {problem}" for problem in catalog_problems(said)]
     if phase == "FAILED" and not problems:
         problems = ["it failed, and Confluent does not say why"]
     return TopicStatus(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from topicberg.deploy.confluent.api import ApiError, GoneError
+from topicberg.deploy.confluent.api import Api, ApiError, GoneError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
@@ -37,6 +37,34 @@ def config_of(spec: TopicSpec) -> dict[str, Any]:
     return config
 
 
+def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str, Any] | None:
+    """What Confluent has of Tableflow on a topic; None: it is not enabled."""
+    try:
+        found: dict[str, Any] = api.get(_path(name), **_where(environment, cluster))
+    except GoneError as error:
+        if error.status == 403:
+            raise
+        return None
+    return found
+
+
+def catalog_problems(status: dict[str, Any]) -> list[str]:
+    """Of each catalog that could not be synced: its type and the error."""
+    return [
+        f"{one.get('catalog_type')}: {one.get('error_message')}"
+        for one in status.get("catalog_sync_statuses") or []
+        if one.get("sync_status") == "FAILED"
+    ]
+
+
+def _path(name: str) -> str:
+    return f"{TOPICS}/{quote(name, safe='')}"
+
+
+def _where(environment: str, cluster: str) -> dict[str, str]:
+    return {"environment": environment, "spec.kafka_cluster": cluster}
+
+
 @dataclass(frozen=True)
 class TableflowTopic(Resource):
     spec: TopicSpec | None = None
@@ -45,23 +73,13 @@ class TableflowTopic(Resource):
     holds_data = True
     replaced_for = frozenset({"storage"})
 
-    def _where(self, world: World) -> dict[str, str]:
-        return {"environment": world.environment, "spec.kafka_cluster": world.cluster}
-
-    @property
-    def _path(self) -> str:
-        return f"{TOPICS}/{quote(self.name, safe='')}"
-
     def _topic(self) -> TopicSpec:
         assert self.spec is not None  # noqa: S101  every Tableflow topic is made with one
         return self.spec
 
     def find(self, world: World) -> Live | None:
-        try:
-            found = world.tableflow.get(self._path, **self._where(world))
-        except GoneError as error:
-            if error.status == 403:
-                raise
+        found = read_topic(world.tableflow, self.name, world.environment, world.cluster)
+        if found is None:
             return None
         spec, status = found["spec"], found.get("status") or {}
         storage, config = spec.get("storage") or {}, spec.get("config") or {}
@@ -112,7 +130,7 @@ class TableflowTopic(Resource):
             spec["table_formats"] = list(self._topic().tableflow.table_formats)
         if "suspended" in changes:
             spec["suspended"] = False
-        world.tableflow.patch(self._path, {"spec": spec})
+        world.tableflow.patch(_path(self.name), {"spec": spec})
 
     def settle(self, world: World, live: Live) -> None:
         """It runs, writes every format, and the catalogs know of it."""
@@ -134,7 +152,7 @@ class TableflowTopic(Resource):
         until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
 
     def delete(self, world: World, live: Live) -> None:
-        world.tableflow.delete(self._path, **self._where(world))
+        world.tableflow.delete(_path(self.name), **_where(world.environment, world.cluster))
 
 
 def _handling(config: dict[str, Any]) -> dict[str, Any]:
@@ -152,9 +170,4 @@ def _problem(status: dict[str, Any]) -> str:
         f"{one.get('format')}: {one.get('error_message')}"
         for one in status.get("failing_table_formats") or []
     ]
-    catalogs = [
-        f"{one.get('catalog_type')}: {one.get('error_message')}"
-        for one in status.get("catalog_sync_statuses") or []
-        if one.get("sync_status") == "FAILED"
-    ]
-    return "; ".join([*failing, *catalogs])
+    return "; ".join([*failing, *catalog_problems(status)])
