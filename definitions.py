@@ -44,6 +44,6 @@ defs = dg.Definitions(
     ],
     sensors=[*snapshot_sensors(_lake), catalog_sensor(_lake), alert_sensor()],
     resources=RESOURCES,
-    # Every run is a process of its own already; a process a step would cost 5 seconds each.
+    # Every run is a process of its own already; a process a step would cost seconds each.
     executor=dg.in_process_executor,
 )

@@ -1,7 +1,7 @@
 """Asset checks: for every table those of :mod:`topicberg.checks`, and those of its author.
 
 The checks of one asset are one operation, which loads its table once. They run every few minutes in
-the job ``check_tables``; those that are marked ``every_run`` also in each run of the asset, where a
+the job ``check_tables``; all but those that read rows also in each run that a sensor asks for. A
 blocking one that fails keeps what is downstream from being computed.
 
 A check of one's own is a function: see docs/checks.md.
@@ -51,7 +51,8 @@ class TableCheck:
     description: str
     evaluate: "Callable[[Probe], Finding]"
     blocking: bool = False
-    every_run: bool = False
+    every_run: bool = True
+    """It belongs into each run of the asset: it costs little, or blocks."""
 
 
 class Probe:
@@ -163,7 +164,7 @@ def table_checks(lake: Lake) -> Iterator[tuple[LakeTable, str, list[TableCheck]]
 
 
 def run_checks(lake: Lake, names: Sequence[str]) -> list[dg.AssetCheckKey]:
-    """The checks that belong into each run that computes these tables in every catalog."""
+    """The checks that belong into each run that computes or registers these tables."""
     wanted = set(names)
     keys = [
         dg.AssetCheckKey(table.key(system), check.name)
@@ -176,6 +177,16 @@ def run_checks(lake: Lake, names: Sequence[str]) -> list[dg.AssetCheckKey]:
             key = lake.table(derived).key("iceberg")
             keys += [dg.AssetCheckKey(key, check.__name__) for check in derived.checks]
     return keys
+
+
+def blocking_checks(lake: Lake, name: str) -> list[dg.AssetCheckKey]:
+    """The checks of a table that keep runs from computing with it."""
+    return [
+        dg.AssetCheckKey(table.key(system), check.name)
+        for table, system, checks in table_checks(lake)
+        for check in checks
+        if table.name == name and system == "iceberg" and check.blocking
+    ]
 
 
 # --- what there is to check ---
@@ -314,7 +325,6 @@ def _no_equality_deletes(table: LakeTable) -> TableCheck:
         "The table has no equality deletes, which Snowflake reads wrong without a word.",
         equality_deletes,
         blocking=True,
-        every_run=True,
     )
 
 
@@ -383,7 +393,6 @@ def _pointer(table: LakeTable) -> TableCheck:
         "Glue points to a state of the Iceberg table, not to an old one, and has its columns.",
         pointer,
         blocking=True,
-        every_run=True,
     )
 
 
@@ -410,7 +419,6 @@ def _parity(table: LakeTable) -> TableCheck:
         "Snowflake reads the state of the Iceberg table that Glue points to: the same metadata "
         "file, columns and number of rows.",
         parity,
-        every_run=True,
     )
 
 

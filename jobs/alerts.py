@@ -208,7 +208,7 @@ def _kind(run: dg.DagsterRun) -> str:
     if not run.job_name.startswith("__"):
         return run.job_name
     if sensor := run.tags.get("dagster/sensor_name"):
-        return sensor
+        return f"{sensor} ({run.tags.get('topicberg/kind', 'run')})"
     keys = sorted(key.to_user_string() for key in run.asset_selection or ())
     return ", ".join(keys) or run.job_name
 

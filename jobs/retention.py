@@ -1,7 +1,8 @@
 """The job that forgets old runs: Dagster keeps every run and its log for ever.
 
-Runs of checks and maintenance are many and soon of no interest. A run that holds the newest
-materialization of an asset stays: the asset would look as if it had never been materialized.
+Runs of checks, of maintenance and those that sensors ask for are many and soon of no interest. A
+run that holds the newest materialization of an asset, or of a partition of one, stays: it would
+look as if it had never been materialized.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
+from jobs.sensors import COMPUTATION, REGISTRATION
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
@@ -19,7 +21,7 @@ ENDED = [
     dg.DagsterRunStatus.FAILURE,
     dg.DagsterRunStatus.CANCELED,
 ]
-_SOON = {"topicberg/kind": ["checks", "maintenance", "catalogs"]}
+_SOON = {"topicberg/kind": ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
 
 
 @dg.op
@@ -48,17 +50,26 @@ def _older(
 
 
 def _newest_materializations(instance: dg.DagsterInstance) -> set[str]:
-    """The runs that materialized an asset last."""
-    records = instance.get_asset_records()
-    entries = (record.asset_entry.last_materialization for record in records)
-    return {entry.run_id for entry in entries if entry}
+    """The runs that materialized an asset, or a partition of one, last."""
+    storage, kind = instance.event_log_storage, dg.DagsterEventType.ASSET_MATERIALIZATION
+    runs: set[str] = set()
+    for record in instance.get_asset_records():
+        if newest := record.asset_entry.last_materialization:
+            runs.add(newest.run_id)
+        key = record.asset_entry.asset_key
+        events = list(storage.get_latest_storage_id_by_partition(key, kind).values())
+        for first in range(0, len(events), BATCH):
+            chosen = dg.EventRecordsFilter(kind, key, storage_ids=events[first : first + BATCH])
+            runs |= {found.run_id for found in storage.get_event_records(chosen)}
+    return runs
 
 
 @dg.job(
     name=FORGET,
     tags={"topicberg/kind": "maintenance"},
-    description="Deletes runs that are older than TOPICBERG_KEEP_RUNS_DAYS; those of checks and "
-    "maintenance after TOPICBERG_KEEP_CHECK_RUNS_DAYS. Newest materializations stay.",
+    description="Deletes runs that are older than TOPICBERG_KEEP_RUNS_DAYS; those of checks, "
+    "of maintenance and of sensors after TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest "
+    "materialization of every asset and partition stays.",
 )
 def forget_old_runs() -> None:
     forget()

@@ -1,15 +1,15 @@
 """Sensors on snapshots: what a new snapshot of a table touched is computed again downstream.
 
-One sensor a topic reports every snapshot of its table, and requests one run for the touched
-partitions of everything that follows from them alone. A derived table with a lookback follows from
-more: it has a sensor of its own on its source, which also requests the partitions after those that
-were touched, as far as the lookback reaches. So has one with a lookup, for everything after them.
+One sensor a topic reports every snapshot of its table, and requests two runs: one that registers
+the table, and one for the touched partitions of everything that follows from them alone. A derived
+table with a lookback follows from more: it has a sensor of its own on its source, which also
+requests the partitions after those that were touched, as far as the lookback reaches. So has one
+with a lookup, for everything after them.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ import dagster as dg
 from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets.checks import run_checks
+from assets.checks import blocking_checks, run_checks
 from assets.derived import DerivedTable
 from assets.lake import Lake, Origin
 from assets.metadata import (
@@ -67,6 +67,8 @@ INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
 first; the second is for what is computed beyond the touched hours.
 """
+REGISTRATION, COMPUTATION = "registration", "computation"
+"""Kinds of runs (the tag topicberg/kind) that sensors ask for."""
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
 _FINISHED: dict[DagsterRunStatus, RunState] = {
@@ -84,7 +86,8 @@ class Watch:
     name: str
     origin: Origin
     registrations: tuple[dg.AssetKey, ...]
-    """Unpartitioned assets, requested after every snapshot."""
+    """Unpartitioned assets, requested after every snapshot, in a run of their own: catalogs do not
+    wait for computations."""
     derived: tuple[dg.AssetKey, ...]
     partitions: TimePartitions | None = None
     """Those of what is derived."""
@@ -123,7 +126,7 @@ def watches(lake: Lake) -> Iterator[Watch]:
             registrations=tuple(keys),
             derived=_assets(lake, downstream),
             registration_checks=tuple(run_checks(lake, registered)),
-            derived_checks=tuple(run_checks(lake, [each.name for each in downstream])),
+            derived_checks=_checks(lake, spec.table_name, downstream),
             partitions=time_partitions(spec) if downstream else None,
         )
     for table in lake.derived:
@@ -139,11 +142,19 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 origin=lake.origin(source),
                 registrations=(),
                 derived=_assets(lake, downstream),
-                derived_checks=tuple(run_checks(lake, [each.name for each in downstream])),
+                derived_checks=_checks(lake, lake.origin(source).table.name, downstream),
                 partitions=time_partitions(lake.root(table)),
                 reach=reach or timedelta(),
                 reported=False,
             )
+
+
+def _checks(
+    lake: Lake, source: str, tables: Iterable[DerivedTable]
+) -> tuple[dg.AssetCheckKey, ...]:
+    """Of a computation: what is wrong with the source keeps the tables from being computed."""
+    names = [table.name for table in tables]
+    return (*(blocking_checks(lake, source) if names else ()), *run_checks(lake, names))
 
 
 def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:
@@ -163,11 +174,9 @@ def snapshot_sensors(lake: Lake) -> Iterator[dg.SensorDefinition]:
 def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
     table, partitions = watch.origin.table, watch.partitions
     name = ".".join(table.identifier)
-    what = (
-        "Reports every snapshot of it as a materialization, and requests"
-        if watch.reported
-        else "Requests"
-    )
+    requests = ["one that registers it"] if watch.registrations else []
+    requests += ["one for the partitions that new snapshots touched"] if watch.derived else []
+    reports = "Reports every snapshot of it as a materialization. " if watch.reported else ""
 
     @dg.sensor(
         name=watch.name,
@@ -175,8 +184,7 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         | dg.AssetSelection.checks(*watch.registration_checks, *watch.derived_checks),
         minimum_interval_seconds=INTERVAL_SECONDS if watch.reported else LOOKING_BACK_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Watches `{name}`. {what} one run for the partitions that new snapshots "
-        "touched.",
+        description=f"Watches `{name}`. {reports}Requests runs: {', '.join(requests)}.",
     )
     def snapshots(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
@@ -189,25 +197,27 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(error))
         before = Cursor.parse(context.cursor)
-        runs = _runs(context.instance, before.request)
-        cursor = settle(before, _states(runs))
-        cursor, events = _look(cursor, iceberg, watch, partitions)
-        if watch.registrations:
-            cursor = observe_metadata(cursor, before, iceberg.metadata_location)
+        cursor = settle(before, _run_states(context.instance, before))
+        events: list[AssetMaterialization | AssetObservation] = []
+        if cursor.registration is None:  # else its checks would tell of an older snapshot
+            cursor, events = _look(cursor, iceberg, watch, partitions)
+            if watch.registrations:
+                cursor = observe_metadata(cursor, before, iceberg.metadata_location)
+            else:
+                cursor = cursor.model_copy(update={"dirty": False})
         if events and (observation := _kafka_observation(context, watch, endpoints, iceberg)):
             events.append(observation)
-        if not watch.registrations:  # a snapshot that touched nothing asks for nothing
-            cursor = cursor.model_copy(update={"dirty": False})
         waiting = cursor.pending or cursor.future
         existing = existing_keys(partitions, datetime.now(UTC)) if partitions and waiting else []
-        cursor, wanted = request(cursor, existing, watch.name)
-        if watch.registrations and wanted is None:
-            beside = _states(_runs(context.instance, cursor.registration))
-            cursor, wanted = register(cursor, beside, watch.name, _running_seconds(runs))
+        cursor, computation = request(cursor, existing, watch.name)
+        cursor, registration = register(cursor, watch.name)
         if cursor == before:
             return dg.SkipReason(_idle(cursor))
         return dg.SensorResult(
-            run_requests=list(_run_requests(wanted, watch)) if wanted else [],
+            run_requests=[
+                *(_registrations(registration, watch) if registration else ()),
+                *(_computations(computation, watch) if computation else ()),
+            ],
             asset_events=events,
             cursor=cursor.model_dump_json(),
         )
@@ -242,50 +252,49 @@ def _look(
 
 
 def _idle(cursor: Cursor) -> str:
-    if cursor.failures >= MAX_ATTEMPTS:
+    if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS:
         return (
             f"{MAX_ATTEMPTS} runs for snapshot {cursor.snapshot} failed (see the runs tagged "
             f"topicberg/snapshot={cursor.snapshot}); mend the cause, the next snapshot or a "
             "materialization by hand goes on"
         )
-    return "a run is under way" if cursor.request else "no new snapshot"
+    return "a run is under way" if cursor.request or cursor.registration else "no new snapshot"
 
 
-def _runs(instance: dg.DagsterInstance, wanted: Request | None) -> dict[str, dg.RunRecord | None]:
-    """Run key → its run; None: it was never launched."""
-    runs: dict[str, dg.RunRecord | None] = {}
-    for key in wanted.ranges if wanted else ():
-        found = instance.get_run_records(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
-        runs[key] = found[0] if found else None
-    return runs
-
-
-def _states(runs: dict[str, dg.RunRecord | None]) -> dict[str, RunState]:
+def _run_states(instance: dg.DagsterInstance, cursor: Cursor) -> dict[str, RunState]:
     """Run key → how that run is."""
-    return {
-        key: _FINISHED.get(run.dagster_run.status, "active") if run else "missing"
-        for key, run in runs.items()
-    }
+    states: dict[str, RunState] = {}
+    for wanted in (cursor.request, cursor.registration):
+        for key in wanted.ranges if wanted else ():
+            runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
+            states[key] = _FINISHED.get(runs[0].status, "active") if runs else "missing"
+    return states
 
 
-def _running_seconds(runs: dict[str, dg.RunRecord | None]) -> float:
-    """For how long the first of the runs has been running; 0: none has left the queue."""
-    begun = [run.start_time for run in runs.values() if run and run.start_time]
-    return time.time() - min(begun) if begun else 0.0
+def _tags(kind: str, wanted: Request) -> dict[str, str]:
+    return {"topicberg/kind": kind, "topicberg/snapshot": str(wanted.snapshot)}
 
 
-def _run_requests(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
-    """A run for each range; without partitions (compaction, say) only the registrations."""
+def _registrations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
+    for key in wanted.ranges:
+        yield dg.RunRequest(
+            run_key=key,
+            asset_selection=watch.registrations,
+            asset_check_keys=watch.registration_checks,
+            tags=_tags(REGISTRATION, wanted) | {"dagster/priority": "2"},
+        )
+
+
+def _computations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
+    """A run for each range."""
     for key, partitions in wanted.ranges.items():
-        tags = {"topicberg/kind": "snapshots", "topicberg/snapshot": str(wanted.snapshot)}
-        if partitions:
-            tags |= {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
-        selection = [*watch.registrations, *(watch.derived if partitions else ())]
-        checks = [*watch.registration_checks, *(watch.derived_checks if partitions else ())]
-        if selection:
-            yield dg.RunRequest(
-                run_key=key, asset_selection=selection, asset_check_keys=checks, tags=tags
-            )
+        span = {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
+        yield dg.RunRequest(
+            run_key=key,
+            asset_selection=watch.derived,
+            asset_check_keys=watch.derived_checks,
+            tags=_tags(COMPUTATION, wanted) | span,
+        )
 
 
 def _materialization(

@@ -9,20 +9,18 @@ run that started after they were touched has succeeded:
 * ``future`` hours have no partition yet and wait until they do;
 * a request that failed is repeated with what came meanwhile, a few times; then the next snapshot
   is awaited;
-* while a computation takes long, the catalogs do not wait for it: runs that register the table go
-  beside it, one at a time, and what is pending stays so.
+* the catalogs do not wait for computations: the table is registered by runs of its own, of which
+  one is under way at a time as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
 MAX_ATTEMPTS = 3
-LONG_SECONDS = 20.0
-"""A run that computes a partition of usual size is done by then, and registers what waits."""
 MAX_RANGES = 10
 """Runs of one request: of scattered partitions the narrowest gaps are computed as well."""
 
@@ -45,36 +43,47 @@ class Cursor(BaseModel):
     dirty: bool = Field(default=False, description="a state whose catalogs are not refreshed")
     pending: list[str] = Field(default_factory=list)
     future: list[str] = Field(default_factory=list)
-    request: Request | None = None
-    registration: Request | None = Field(default=None, description="the last one beside a request")
-    requests: int = Field(default=0, description="requests so far; makes run keys unique")
+    request: Request | None = Field(default=None, description="what is being computed")
     failures: int = Field(default=0, description="requests in a row that failed")
+    registration: Request | None = Field(default=None, description="what is being registered")
+    registration_failures: int = Field(default=0, description="the same of registrations")
+    requests: int = Field(default=0, description="of both so far; makes run keys unique")
 
     @staticmethod
     def parse(text: str | None) -> Cursor:
         return Cursor.model_validate_json(text) if text else Cursor()
 
 
-def settle(cursor: Cursor, states: dict[str, RunState]) -> Cursor:
-    """Take note of how the runs of the last request are; ``states``: run key → state.
+def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
+    """Take note of how the requested runs are; ``states``: run key → state.
 
-    A run that is missing was never launched: its partitions are pending again.
+    A run that is missing was never launched: what it was to do is to be done again.
     """
-    request = cursor.request
-    if request is None or any(states[key] == "active" for key in request.ranges):
-        return cursor
-    undone = [key for key in request.ranges if states[key] != "succeeded"]
-    if not undone:
-        return cursor.model_copy(update={"request": None, "failures": 0})
-    partitions = [partition for key in undone for partition in request.ranges[key]]
-    return cursor.model_copy(
-        update={
-            "request": None,
-            "dirty": True,
-            "pending": _merged(cursor.pending, partitions),
-            "failures": cursor.failures + 1,
-        }
-    )
+    request, registration = cursor.request, cursor.registration
+    if request and _ended(request, states):
+        undone = [key for key in request.ranges if states[key] != "succeeded"]
+        partitions = [partition for key in undone for partition in request.ranges[key]]
+        cursor = cursor.model_copy(
+            update={
+                "request": None,
+                "pending": _merged(cursor.pending, partitions),
+                "failures": cursor.failures + 1 if undone else 0,
+            }
+        )
+    if registration and _ended(registration, states):
+        failed = any(states[key] != "succeeded" for key in registration.ranges)
+        cursor = cursor.model_copy(
+            update={
+                "registration": None,
+                "dirty": cursor.dirty or failed,
+                "registration_failures": cursor.registration_failures + 1 if failed else 0,
+            }
+        )
+    return cursor
+
+
+def _ended(request: Request, states: Mapping[str, RunState]) -> bool:
+    return all(states[key] != "active" for key in request.ranges)
 
 
 def observe(cursor: Cursor, snapshot: int, partitions: Iterable[str]) -> Cursor:
@@ -86,6 +95,7 @@ def observe(cursor: Cursor, snapshot: int, partitions: Iterable[str]) -> Cursor:
             "future": _merged(cursor.future, partitions),
             # After a new snapshot even a request that failed for good is worth another try.
             "failures": min(cursor.failures, MAX_ATTEMPTS - 1),
+            "registration_failures": min(cursor.registration_failures, MAX_ATTEMPTS - 1),
         }
     )
 
@@ -108,7 +118,7 @@ def observe_metadata(cursor: Cursor, before: Cursor, metadata: str) -> Cursor:
 
 
 def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, Request | None]:
-    """What to run now, if anything.
+    """What to compute now, if anything.
 
     :param existing: all partitions that there are, in order; empty: nothing is derived
     :param key: begins the run keys, e.g. the table's name
@@ -121,43 +131,36 @@ def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, 
             "future": [p for p in cursor.future if p not in places],
         }
     )
-    idle = not cursor.dirty and not cursor.pending
-    if cursor.request or idle or cursor.snapshot is None or cursor.failures >= MAX_ATTEMPTS:
+    if cursor.request or cursor.snapshot is None or cursor.failures >= MAX_ATTEMPTS:
         return cursor, None
-    # A rollback brings an old snapshot back: only the count makes the key one of its own.
-    prefix = f"{key}:{cursor.snapshot}:{cursor.requests}"
     ranges = _ranges([places[p] for p in cursor.pending if p in places])
+    cursor = cursor.model_copy(update={"pending": []})
+    if not ranges:
+        return cursor, None
+    prefix = _run_key(cursor, key)
     wanted = Request(
         snapshot=cursor.snapshot,
         ranges={
             f"{prefix}:{existing[first]}..{existing[last]}": list(existing[first : last + 1])
             for first, last in ranges
-        }
-        or {prefix: []},
+        },
     )
-    done = {"request": wanted, "requests": cursor.requests + 1, "pending": [], "dirty": False}
+    return cursor.model_copy(update={"request": wanted, "requests": cursor.requests + 1}), wanted
+
+
+def register(cursor: Cursor, key: str) -> tuple[Cursor, Request | None]:
+    """Whether to register the table now; ``key`` as in :func:`request`."""
+    failed = cursor.registration_failures >= MAX_ATTEMPTS
+    if cursor.registration or not cursor.dirty or cursor.snapshot is None or failed:
+        return cursor, None
+    wanted = Request(snapshot=cursor.snapshot, ranges={_run_key(cursor, key): []})
+    done = {"registration": wanted, "requests": cursor.requests + 1, "dirty": False}
     return cursor.model_copy(update=done), wanted
 
 
-def register(
-    cursor: Cursor, states: dict[str, RunState], key: str, computing_seconds: float
-) -> tuple[Cursor, Request | None]:
-    """Whether to register the table now, beside a computation that takes long.
-
-    :param states: of the last such run, as in :func:`settle`
-    :param computing_seconds: for how long the first run of the request has been running
-    """
-    last, snapshot = cursor.registration, cursor.snapshot
-    if cursor.request is None or snapshot is None:
-        return cursor.model_copy(update={"registration": None}), None
-    computing = any(cursor.request.ranges.values()) and computing_seconds >= LONG_SECONDS
-    if not cursor.dirty or not computing:
-        return cursor, None
-    if last and (last.snapshot == snapshot or "active" in states.values()):
-        return cursor, None
-    run = f"{key}:{snapshot}:{cursor.requests}:registered"
-    wanted = Request(snapshot=snapshot, ranges={run: []})
-    return cursor.model_copy(update={"registration": wanted}), wanted
+def _run_key(cursor: Cursor, key: str) -> str:
+    # A rollback brings an old snapshot back: only the count makes the key one of its own.
+    return f"{key}:{cursor.snapshot}:{cursor.requests}"
 
 
 def _ranges(places: Iterable[int]) -> list[tuple[int, int]]:

@@ -44,7 +44,8 @@ class Dagster:
         found = []
         for process in self.process.children(recursive=True):
             with suppress(psutil.Error):  # it ended meanwhile
-                if "spawn_main" in " ".join(process.cmdline()):
+                parent = process.parent()
+                if parent and "multiprocessing.forkserver" in " ".join(parent.cmdline()):
                     found.append(process)
         return found
 

@@ -84,7 +84,9 @@ class Settings(BaseSettings):
         default=30, gt=0, description="how long Dagster keeps runs and their logs"
     )
     keep_check_runs_days: float = Field(
-        default=2, gt=0, description="the same for runs of checks and maintenance, which are many"
+        default=2,
+        gt=0,
+        description="the same for runs of checks, maintenance and sensors, which are many",
     )
 
     @property

@@ -13,6 +13,7 @@ from dagster._core.instance.ref import InstanceRef
 
 from definitions import defs
 from jobs.retention import forget_old_runs
+from jobs.sensors import COMPUTATION, REGISTRATION
 from topicberg.dagster_home import dagster_home
 from topicberg.settings import Settings, settings
 
@@ -47,6 +48,7 @@ def test_limits_are_on_kinds_of_runs_that_there_are(file: str) -> None:
         for job in defs.get_repository_def().get_all_jobs()
         if "topicberg/kind" in job.tags
     }
+    kinds |= {COMPUTATION, REGISTRATION}
     limits = yaml.safe_load((ROOT / file).read_text())["concurrency"]["runs"]
     assert {limit["value"] for limit in limits["tag_concurrency_limits"]} <= kinds
 
@@ -103,4 +105,28 @@ def test_old_runs_are_forgotten_but_for_the_newest_materialization(
         event = instance.get_latest_materialization_event(dg.AssetKey("orders"))
         assert event is not None
         assert datetime.now(UTC) - datetime.fromtimestamp(event.timestamp, UTC) < timedelta(hours=1)
+    settings.cache_clear()
+
+
+def test_a_partition_stays_materialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computed it last is kept, what computed it before is forgotten soon."""
+
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["one", "two"]))
+    def totals() -> None: ...
+
+    with dg.instance_for_test() as instance, monkeypatch.context() as patch:
+        tags = {"topicberg/kind": "computation"}
+
+        def compute(partition: str) -> str:
+            ran = dg.materialize([totals], partition_key=partition, instance=instance, tags=tags)
+            return ran.run_id
+
+        before, one, two = compute("one"), compute("one"), compute("two")
+        patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
+        settings.cache_clear()
+        forget_old_runs.execute_in_process(instance=instance)
+        left = {run.run_id for run in instance.get_runs()}
+        assert left >= {one, two}
+        assert before not in left
+        assert instance.get_materialized_partitions(dg.AssetKey("totals")) == {"one", "two"}
     settings.cache_clear()

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.snapshot_cursor import (
-    LONG_SECONDS,
     MAX_ATTEMPTS,
     MAX_RANGES,
     Cursor,
@@ -33,25 +32,33 @@ class World:
     reported: list[int] = field(default_factory=list)
     runs: dict[str, RunState] = field(default_factory=dict)
     covers: dict[str, tuple[set[str], int]] = field(default_factory=dict)
+    registered: dict[str, int] = field(default_factory=dict)
     existing: int = len(PARTITIONS)
 
     def tick(self, *, crash: bool = False) -> None:
         before = Cursor.parse(self.cursor)
-        keys = before.request.ranges if before.request else ()
+        asked = [wanted for wanted in (before.request, before.registration) if wanted]
+        keys = [key for wanted in asked for key in wanted.ranges]
         cursor = settle(before, {key: self.runs.get(key, "missing") for key in keys})
         start = cursor.snapshot or 0
         for number in range(start, len(self.snapshots)):
             cursor = observe(cursor, number + 1, self.snapshots[number])
         cursor, wanted = request(cursor, PARTITIONS[: self.existing], "t")
+        cursor, registration = register(cursor, "t")
         if crash:  # nothing of the tick is kept
             return
         self.reported += range(start + 1, len(self.snapshots) + 1)
         self.cursor = cursor.model_dump_json()
         for key, partitions in wanted.ranges.items() if wanted else ():
             if key not in self.runs:  # Dagster skips a run key that it has seen
-                assert "active" not in self.runs.values() or set(wanted.ranges) & set(self.runs)
+                under_way = {run for run, state in self.runs.items() if state == "active"}
+                assert not under_way & set(self.covers) - set(wanted.ranges)
                 self.runs[key] = "active"
                 self.covers[key] = (set(partitions), len(self.snapshots))
+        for key in registration.ranges if registration else ():
+            assert not {run for run in self.registered if self.runs[run] == "active"}
+            self.runs.setdefault(key, "active")
+            self.registered.setdefault(key, len(self.snapshots))
 
     def finish(self, state: RunState) -> None:
         for key in self.runs:
@@ -86,11 +93,13 @@ def test_every_touched_partition_is_computed_after_it_was_touched(
         world.tick()
         world.finish("succeeded")
     assert world.reported == list(range(1, len(world.snapshots) + 1))
-    done = [world.covers[key] for key, state in world.runs.items() if state == "succeeded"]
+    done = [covers for key, covers in world.covers.items() if world.runs[key] == "succeeded"]
     for number, touched in enumerate(world.snapshots, start=1):
         for partition in touched:
             assert any(partition in covered and seen >= number for covered, seen in done)
     assert Cursor.parse(world.cursor).request is None or not Cursor.parse(world.cursor).pending
+    newest = [seen for key, seen in world.registered.items() if world.runs[key] == "succeeded"]
+    assert max(newest) == len(world.snapshots)
 
 
 def test_a_burst_of_snapshots_costs_one_run() -> None:
@@ -98,7 +107,7 @@ def test_a_burst_of_snapshots_costs_one_run() -> None:
     for _ in range(5):
         world.tick()
         world.finish("succeeded")
-    assert len(world.runs) == 1
+    assert len(world.covers) == len(world.registered) == 1
     assert world.reported == list(range(1, 21))
 
 
@@ -107,7 +116,7 @@ def test_partitions_wait_while_a_run_is_under_way() -> None:
     world.tick()
     world.snapshots += [{PARTITIONS[1]}, {PARTITIONS[2]}, {PARTITIONS[5]}]
     world.tick()
-    assert len(world.runs) == 1
+    assert len(world.covers) == 1
     world.finish("succeeded")
     world.tick()
     assert [sorted(covered) for covered, _ in list(world.covers.values())[1:]] == [
@@ -121,11 +130,12 @@ def test_a_failed_run_is_repeated_and_then_awaits_the_next_snapshot() -> None:
     for _ in range(10):
         world.tick()
         world.finish("failed")
-    assert len(world.runs) == MAX_ATTEMPTS
+    assert len(world.covers) == len(world.registered) == MAX_ATTEMPTS
     world.snapshots.append({PARTITIONS[3]})
     world.tick()
     covered = set.union(*(c for key, (c, _) in world.covers.items() if key.startswith("t:2:")))
     assert covered == {PARTITIONS[0], PARTITIONS[3]}
+    assert len(world.registered) == MAX_ATTEMPTS + 1
 
 
 def test_hours_of_the_future_wait_for_their_partition() -> None:
@@ -133,7 +143,7 @@ def test_hours_of_the_future_wait_for_their_partition() -> None:
     world.tick()
     world.finish("succeeded")
     world.tick()
-    assert all(not covered for covered, _ in world.covers.values())
+    assert not world.covers
     world.existing = 4
     world.tick()
     assert list(world.covers.values())[-1][0] == {PARTITIONS[3]}
@@ -141,8 +151,10 @@ def test_hours_of_the_future_wait_for_their_partition() -> None:
 
 def test_compaction_refreshes_the_registrations_alone() -> None:
     cursor, wanted = request(observe(Cursor(), 7, ()), PARTITIONS, "t")
+    assert wanted is None
+    cursor, wanted = register(cursor, "t")
     assert wanted == Request(snapshot=7, ranges={"t:7:0": []})
-    assert cursor.request == wanted
+    assert cursor.registration == wanted
 
 
 def test_scattered_partitions_are_few_runs() -> None:
@@ -161,12 +173,12 @@ class Catalogs:
 
     def tick(self, metadata: str, snapshot: int) -> None:
         before = self.cursor
-        ran = before.request.ranges if before.request else ()
+        ran = before.registration.ranges if before.registration else ()
         cursor = settle(before, dict.fromkeys(ran, "succeeded"))
         if cursor.snapshot != snapshot:
             cursor = observe(cursor, snapshot, [])
         cursor = observe_metadata(cursor, before, metadata)
-        self.cursor, wanted = request(cursor, [], "t")
+        self.cursor, wanted = register(cursor, "t")
         self.requests += wanted is not None
 
 
@@ -192,34 +204,44 @@ def test_a_staged_batch_asks_for_nothing_before_it_is_published() -> None:
     assert catalogs.requests == 2
 
 
-def test_a_long_computation_does_not_hold_up_the_catalogs() -> None:
-    """Runs beside it register what came since: one at a time, each snapshot once."""
+def test_a_computation_does_not_hold_up_the_catalogs() -> None:
+    """Each snapshot is registered once, one at a time, and computed when there is time for it."""
     cursor, computing = request(observe(Cursor(), 1, PARTITIONS[:1]), PARTITIONS, "t")
     assert computing
-    assert register(cursor, {}, "t", LONG_SECONDS)[1] is None, "nothing came since"
+    cursor, first = register(cursor, "t")
+    assert first
+    assert register(cursor, "t") == (cursor, None), "it is registered already"
+
     cursor = observe(cursor, 2, PARTITIONS[:1])
-    assert register(cursor, {}, "t", LONG_SECONDS - 1)[1] is None, "it may be done in a moment"
-
-    cursor, second = register(cursor, {}, "t", LONG_SECONDS)
+    assert register(cursor, "t")[1] is None, "the first is under way"
+    states: dict[str, RunState] = {
+        **dict.fromkeys(computing.ranges, "active"),
+        **dict.fromkeys(first.ranges, "succeeded"),
+    }
+    cursor = settle(cursor, states)
+    assert request(cursor, PARTITIONS, "t")[1] is None
+    cursor, second = register(cursor, "t")
     assert second
-    assert list(second.ranges.values()) == [[]]
-    cursor = observe(cursor, 3, PARTITIONS[:1])
-    running: dict[str, RunState] = dict.fromkeys(second.ranges, "active")
-    assert register(cursor, running, "t", 50.0) == (cursor, None)
-    done: dict[str, RunState] = dict.fromkeys(second.ranges, "succeeded")
-    cursor, third = register(cursor, done, "t", 51.0)
-    assert third
-    assert not set(third.ranges) & set(second.ranges)
-    assert register(cursor, dict.fromkeys(third.ranges, "failed"), "t", 52.0)[1] is None
+    assert not set(second.ranges) & set(first.ranges)
 
-    cursor = settle(cursor, dict.fromkeys(computing.ranges, "succeeded"))
+    states |= dict.fromkeys(second.ranges, "failed") | dict.fromkeys(computing.ranges, "succeeded")
+    cursor = settle(cursor, states)
     cursor, computing = request(cursor, PARTITIONS, "t")
     assert computing, "what was touched meanwhile is computed all the same"
     assert list(computing.ranges.values()) == [PARTITIONS[:1]]
-    assert register(cursor, {}, "t", 1.0)[1] is None
+    assert register(cursor, "t")[1], "what failed is tried again"
 
 
-def test_a_registration_is_not_registered_beside() -> None:
-    cursor, alone = request(observe(Cursor(), 1, ()), [], "t")
-    assert alone
-    assert register(observe(cursor, 2, ()), {}, "t", 10 * LONG_SECONDS)[1] is None
+def test_a_cursor_of_an_older_version_goes_on() -> None:
+    """It registered in the run that computes; the last run beside it stayed in the cursor."""
+    was = (
+        '{"snapshot": 3, "dirty": true, "pending": ["2026-01-01-05:00"], "requests": 4, '
+        '"request": {"snapshot": 2, "ranges": {"t:2:1": []}}, '
+        '"registration": {"snapshot": 2, "ranges": {"t:2:2:registered": []}}}'
+    )
+    cursor = settle(Cursor.parse(was), {"t:2:1": "succeeded", "t:2:2:registered": "succeeded"})
+    cursor, computing = request(cursor, PARTITIONS, "t")
+    assert computing == Request(
+        snapshot=3, ranges={"t:3:4:2026-01-01-05:00..2026-01-01-05:00": [PARTITIONS[5]]}
+    )
+    assert register(cursor, "t")[1] == Request(snapshot=3, ranges={"t:3:5": []})

@@ -1,0 +1,145 @@
+"""Dagster's run launcher whose processes begin with the libraries in place, for one machine.
+
+Dagster starts a new Python for every run, which imports for seconds before the first step; on a
+laptop with a commit every ten seconds that is most of what Dagster costs. Here the daemon forks
+runs from a server that has imported the libraries, and nothing of the project: what a user edits
+is read anew by every run, as before.
+
+Source: Python, "multiprocessing", contexts and start methods (``forkserver``: it has one thread, so
+that forking is safe). Dagster's own executor can start steps so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from threading import Thread
+from typing import Any, Self
+
+import psutil
+from dagster import DagsterRun, DagsterRunStatus
+from dagster._cli.api import execute_run_command
+from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
+from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
+from dagster._grpc.types import ExecuteRunArgs
+from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
+from dagster._utils import get_run_crash_explanation
+
+LIBRARIES = (
+    "avro.schema",
+    "boto3",
+    "confluent_kafka.admin",
+    "confluent_kafka.schema_registry",
+    "dagster._cli.api",
+    "dagster._core.storage.sqlite_storage",
+    "dagster._daemon.cli",
+    "dagster_pyspark",
+    "matplotlib.dates",
+    "matplotlib.figure",
+    "pydantic_settings",
+    "pyiceberg.catalog.rest",
+    "pyiceberg.io.fsspec",
+    "pyspark.sql.connect.session",
+)
+"""What runs import sooner or later, but for what starts a thread (Snowflake's connector)."""
+PROCESS = f"{HIDDEN_TAG_PREFIX}process"
+"""Tag of a run: its process and when that began, as the number may be another one's by now."""
+
+_SERVER = get_context("forkserver")
+
+
+class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
+    """Runs are processes of this machine, forked. A daemon that is killed does not take them along;
+    the next one watches over them.
+    """
+
+    def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
+        self._inst_data = inst_data
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @property
+    def inst_data(self) -> ConfigurableClassData | None:
+        return self._inst_data
+
+    @classmethod
+    def config_type(cls) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
+    ) -> Self:
+        return cls(inst_data=inst_data)
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        run = context.dagster_run
+        origin = run.job_code_origin
+        assert origin is not None  # noqa: S101  every run that Dagster launches has one
+        arguments = ExecuteRunArgs(origin, run.run_id, self._instance.get_ref())
+        _SERVER.set_forkserver_preload(list(LIBRARIES))
+        process = _SERVER.Process(target=_execute, args=(serialize_value(arguments),))
+        process.start()
+        with suppress(psutil.NoSuchProcess):  # it is over already
+            began = psutil.Process(process.pid).create_time()
+            self._instance.add_run_tags(run.run_id, {PROCESS: f"{process.pid}:{began}"})
+        Thread(target=self._watch, args=(process, run.run_id), daemon=True).start()
+
+    def _watch(self, process: BaseProcess, run_id: str) -> None:
+        """A run whose process ended without a word has failed."""
+        process.join()
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return
+        who = f"The process of run {run_id}"
+        why = get_run_crash_explanation(prefix=who, exit_code=process.exitcode or 0)
+        self._instance.report_engine_event(why, run, cls=type(self))
+        self._end(run)
+
+    def _end(self, run: DagsterRun) -> None:
+        if run.status == DagsterRunStatus.CANCELING:
+            self._instance.report_run_canceled(run)
+        else:
+            self._instance.report_run_failed(run)
+
+    def terminate(self, run_id: str) -> bool:
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return False
+        self._instance.report_run_canceling(run)
+        process = _process_of(run)
+        if process is None:
+            self._instance.report_run_canceled(run, "Its process is gone.")
+            return False
+        process.send_signal(signal.SIGINT)
+        return True
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        return True
+
+    def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
+        if _process_of(run):
+            return CheckRunHealthResult(WorkerStatus.RUNNING)
+        return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process is gone")
+
+
+def _execute(arguments: str) -> None:
+    try:
+        execute_run_command.main([arguments], standalone_mode=False)
+    finally:
+        atexit._run_exitfuncs()  # a forked process ends without: databases are to be closed
+
+
+def _process_of(run: DagsterRun) -> psutil.Process | None:
+    """The process that executes a run; None: it has ended, or has not begun."""
+    pid, _, began = run.tags.get(PROCESS, "").partition(":")
+    with suppress(psutil.NoSuchProcess, ValueError):
+        process = psutil.Process(int(pid))
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        if process.create_time() == float(began) and not ended:
+            return process
+    return None

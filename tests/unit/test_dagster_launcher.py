@@ -1,0 +1,116 @@
+"""Runs in forked processes: they succeed, are killed, are terminated, and leave nothing open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+from dagster._core.launcher import LaunchRunContext, WorkerStatus
+from launched_jobs import long, short
+from waiting import wait_until
+
+from topicberg.dagster_launcher import LIBRARIES, PROCESS, ForkingRunLauncher
+
+STORAGE = {"module": "topicberg.dagster_storage", "class": "SqliteStorage"}
+LAUNCHER = {"module": "topicberg.dagster_launcher", "class": "ForkingRunLauncher"}
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    storage = {**STORAGE, "config": {"base_dir": str(tmp_path_factory.mktemp("dagster"))}}
+    config = {"storage": {"custom": storage}, "run_launcher": LAUNCHER}
+    with dg.instance_for_test(config) as instance:
+        yield instance
+
+
+def launch(instance: dg.DagsterInstance, job: dg.JobDefinition) -> str:
+    origin = dg.reconstructable(job).get_python_origin()
+    run = instance.create_run_for_job(
+        job, status=dg.DagsterRunStatus.STARTING, job_code_origin=origin
+    )
+    instance.run_launcher.launch_run(LaunchRunContext(run, None))
+    return run.run_id
+
+
+def status(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run.status
+
+
+def process(instance: dg.DagsterInstance, run_id: str) -> psutil.Process:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return psutil.Process(int(run.tags[PROCESS].partition(":")[0]))
+
+
+def until(
+    instance: dg.DagsterInstance, run_id: str, expected: dg.DagsterRunStatus
+) -> Callable[[], bool]:
+    return lambda: status(instance, run_id) == expected
+
+
+def test_a_run_succeeds_and_leaves_no_database_open(instance: dg.DagsterInstance) -> None:
+    run_id = launch(instance, short)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    number = run.tags[PROCESS].partition(":")[0]
+    said = [entry.message for entry in instance.all_logs(run_id)]
+    assert f"Started process for run (pid: {number})." in said
+    folder = Path(instance.storage_directory()).parent
+    wait_until(lambda: not list(folder.rglob(f"{run_id}.db-wal")), 30)
+
+
+def test_a_run_that_is_killed_has_failed_at_once(instance: dg.DagsterInstance) -> None:
+    run_id = launch(instance, long)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
+    process(instance, run_id).kill()
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.FAILURE), 30)
+    assert any("SIGKILL" in entry.message for entry in instance.all_logs(run_id))
+
+
+def test_a_run_that_is_terminated_is_canceled(instance: dg.DagsterInstance) -> None:
+    run_id = launch(instance, long)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
+    assert instance.run_launcher.terminate(run_id)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.CANCELED), 30)
+    assert not instance.run_launcher.terminate(run_id)
+
+
+def test_the_next_daemon_knows_which_runs_go_on(instance: dg.DagsterInstance) -> None:
+    run_id = launch(instance, long)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
+    launcher = ForkingRunLauncher()
+    launcher.register_instance(instance)
+
+    def health() -> WorkerStatus:
+        run = instance.get_run_by_id(run_id)
+        assert run is not None
+        return launcher.check_run_worker_health(run).status
+
+    assert health() == WorkerStatus.RUNNING
+    at_work = process(instance, run_id)
+    instance.add_run_tags(run_id, {PROCESS: f"{at_work.pid}:1.0"})
+    assert health() == WorkerStatus.FAILED, "another process has the number now"
+    at_work.kill()
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.FAILURE), 30)
+
+
+IMPORT = """
+import importlib, sys, threading
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+assert threading.active_count() == 1, threading.enumerate()
+assert "topicberg" not in sys.modules
+"""
+
+
+def test_libraries_are_there_and_start_no_thread() -> None:
+    """A thread would not be there after forking, and what it holds would stay locked."""
+    subprocess.run([sys.executable, "-c", IMPORT, *LIBRARIES], check=True, cwd="/")
