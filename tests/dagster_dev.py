@@ -20,7 +20,7 @@ import psutil
 from topicberg.dagster_home import dagster_home
 from topicberg.settings import Settings
 
-START_RUN_SECONDS = "300"
+ANSWER_SECONDS = "300"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def dagster_dev(config: Settings) -> Iterator[Dagster]:
                 **os.environ,
                 "TOPICBERG_STATE_DIR": str(config.state_dir),
                 "DAGSTER_HOME": str(dagster_home(config)),
-                "DAGSTER_GRPC_TIMEOUT_SECONDS": START_RUN_SECONDS,
+                "DAGSTER_GRPC_TIMEOUT_SECONDS": ANSWER_SECONDS,
             },
             stdout=log,
             stderr=subprocess.STDOUT,

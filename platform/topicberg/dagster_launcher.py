@@ -90,16 +90,13 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
 
     def _watch(self, process: BaseProcess, run_id: str) -> None:
         """A run whose process ended without a word has failed."""
-        process.join()
+        process.join()  # also returns when the server is gone that told of it
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished:
+        if run is None or run.is_finished or _process_of(run):
             return
         who = f"The process of run {run_id}"
         why = get_run_crash_explanation(prefix=who, exit_code=process.exitcode or 0)
         self._instance.report_engine_event(why, run, cls=type(self))
-        self._end(run)
-
-    def _end(self, run: DagsterRun) -> None:
         if run.status == DagsterRunStatus.CANCELING:
             self._instance.report_run_canceled(run)
         else:

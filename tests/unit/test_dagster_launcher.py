@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,3 +115,18 @@ assert "topicberg" not in sys.modules
 def test_libraries_are_there_and_start_no_thread() -> None:
     """A thread would not be there after forking, and what it holds would stay locked."""
     subprocess.run([sys.executable, "-c", IMPORT, *LIBRARIES], check=True, cwd="/")
+
+
+def test_a_run_outlives_the_server_that_forked_it(instance: dg.DagsterInstance) -> None:
+    run_id = launch(instance, long)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
+    at_work = process(instance, run_id)
+    server = at_work.parent()
+    assert server is not None
+    server.kill()
+    time.sleep(3)  # its other threads have ended as well
+    after = launch(instance, short)
+    wait_until(until(instance, after, dg.DagsterRunStatus.SUCCESS), 90)
+    assert status(instance, run_id) == dg.DagsterRunStatus.STARTED
+    assert instance.run_launcher.terminate(run_id)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.CANCELED), 30)

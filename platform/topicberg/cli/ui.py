@@ -27,7 +27,7 @@ def ui(
     if config.deployment == "local":
         start(config, Console(stderr=True))
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
-    # A busy laptop starts a run in a minute; by default Dagster gives up then, and the run fails.
+    # A busy laptop may answer Dagster's web server later than within the minute that it allows.
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
     os.chdir(config.project_root)
     typer.echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
