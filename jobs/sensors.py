@@ -271,8 +271,12 @@ def _run_states(instance: dg.DagsterInstance, cursor: Cursor) -> dict[str, RunSt
     return states
 
 
-def _tags(kind: str, wanted: Request) -> dict[str, str]:
-    return {"topicberg/kind": kind, "topicberg/snapshot": str(wanted.snapshot)}
+def _tags(kind: str, wanted: Request, priority: int) -> dict[str, str]:
+    return {
+        "topicberg/kind": kind,
+        "topicberg/snapshot": str(wanted.snapshot),
+        "dagster/priority": str(priority),
+    }
 
 
 def _registrations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
@@ -281,7 +285,7 @@ def _registrations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
             run_key=key,
             asset_selection=watch.registrations,
             asset_check_keys=watch.registration_checks,
-            tags=_tags(REGISTRATION, wanted) | {"dagster/priority": "2"},
+            tags=_tags(REGISTRATION, wanted, 2),
         )
 
 
@@ -293,7 +297,7 @@ def _computations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
             run_key=key,
             asset_selection=watch.derived,
             asset_check_keys=watch.derived_checks,
-            tags=_tags(COMPUTATION, wanted) | span,
+            tags=_tags(COMPUTATION, wanted, 1 if watch.reported else 0) | span,
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from pydantic import SecretStr
+from waiting import wait_until
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import StackError
@@ -72,9 +73,11 @@ def test_what_is_killed_comes_back(context: Context) -> None:
     first = health.service_status(steady, (control.processes() or {})["little"])
     assert first.running
     assert first.pid
+    process = psutil.Process(first.pid)
+    wait_until(lambda: "python" in process.name(), 20)  # no shell any more, which makes the folder
     left = context.temporary("little") / "left-by-a-killed-process"
     left.touch()
-    psutil.Process(first.pid).kill()
+    process.kill()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         again = health.service_status(steady, (control.processes() or {})["little"])
