@@ -163,30 +163,37 @@ def table_checks(lake: Lake) -> Iterator[tuple[LakeTable, str, list[TableCheck]]
         yield table, "snowflake", [_parity(table)]
 
 
-def run_checks(lake: Lake, names: Sequence[str]) -> list[dg.AssetCheckKey]:
-    """The checks that belong into each run that computes or registers these tables."""
-    wanted = set(names)
-    keys = [
-        dg.AssetCheckKey(table.key(system), check.name)
-        for table, system, checks in table_checks(lake)
-        for check in checks
-        if table.name in wanted and check.every_run
-    ]
-    for derived in lake.derived:
-        if derived.name in wanted:
-            key = lake.table(derived).key("iceberg")
-            keys += [dg.AssetCheckKey(key, check.__name__) for check in derived.checks]
-    return keys
+class CheckKeys:
+    """The keys of the checks of all tables, chosen by what they are for."""
 
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._known = [
+            (table.name, system, check, dg.AssetCheckKey(table.key(system), check.name))
+            for table, system, checks in table_checks(lake)
+            for check in checks
+        ]
 
-def blocking_checks(lake: Lake, name: str) -> list[dg.AssetCheckKey]:
-    """The checks of a table that keep runs from computing with it."""
-    return [
-        dg.AssetCheckKey(table.key(system), check.name)
-        for table, system, checks in table_checks(lake)
-        for check in checks
-        if table.name == name and system == "iceberg" and check.blocking
-    ]
+    def all(self) -> list[dg.AssetCheckKey]:
+        """Every check of :func:`table_checks`."""
+        return [key for *_, key in self._known]
+
+    def of_runs(self, names: Collection[str]) -> list[dg.AssetCheckKey]:
+        """The checks that belong into each run that computes or registers these tables."""
+        keys = [key for name, _, check, key in self._known if name in names and check.every_run]
+        for derived in self._lake.derived:
+            if derived.name in names:
+                asset = self._lake.table(derived).key("iceberg")
+                keys += [dg.AssetCheckKey(asset, check.__name__) for check in derived.checks]
+        return keys
+
+    def blocking(self, name: str) -> list[dg.AssetCheckKey]:
+        """The checks of a table that keep runs from computing with it."""
+        return [
+            key
+            for table, system, check, key in self._known
+            if table == name and system == "iceberg" and check.blocking
+        ]
 
 
 # --- what there is to check ---

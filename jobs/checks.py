@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from assets import Lake
-from assets.checks import table_checks
+from assets.checks import CheckKeys
 from jobs.schedules import schedule_unless_busy
 
 CHECK = "check_tables"
@@ -13,14 +13,9 @@ CHECK = "check_tables"
 
 def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
     """Every check that costs no computation: those of metadata, and the rules of the specs."""
-    keys = [
-        dg.AssetCheckKey(table.key(system), check.name)
-        for table, system, checks in table_checks(lake)
-        for check in checks
-    ]
     return dg.define_asset_job(
         CHECK,
-        selection=dg.AssetSelection.checks(*keys),
+        selection=dg.AssetSelection.checks(*CheckKeys(lake).all()),
         description="Checks every table in every catalog: from metadata, manifests and counts. A "
         "check that fails says what is wrong, since when, and how to mend it.",
         tags={"topicberg/kind": "checks", "dagster/priority": "1", "dagster/max_runtime": "1800"},

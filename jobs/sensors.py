@@ -20,7 +20,7 @@ import dagster as dg
 from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets.checks import blocking_checks, run_checks
+from assets.checks import CheckKeys
 from assets.derived import DerivedTable
 from assets.lake import Lake, Origin
 from assets.metadata import (
@@ -109,6 +109,13 @@ class Watch:
 
 def watches(lake: Lake) -> Iterator[Watch]:
     """What there is to watch: every topic's table, and the sources of tables with a lookback."""
+    checks = CheckKeys(lake)
+
+    def of_computation(source: str, tables: Iterable[DerivedTable]) -> tuple[dg.AssetCheckKey, ...]:
+        """What is wrong with the source keeps the tables from being computed."""
+        names = [table.name for table in tables]
+        return (*(checks.blocking(source) if names else ()), *checks.of_runs(names))
+
     for name, spec in lake.materialized.items():
         origin = lake.origin(name)
         keys = [origin.table.key("glue"), origin.table.key("snowflake")]
@@ -125,8 +132,8 @@ def watches(lake: Lake) -> Iterator[Watch]:
             origin=origin,
             registrations=tuple(keys),
             derived=_assets(lake, downstream),
-            registration_checks=tuple(run_checks(lake, registered)),
-            derived_checks=_checks(lake, spec.table_name, downstream),
+            registration_checks=tuple(checks.of_runs(registered)),
+            derived_checks=of_computation(spec.table_name, downstream),
             partitions=time_partitions(spec) if downstream else None,
         )
     for table in lake.derived:
@@ -142,19 +149,11 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 origin=lake.origin(source),
                 registrations=(),
                 derived=_assets(lake, downstream),
-                derived_checks=_checks(lake, lake.origin(source).table.name, downstream),
+                derived_checks=of_computation(lake.origin(source).table.name, downstream),
                 partitions=time_partitions(lake.root(table)),
                 reach=reach or timedelta(),
                 reported=False,
             )
-
-
-def _checks(
-    lake: Lake, source: str, tables: Iterable[DerivedTable]
-) -> tuple[dg.AssetCheckKey, ...]:
-    """Of a computation: what is wrong with the source keeps the tables from being computed."""
-    names = [table.name for table in tables]
-    return (*(blocking_checks(lake, source) if names else ()), *run_checks(lake, names))
 
 
 def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:

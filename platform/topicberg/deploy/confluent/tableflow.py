@@ -51,7 +51,7 @@ def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str,
 def catalog_problems(status: dict[str, Any]) -> list[str]:
     """Of each catalog that could not be synced: its type and the error."""
     return [
-        f"{one.get('catalog_type')}: {one.get('error_message')}"
+        f"{one.get('catalog_type')}: {one.get('error_message') or 'the sync failed'}"
         for one in status.get("catalog_sync_statuses") or []
         if one.get("sync_status") == "FAILED"
     ]
