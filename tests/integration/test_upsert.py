@@ -18,7 +18,6 @@ from resources import Snowflake
 from topicberg import glue, snowflake
 from topicberg.errors import TableflowError
 from topicberg.query import Engine, run_query
-from topicberg.tableflow import upsert
 from topicberg.tableflow.maintenance import Policy, maintain
 from topicberg.tableflow.subjects import wire_prefix
 
@@ -53,11 +52,7 @@ def rows_by_key(topic: Topic) -> dict[bytes, Row]:
     return found
 
 
-@pytest.mark.parametrize("broadcast", [0, upsert.BROADCAST_RECORDS])
-def test_random_changes_in_many_batches(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, broadcast: int
-) -> None:
-    monkeypatch.setattr(upsert, "BROADCAST_RECORDS", broadcast)
+def test_random_changes_in_many_batches(make_topic: Callable[..., Topic]) -> None:
     topic = upsert_topic(make_topic)
     rng = random.Random(7)
     changes: list[Change] = []

@@ -95,7 +95,7 @@ def disable(
     """Stop materializing a topic. Its table stays, and enabling again goes on where it stopped."""
     from topicberg.endpoints import load_endpoints
     from topicberg.settings import settings
-    from topicberg.tableflow import control
+    from topicberg.tableflow import control, keys
     from topicberg.tableflow.table import drop
 
     config = settings()
@@ -108,6 +108,7 @@ def disable(
     if drop_table:
         catalog = load_endpoints(config).catalog(config)
         dropped = drop(catalog, spec.table_identifier(config))
+        keys.forget(config, topic)
         typer.echo(f"{name} is deleted" if dropped else f"{name} does not exist")
 
 

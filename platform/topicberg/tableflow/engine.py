@@ -23,6 +23,7 @@ from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import commit, failures, upsert
 from topicberg.tableflow.deadletters import DeadLetters
+from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.offsets import Batch, Offsets, dump_offsets, parse_offsets, plan_batch
 from topicberg.tableflow.rows import PROBLEM, ROW, decoded
@@ -122,6 +123,7 @@ class Ingestor:
         # Schemas of other subjects that records name; None: the registry does not have it either.
         self._foreign: dict[int, RegisteredSchema | None] = {}
         self._spark: SparkSession | None = None
+        self._index: KeyIndex | None = None
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
             self._dead_letters = DeadLetters(spec, endpoints, config)
@@ -322,8 +324,17 @@ class Ingestor:
             upsert.append(frame.select(f"{ROW}.*"), target, properties)
             return Staged(wap_id=wap_id)
         spark.conf.unset("spark.wap.id")
-        branch = upsert.stage(spark, table, target, self.spec, frame, properties, batch.records)
+        index = self._key_index(table)
+        branch = upsert.stage(
+            spark, table, index, target, self.spec, frame, properties, batch.records
+        )
         return Staged(branch=branch)
+
+    def _key_index(self, table: Table) -> KeyIndex:
+        if self._index is None or self._index.table_uuid != table.metadata.table_uuid:
+            folder = key_folder(self.config, self.spec.name)
+            self._index = KeyIndex(folder, table, upsert.key_columns(self.spec))
+        return self._index
 
     def _explain(self, error: Exception) -> TopicbergError:
         """The reason of a failed job, in the user's terms."""

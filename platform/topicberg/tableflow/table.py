@@ -50,10 +50,10 @@ _PROPERTIES = {
     "write.merge.mode": "copy-on-write",
 }
 _UPSERT_PROPERTIES = {
-    # Position deletes: a batch costs what it changes, not the files that its keys lie in.
+    # Position deletes, of data TTL too: a delete costs what it changes, not the files of its rows.
     "write.delete.mode": "merge-on-read",
     "write.delete.granularity": "partition",
-    # One delete file a batch, whatever number of tasks found its rows: every later scan opens it.
+    # One delete file, whatever number of tasks found its rows: every later scan opens it.
     "write.delete.distribution-mode": "hash",
     # Files weigh what they hold, not 4 MB and as much for each of their delete files.
     "read.split.open-file-cost": str(256 * 1024),

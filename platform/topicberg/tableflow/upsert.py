@@ -2,8 +2,8 @@
 
 A batch becomes two snapshots on a staging branch, published together: position deletes for the
 rows of every key in the batch, then the newest record of each key that is no tombstone. Position
-deletes, since Snowflake reads equality deletes wrong in silence; and two simple statements rather
-than one MERGE, whose outer join would shuffle the whole table for every batch.
+deletes, since Snowflake reads equality deletes wrong in silence; their rows are looked up in
+:mod:`topicberg.tableflow.keys`, so that a batch costs what it changes, not what the table holds.
 
 Source: Confluent's "Write Modes with Tableflow": key and partition are the primary key.
 """
@@ -12,29 +12,26 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from topicberg.spark import quote
 from topicberg.tableflow.commit import STAGING_PREFIX
 from topicberg.tableflow.layout import PARTITION, RAW_KEY
+from topicberg.tableflow.position_deletes import stage_deletes
 from topicberg.tableflow.rows import ROW
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
 
+    from topicberg.tableflow.keys import KeyIndex
     from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-_BATCH_KEYS = "topicberg_batch_keys"
-_HASH = "__topicberg_hash"
-# So many keys, of 256 bytes at most, every executor can hold; by itself Spark does not know how few
-# they are and sorts the whole table's keys.
-BROADCAST_RECORDS = 300_000
-# Every file of the table is opened once more by every batch to come.
 FILE_RECORDS = 250_000
+"""Every file of the table is one more to look keys up in, for every batch to come."""
 
 
 def newest(frame: DataFrame, spec: TopicSpec) -> DataFrame:
@@ -49,9 +46,15 @@ def newest(frame: DataFrame, spec: TopicSpec) -> DataFrame:
     )
 
 
+def key_columns(spec: TopicSpec) -> tuple[str, str]:
+    """The columns of the primary key: the raw key and Kafka's partition."""
+    return spec.metadata_column(RAW_KEY), spec.metadata_column(PARTITION)
+
+
 def stage(
     spark: SparkSession,
     table: Table,
+    index: KeyIndex,
     target: str,
     spec: TopicSpec,
     frame: DataFrame,
@@ -60,36 +63,24 @@ def stage(
 ) -> str:
     """Write a batch to a branch of its own.
 
+    :param index: the table's
     :param target: the table in Spark's SQL
     :param frame: Kafka's columns and the rows, good ones alone
     :param records: how many records of Kafka the batch has
     :returns: the branch
     """
-    from pyspark.sql import functions as F
-
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  an empty table has no row to replace
     branch = f"{STAGING_PREFIX}{uuid.uuid4().hex}"
-    table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
-    # Read and decoded once for both statements.
+    # Read and decoded once, for its keys and for its rows.
     batch = newest(frame, spec).select(ROW, "value").persist()
-    keys = [spec.metadata_column(name) for name in (RAW_KEY, PARTITION)]
     try:
+        keys = batch.select(*(f"{ROW}.{quote(name)}" for name in key_columns(spec))).toArrow()
+        if replaced := index.rows_of(table, head, keys):
+            stage_deletes(table, replaced, branch)
+        else:
+            table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
         spark.conf.set("spark.wap.branch", branch)
-        of_batch = batch.selectExpr(
-            f"{_hash(ROW, keys)} AS {_HASH}", *(f"{ROW}.{quote(key)}" for key in keys)
-        )
-        if records <= BROADCAST_RECORDS:
-            of_batch = F.broadcast(of_batch)
-        of_batch.createOrReplaceTempView(_BATCH_KEYS)
-        # The whole table's keys are looked up by one number each, in less than half the time of
-        # two columns; the bounds, which are no equality to join by, then compare them in full.
-        same = " AND ".join(
-            [f"{_hash('t', keys)} = b.{_HASH}"]
-            + [f"t.{quote(key)} {bound} b.{quote(key)}" for key in keys for bound in ("<=", ">=")]
-        )
-        in_batch = f"EXISTS (SELECT 1 FROM {_BATCH_KEYS} b WHERE {same})"  # noqa: S608  quoted
-        spark.sql(f"DELETE FROM {target} t WHERE {in_batch}")  # noqa: S608  quoted
         rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
         append(rows.coalesce(max(1, records // FILE_RECORDS)), target, properties)
     except BaseException:
@@ -99,10 +90,6 @@ def stage(
         spark.conf.unset("spark.wap.branch")
         batch.unpersist()
     return branch
-
-
-def _hash(source: str, keys: Sequence[str]) -> str:
-    return f"xxhash64({', '.join(f'{source}.{quote(key)}' for key in keys)})"
 
 
 def _drop(table: Table, branch: str) -> None:

@@ -1,0 +1,180 @@
+"""Position deletes: rows of data files that are no longer part of a table.
+
+Source: Iceberg spec, "Position Delete Files": a row for each deleted row, with the data file's path
+and the row's position in it, sorted by both; in a manifest of its own kind. PyIceberg reads them;
+its writer of manifests knows data files alone, so it is told of the other kind here.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.table import Table
+
+_PATH, _POSITION = "file_path", "pos"
+_FIELD_IDS = {_PATH: 2147483546, _POSITION: 2147483545}
+"""Reserved by the Iceberg spec."""
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """Rows of a data file, by their positions, ascending."""
+
+    file: DataFile
+    positions: NDArray[np.uint32]
+
+
+def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Of a position delete file: each data file's path and its deleted positions."""
+    import pyarrow.parquet as pq
+
+    with files.new_input(path).open() as stream:
+        deletes = pq.read_table(
+            stream, columns=[_PATH, _POSITION], read_dictionary=[_PATH]
+        ).combine_chunks()
+    if not deletes.num_rows:
+        return
+    paths = deletes.column(_PATH).unify_dictionaries().combine_chunks()
+    positions = deletes.column(_POSITION).to_numpy()
+    number_of_path = paths.indices.to_numpy()
+    order = np.argsort(number_of_path, kind="stable")
+    numbers, starts = np.unique(number_of_path[order], return_index=True)
+    for number, part in zip(numbers, np.split(positions[order], starts[1:]), strict=True):
+        yield paths.dictionary[int(number)].as_py(), part
+
+
+def stage_deletes(table: Table, rows: Sequence[FileRows], branch: str) -> None:
+    """Commit a snapshot without these rows to a new branch; the head of ``main`` is its parent.
+
+    One delete file for every partition of the table that has such rows: later readers open each.
+
+    :raises CommitFailedException: the catalog refuses, as it does when others commit
+    """
+    head = table.current_snapshot()
+    assert head is not None  # noqa: S101  it has the rows
+    snapshot = _Deletion(Operation.DELETE, table.transaction(), table.io, branch=branch)
+    snapshot._parent_snapshot_id = head.snapshot_id  # the branch does not exist yet
+    for of_partition in _by_partition(rows):
+        snapshot.append_data_file(_written(table, of_partition))
+    updates, requirements = snapshot._commit()
+    unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
+    table.catalog.commit_table(table, (unchanged, *requirements), updates)
+
+
+def _by_partition(rows: Sequence[FileRows]) -> Iterator[list[FileRows]]:
+    def partition(of_file: FileRows) -> tuple[int, str]:
+        return of_file.file.spec_id, repr(of_file.file.partition)
+
+    for _, of_partition in groupby(sorted(rows, key=partition), partition):
+        yield sorted(of_partition, key=lambda of_file: of_file.file.file_path)
+
+
+def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
+    """The delete file of one partition, written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    paths = [of_file.file.file_path for of_file in rows]
+    counts = [len(of_file.positions) for of_file in rows]
+    positions = np.concatenate([of_file.positions for of_file in rows]).astype(np.int64)
+    numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
+    schema = pa.schema(
+        [
+            pa.field(name, kind, False, {"PARQUET:field_id": str(_FIELD_IDS[name])})
+            for name, kind in (
+                (_PATH, pa.dictionary(pa.int32(), pa.string())),
+                (_POSITION, pa.int64()),
+            )
+        ]
+    )
+    columns = [pa.DictionaryArray.from_arrays(numbers, paths), pa.array(positions)]
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=schema), buffer, compression="zstd", store_schema=False)
+    name = f"{uuid.uuid4()}-deletes.parquet"
+    path = table.location_provider().new_data_location(name)
+    with table.io.new_output(path).create() as stream:
+        stream.write(buffer.getvalue())
+    deletes = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=rows[0].file.partition,
+        record_count=len(positions),
+        file_size_in_bytes=buffer.getbuffer().nbytes,
+        lower_bounds=_bounds(min(paths), positions.min()),
+        upper_bounds=_bounds(max(paths), positions.max()),
+    )
+    deletes.spec_id = rows[0].file.spec_id
+    return deletes
+
+
+def _bounds(path: str, position: np.int64) -> dict[int, bytes]:
+    return {
+        _FIELD_IDS[_PATH]: path.encode(),
+        _FIELD_IDS[_POSITION]: position.astype("<i8").tobytes(),
+    }
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    """A manifest of delete files."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _Deletion(_FastAppendFiles):
+    """A snapshot that adds delete files to what its parent has."""
+
+    def _manifests(self) -> list[ManifestFile]:
+        def spec_id(file: DataFile) -> int:
+            return file.spec_id
+
+        added = []
+        for number, files in groupby(sorted(self._added_data_files, key=spec_id), spec_id):
+            with self.new_manifest_writer(self.spec(number)) as writer:
+                for file in files:
+                    entry = ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        data_file=file,
+                    )
+                    writer.add(entry)
+            added.append(writer.to_manifest_file())
+        return added + self._existing_manifests()
+
+    def new_manifest_writer(self, spec: PartitionSpec) -> Any:
+        return _DeleteManifestWriter(
+            spec=spec,
+            schema=self.schema(),
+            output_file=self.new_manifest_output(),
+            snapshot_id=self._snapshot_id,
+            avro_compression=self._compression,
+        )

@@ -1,0 +1,280 @@
+"""Rows of an upsert table by their keys: found in key files, deleted by position."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField
+
+from topicberg.errors import TopicbergError
+from topicberg.tableflow import keys as key_files
+from topicberg.tableflow.commit import Committed, publish
+from topicberg.tableflow.keys import KeyIndex
+from topicberg.tableflow.maintenance.files import live_files
+from topicberg.tableflow.position_deletes import read_deletes, stage_deletes
+
+SCHEMA = Schema(
+    NestedField(1, "value", LongType(), required=False),
+    NestedField(2, "$$partition", IntegerType(), required=False),
+    NestedField(3, "$$raw-key", BinaryType(), required=False),
+)
+UNPARTITIONED = PartitionSpec()
+BY_PARTITION = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "$$partition"))
+HASH_ARRAY = pd.util.hash_array
+COLUMNS = "$$raw-key", "$$partition"
+Key = tuple[bytes, int]
+Changes = dict[Key, int | None]
+
+KEYS = st.tuples(st.sampled_from([b"", b"a", b"b", b"\x00", b"nan", b"k" * 256]), st.integers(0, 2))
+CHANGES = st.dictionaries(KEYS, st.none() | st.integers(0, 9), min_size=1, max_size=8)
+EVENTS = st.sampled_from(["batch", "restart", "key files lost", "compaction", "rollback"])
+
+
+@dataclass
+class Upserted:
+    """A table, its index, and what the table should hold."""
+
+    table: Table
+    folder: Path
+    rows: dict[Key, int] = field(default_factory=dict)
+    history: list[tuple[int, dict[Key, int]]] = field(default_factory=list)
+    index: KeyIndex = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.index = KeyIndex(self.folder, self.table, COLUMNS)
+
+    def batch(self, changes: Changes) -> None:
+        added = {key: value for key, value in changes.items() if value is not None}
+        if (head := self.table.current_snapshot()) is None:
+            self.table.append(arrow(added))
+        else:
+            located = self.index.rows_of(self.table, head, arrow(changes).select(COLUMNS))
+            assert sum(len(rows.positions) for rows in located) == len(changes.keys() & self.rows)
+            branch = f"staging-{head.snapshot_id}"
+            if located:
+                stage_deletes(self.table, located, branch)
+            else:
+                self.table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
+            self.table.refresh().append(arrow(added), branch=branch)
+            staged = self.table.refresh().snapshot_by_name(branch)
+            publish(self.table, staged, Committed(), branch=branch)
+        self.table.refresh()
+        self.rows = {key: v for key, v in self.rows.items() if key not in changes} | added
+
+    def key_files_lost(self) -> None:
+        for path in self.folder.rglob("*.keys"):
+            path.unlink()
+
+    def compaction(self) -> None:
+        self.table.overwrite(arrow(self.rows))
+        self.table.refresh()
+
+    def rollback(self) -> None:
+        snapshot_id, self.rows = self.history.pop(0)
+        self.table.manage_snapshots().rollback_to_snapshot(snapshot_id).commit()
+        self.table.refresh()
+        self.history.clear()
+
+    def do(self, event: str, changes: Changes) -> None:
+        if event == "batch":
+            self.batch(changes)
+        elif event == "rollback":
+            if self.history:
+                self.rollback()
+        elif self.table.current_snapshot():
+            getattr(self, event.replace(" ", "_"))()
+        if head := self.table.current_snapshot():
+            self.history.append((head.snapshot_id, dict(self.rows)))
+
+    def check(self) -> None:
+        found = self.table.scan().to_arrow().to_pylist()
+        pairs = [((row["$$raw-key"], row["$$partition"]), row["value"]) for row in found]
+        assert sorted(pairs) == sorted(self.rows.items())
+        rows = {
+            file.file_path: file.record_count
+            for file in live_files(self.table)
+            if file.content == DataFileContent.DATA
+        }
+        deleted = [place for place in self.deleted() if place[0] in rows]
+        assert len(deleted) == len(set(deleted))
+        assert sum(rows.values()) - len(deleted) == len(self.rows)
+
+    def deleted(self) -> list[tuple[str, int]]:
+        """Data file and position, of every row of every delete file."""
+        return [
+            (path, int(position))
+            for file in live_files(self.table)
+            if file.content == DataFileContent.POSITION_DELETES
+            for path, positions in read_deletes(self.table.io, file.file_path)
+            for position in positions
+        ]
+
+
+def arrow(changes: Changes | dict[Key, int]) -> pa.Table:
+    columns = {
+        "value": list(changes.values()),
+        "$$partition": [partition for _, partition in changes],
+        "$$raw-key": [key for key, _ in changes],
+    }
+    return pa.table(columns, schema=schema_to_pyarrow(SCHEMA))
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
+    catalog = SqlCatalog("unit", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("n")
+    yield catalog
+    catalog.close()
+
+
+numbers = itertools.count()
+
+
+def make(catalog: SqlCatalog, folder: Path, spec: PartitionSpec = UNPARTITIONED) -> Upserted:
+    number = next(numbers)
+    properties = {"format-version": "2"}
+    table = catalog.create_table(f"n.t{number}", SCHEMA, None, spec, properties=properties)
+    return Upserted(table, folder / f"keys{number}")
+
+
+@given(st.lists(st.tuples(EVENTS, CHANGES), min_size=1, max_size=8), st.booleans())
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_table_holds_the_newest_row_of_each_key_whatever_happens(
+    catalog: SqlCatalog, tmp_path: Path, events: list[tuple[str, Changes]], partitioned: bool
+) -> None:
+    one = make(catalog, tmp_path, BY_PARTITION if partitioned else UNPARTITIONED)
+    for event, changes in events:
+        one.do(event, changes)
+    if one.table.current_snapshot():
+        one.check()
+
+
+def test_a_row_is_deleted_once_although_its_key_comes_again_and_again(
+    catalog: SqlCatalog, tmp_path: Path
+) -> None:
+    one = make(catalog, tmp_path)
+    for value in range(5):
+        one.batch({(b"k", 0): value})
+        one.restart()
+    one.check()
+    assert len(one.deleted()) == 4
+    head = one.table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    totals = [head.summary[f"total-{what}"] for what in ("records", "position-deletes")]
+    assert totals == ["5", "4"]
+
+
+def test_many_rows_in_many_files(catalog: SqlCatalog, tmp_path: Path) -> None:
+    one = make(catalog, tmp_path)
+    for first in (0, 3000, 6000):
+        one.batch({(b"%d" % n, n % 3): n for n in range(first, first + 4000)})
+    one.batch({(b"%d" % n, n % 3): None for n in range(0, 10_000, 2)})
+    one.check()
+    assert len(one.rows) == 5000
+
+
+def test_two_keys_that_meet_in_half_of_their_hash_are_two(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_array(values: Any, hash_key: str, categorize: bool) -> Any:
+        hashes = HASH_ARRAY(values, hash_key=hash_key, categorize=categorize)
+        first_half = hash_key == one.table.metadata.table_uuid.hex[:16]
+        return hashes & np.uint64(1) if first_half else hashes
+
+    one = make(catalog, tmp_path)
+    monkeypatch.setattr(pd.util, "hash_array", hash_array)
+    one.restart()
+    for value in range(3):
+        one.batch({(b"%d" % n, 0): value for n in range(value, 40, value + 1)})
+        one.check()
+
+
+def test_rows_that_others_wrote_without_a_key_stay(catalog: SqlCatalog, tmp_path: Path) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"nan", 0): 1, (b"", 0): 2})
+    one.table.append(pa.table({"value": pa.array([7], pa.int64())}))
+    null_key = {"value": [8], "$$partition": [0], "$$raw-key": [None]}
+    one.table.append(pa.table(null_key, schema=schema_to_pyarrow(SCHEMA)))
+    one.batch({(b"nan", 0): 3, (b"", 0): None})
+    values = one.table.scan().to_arrow().column("value").to_pylist()
+    assert sorted(values) == [3, 7, 8]
+
+
+def test_key_files_of_data_files_that_are_gone_go_too(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(catalog, tmp_path)
+    for value in range(4):
+        one.batch({(b"%d" % value, 0): value})
+    one.batch({(b"0", 0): 9})
+    one.compaction()
+    monkeypatch.setattr(key_files, "_UNUSED_SECONDS", -1.0)
+    one.restart()
+    one.batch({(b"1", 0): 9})
+    assert len(list(one.folder.rglob("*.keys"))) == 1
+
+
+def test_a_new_table_takes_the_place_of_the_old_ones_key_files(
+    catalog: SqlCatalog, tmp_path: Path
+) -> None:
+    old, new = make(catalog, tmp_path), make(catalog, tmp_path)
+    new.folder = old.folder
+    new.restart()
+    (folder,) = old.folder.iterdir()
+    assert folder.name.startswith(str(new.table.metadata.table_uuid))
+
+
+def test_key_files_of_other_hashes_are_not_read(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"%d" % n, 0): n for n in range(20)})
+    one.batch({(b"1", 0): 7})
+    monkeypatch.setattr(key_files, "_SPREAD", np.uint64(3))
+    monkeypatch.setattr(pd.util, "hash_array", another_hash_array)
+    one.restart()
+    one.batch({(b"%d" % n, 0): n for n in range(10)})
+    one.check()
+
+
+def another_hash_array(values: Any, hash_key: str, categorize: bool) -> Any:
+    return ~HASH_ARRAY(values, hash_key=hash_key, categorize=categorize)
+
+
+def test_a_state_directory_that_cannot_be_written_is_named(
+    catalog: SqlCatalog, tmp_path: Path
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"k", 0): 1})
+    (file,) = one.folder.iterdir()
+    file.rmdir()
+    file.write_text("in the way")
+    with pytest.raises(TopicbergError, match=str(one.folder)):
+        one.batch({(b"k", 0): 2})
+    file.unlink()
+    one.restart()
+    one.batch({(b"k", 0): 2})
+    one.check()
