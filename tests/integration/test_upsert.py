@@ -172,3 +172,13 @@ def test_the_mode_of_a_table_cannot_change(make_topic: Callable[..., Topic]) -> 
     topic.respec(write_mode="upsert")
     with pytest.raises(TableflowError, match="write mode append"):
         topic.ingest()
+
+
+def test_the_names_of_metadata_columns_cannot_change(make_topic: Callable[..., Topic]) -> None:
+    """The key of a row, too, is in a metadata column."""
+    topic = upsert_topic(make_topic)
+    produce(topic, [(b"k", {"id": 1, "note": "a"})])
+    topic.ingest()
+    topic.respec(tableflow={"metadata_column_naming_scheme": "PORTABLE"})
+    with pytest.raises(TableflowError, match="metadata_column_naming_scheme"):
+        topic.ingest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +16,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField
+from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
-from topicberg.errors import TopicbergError
+from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.tableflow import keys as key_files
 from topicberg.tableflow.commit import Committed, publish
+from topicberg.tableflow.engine import Staged
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.maintenance.files import live_files
 from topicberg.tableflow.position_deletes import read_deletes, stage_deletes
@@ -72,7 +75,7 @@ class Upserted:
             assert sum(len(rows.positions) for rows in located) == len(changes.keys() & self.rows)
             branch = f"staging-{head.snapshot_id}"
             if located:
-                stage_deletes(self.table, located, branch)
+                stage_deletes(self.table, head, located, branch)
             else:
                 self.table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
             self.table.refresh().append(arrow(added), branch=branch)
@@ -241,8 +244,12 @@ def test_a_new_table_takes_the_place_of_the_old_ones_key_files(
     catalog: SqlCatalog, tmp_path: Path
 ) -> None:
     old, new = make(catalog, tmp_path), make(catalog, tmp_path)
+    old.batch({(b"k", 0): 1})
+    old.batch({(b"k", 0): 2})
     new.folder = old.folder
     new.restart()
+    new.batch({(b"k", 0): 1})
+    new.batch({(b"k", 0): 2})
     (folder,) = old.folder.iterdir()
     assert folder.name.startswith(str(new.table.metadata.table_uuid))
 
@@ -269,12 +276,121 @@ def test_a_state_directory_that_cannot_be_written_is_named(
 ) -> None:
     one = make(catalog, tmp_path)
     one.batch({(b"k", 0): 1})
-    (file,) = one.folder.iterdir()
-    file.rmdir()
-    file.write_text("in the way")
-    with pytest.raises(TopicbergError, match=str(one.folder)):
-        one.batch({(b"k", 0): 2})
-    file.unlink()
-    one.restart()
     one.batch({(b"k", 0): 2})
+    (folder,) = one.folder.iterdir()
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    with pytest.raises(TopicbergError, match=str(one.folder)):
+        one.batch({(b"k", 0): 3})
+    folder.unlink()
+    one.batch({(b"k", 0): 3})
     one.check()
+
+
+def test_the_folder_may_go_while_the_engine_runs(catalog: SqlCatalog, tmp_path: Path) -> None:
+    one = make(catalog, tmp_path)
+    for value in range(3):
+        one.batch({(b"k", 0): value, (b"%d" % value, 1): value})
+        shutil.rmtree(one.folder)
+    one.check()
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 20, 28, 200, 207])
+def test_a_key_file_that_was_cut_off_is_made_again(
+    catalog: SqlCatalog, tmp_path: Path, size: int
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"%d" % n, 0): n for n in range(10)})
+    one.batch({(b"none", 0): None})
+    (file,) = one.folder.rglob("*.keys")
+    whole = file.read_bytes()
+    assert len(whole) == 208
+    file.write_bytes(whole[:size])
+    one.batch({(b"%d" % n, 0): -n for n in range(10)})
+    one.check()
+    assert file.read_bytes() == whole
+
+
+def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) -> None:
+    """Readers that go by the specification apply them to files of their own partition alone."""
+    schema = Schema(
+        *SCHEMA.fields, NestedField(4, "a", StringType()), NestedField(5, "b", StringType())
+    )
+    spec = PartitionSpec(
+        *(
+            PartitionField(3 + n, 999 + n, IdentityTransform(), name)
+            for n, name in ((1, "a"), (2, "b"))
+        )
+    )
+    table = catalog.create_table("n.partitioned", schema, None, spec)
+    partitions = [("x, y", "z"), ("x", "y, z"), ("None", "z"), (None, "z")]
+    rows = {
+        "value": range(4),
+        "$$partition": [0] * 4,
+        "$$raw-key": [b"0", b"1", b"2", b"3"],
+        "a": [a for a, _ in partitions],
+        "b": [b for _, b in partitions],
+    }
+    table.append(pa.table(rows, schema=schema_to_pyarrow(schema)))
+    index = KeyIndex(tmp_path / "keys", table, COLUMNS)
+    head = table.current_snapshot()
+    assert head is not None
+    keys = arrow({(b"%d" % n, 0): 0 for n in range(4)}).select(COLUMNS)
+    stage_deletes(table, head, index.rows_of(table, head, keys), "staging")
+    staged = table.refresh().snapshot_by_name("staging")
+    assert staged is not None
+    deletes = [
+        entry.data_file
+        for manifest in staged.manifests(table.io)
+        for entry in manifest.fetch_manifest_entry(table.io)
+        if entry.data_file.content == DataFileContent.POSITION_DELETES
+    ]
+    found = [(file.partition[0], file.partition[1]) for file in deletes]
+    assert sorted(found, key=str) == sorted(partitions, key=str)
+    assert [file.record_count for file in deletes] == [1, 1, 1, 1]
+
+
+def test_files_of_an_older_partition_spec(catalog: SqlCatalog, tmp_path: Path) -> None:
+    one = make(catalog, tmp_path, BY_PARTITION)
+    one.batch({(b"%d" % n, n % 3): n for n in range(9)})
+    with one.table.update_spec() as update:
+        update.add_field("value", IdentityTransform())
+    one.table.refresh()
+    one.batch({(b"%d" % n, n % 3): -n for n in range(0, 9, 2)})
+    one.batch({(b"%d" % n, n % 3): None for n in range(0, 9, 3)})
+    one.check()
+
+
+def test_a_commit_in_between_is_a_conflict(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"k", 0): 1})
+
+    def commit_table(*_: Any) -> None:
+        raise CommitFailedException("another one came first")
+
+    monkeypatch.setattr(one.table.catalog, "commit_table", commit_table)
+    head = one.table.current_snapshot()
+    assert head is not None
+    keys = arrow({(b"k", 0): 1}).select(COLUMNS)
+    located = one.index.rows_of(one.table, head, keys)
+    with pytest.raises(CommitConflictError, match="another commit came first"):
+        stage_deletes(one.table, head, located, "staging")
+
+
+def test_a_branch_that_spark_made_anew_is_not_published(
+    catalog: SqlCatalog, tmp_path: Path
+) -> None:
+    """A branch that lay about for an hour is removed, with the deletes of the batch."""
+    one = make(catalog, tmp_path)
+    one.batch({(b"k", 0): 1})
+    head = one.table.current_snapshot()
+    assert head is not None
+    keys = arrow({(b"k", 0): 1}).select(COLUMNS)
+    located = one.index.rows_of(one.table, head, keys)
+    staged = Staged(branch="staging", base=stage_deletes(one.table, head, located, "staging"))
+    one.table.refresh().manage_snapshots().remove_branch("staging").commit()
+    one.table.refresh().manage_snapshots().create_branch(head.snapshot_id, "staging").commit()
+    one.table.refresh().append(arrow({(b"k", 0): 2}), branch="staging")
+    assert staged.head(one.table.refresh()) is None

@@ -92,13 +92,18 @@ class Staged:
 
     wap_id: str | None = None
     branch: str | None = None
+    base: int | None = None
+    """On a branch: the snapshot below it."""
     skipped: int = 0
     properties: Mapping[str, str] = field(default_factory=dict)
     """Table properties that change with it."""
 
     def head(self, table: Table) -> Snapshot | None:
         if self.branch is not None:
-            return table.snapshot_by_name(self.branch)
+            head = table.snapshot_by_name(self.branch)
+            # Spark makes a branch anew that is gone (Iceberg expires those that lie about), on
+            # ``main`` and so without the batch's deletes.
+            return head if head and head.parent_snapshot_id == self.base else None
         return commit.staged_as(table, self.wap_id) if self.wap_id else None
 
 
@@ -325,10 +330,10 @@ class Ingestor:
             return Staged(wap_id=wap_id)
         spark.conf.unset("spark.wap.id")
         index = self._key_index(table)
-        branch = upsert.stage(
+        branch, base = upsert.stage(
             spark, table, index, target, self.spec, frame, properties, batch.records
         )
-        return Staged(branch=branch)
+        return Staged(branch=branch, base=base)
 
     def _key_index(self, table: Table) -> KeyIndex:
         if self._index is None or self._index.table_uuid != table.metadata.table_uuid:

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from topicberg.errors import TopicbergError
 from topicberg.files import topic_file
 from topicberg.settings import Settings
-from topicberg.tableflow.maintenance.files import entries
+from topicberg.tableflow.maintenance.files import files_by_manifest
 from topicberg.tableflow.position_deletes import FileRows, read_deletes
 
 if TYPE_CHECKING:
@@ -38,9 +39,13 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _ROW_BYTES = 8 + 8 + 4
+_TRAILER_BYTES = 8
+"""The number of rows comes last: a key file that was cut off has another there."""
+_FORMAT = 1
+"""To be raised with any change of what key files hold."""
 _ROWS_AT_ONCE = 200_000
 _UNUSED_SECONDS = 3600.0
-"""So long a key file stays without its data file: another process may be at another snapshot."""
+"""A key file is so old before it goes with its data file: another process may have just made it."""
 # Multiplied by the partition: the golden ratio's 64 bits, which spread small numbers far.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -55,12 +60,26 @@ class Keys:
 
     def positions_of(self, wanted: Keys) -> NDArray[np.uint32]:
         """Positions, ascending, of the rows that have one of these keys."""
-        first = np.searchsorted(self.high, wanted.high, side="left")
-        count = np.searchsorted(self.high, wanted.high, side="right") - first
-        asked = np.repeat(np.arange(len(count)), count)
-        place = np.arange(len(asked)) - np.repeat(np.cumsum(count) - count, count) + first[asked]
+        if len(self.high) < len(wanted.high):
+            place, asked = _meeting(self.high, wanted.high)
+        else:
+            asked, place = _meeting(wanted.high, self.high)
         same = self.low[place] == wanted.low[asked]
         return np.sort(self.position[place[same]])
+
+
+def _meeting(
+    few: NDArray[np.uint64], many: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places of equal numbers, in both; each place of one with each of the other.
+
+    :param many: sorted
+    """
+    first = np.searchsorted(many, few, side="left")
+    count = np.searchsorted(many, few, side="right") - first
+    of_few = np.repeat(np.arange(len(few)), count)
+    nth = np.arange(len(of_few)) - np.repeat(np.cumsum(count) - count, count)
+    return of_few, first[of_few] + nth
 
 
 def key_folder(config: Settings, topic: str) -> Path:
@@ -82,19 +101,18 @@ class KeyIndex:
 
     def __init__(self, folder: Path, table: Table, key_columns: tuple[str, str]) -> None:
         self.table_uuid = table.metadata.table_uuid
-        self._folder = folder / f"{self.table_uuid}-{self._probe()}"
         schema = table.schema()
         self._key_ids = tuple(schema.find_field(name).field_id for name in key_columns)
+        self._folder = folder / f"{self.table_uuid}-{self._probe()}"
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest, which never changes
-        self._deleted: dict[str, NDArray[np.uint32]] = {}  # by data file
+        self._deleted: dict[str, NDArray[np.bool_]] = {}  # by data file, as far as it has some
         self._read: set[str] = set()  # the delete files in _deleted
         self._clean_at = 0.0
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for (
-                other
-            ) in folder.iterdir():  # of a table that the topic had before, or of other hashes
-                if other != self._folder:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for other in folder.iterdir():
+                of_an_old_table = not other.name.startswith(str(self.table_uuid))
+                if of_an_old_table or (other != self._folder and _is_old(other)):
                     shutil.rmtree(other, ignore_errors=True)
         except OSError as error:
             raise _unusable(self._folder, error) from error
@@ -105,59 +123,65 @@ class KeyIndex:
         :param keys: two columns, the raw key and Kafka's partition; distinct; no nulls
         :raises TopicbergError: the state directory cannot be written
         """
-        data, deletes = self._live(table, head)
-        self._read_deletes(table, deletes)
+        files = self._live(table, head)
+        data = [file for file in files if file.content == DataFileContent.DATA]
+        self._read_deletes(table, files)
         wanted = self._hashed(keys.column(0), keys.column(1))
         found = []
         for file in data:
             positions = self._keys_of(table, file).positions_of(wanted)
-            if (gone := self._deleted.get(file.file_path)) is not None:
-                positions = np.setdiff1d(positions, gone, assume_unique=True)
+            positions = self._not_deleted(file.file_path, positions)
             if len(positions):
                 found.append(FileRows(file, positions))
         self._clean(data)
         return found
 
-    def _live(self, table: Table, head: Snapshot) -> tuple[list[DataFile], list[DataFile]]:
-        """Data files and position delete files."""
-        before, self._files = self._files, {}
-        for manifest in head.manifests(table.io):
-            path = manifest.manifest_path
-            self._files[path] = (
-                before[path]
-                if path in before
-                else tuple(entry.data_file for entry in entries(table.io, [manifest]))
-            )
-        files = [file for of_manifest in self._files.values() for file in of_manifest]
-        return tuple(  # type: ignore[return-value]
-            [file for file in files if file.content == content]
-            for content in (DataFileContent.DATA, DataFileContent.POSITION_DELETES)
-        )
+    def _live(self, table: Table, head: Snapshot) -> list[DataFile]:
+        """Data files and delete files of the snapshot."""
+        manifests = {manifest.manifest_path: manifest for manifest in head.manifests(table.io)}
+        new = [manifest for path, manifest in manifests.items() if path not in self._files]
+        read = self._files | dict(files_by_manifest(table.io, new))
+        self._files = {path: read[path] for path in manifests}
+        return [file for of_manifest in self._files.values() for file in of_manifest]
 
     def _read_deletes(self, table: Table, files: Iterable[DataFile]) -> None:
-        by_path = {file.file_path: file for file in files}
-        if not self._read <= by_path.keys():  # compacted, or the table was rolled back
+        of_positions = DataFileContent.POSITION_DELETES
+        paths = {file.file_path for file in files if file.content == of_positions}
+        if not self._read <= paths:  # compacted, or the table was rolled back
             self._deleted, self._read = {}, set()
-        for path in by_path.keys() - self._read:
+        for path in paths - self._read:
             for data_file, positions in read_deletes(table.io, path):
-                known = self._deleted.get(data_file)
-                self._deleted[data_file] = (
-                    np.unique(positions) if known is None else np.union1d(known, positions)
-                )
+                known = self._deleted.get(data_file, np.empty(0, np.bool_))
+                rows = int(positions.max()) + 1
+                if rows > len(known):
+                    known = np.pad(known, (0, rows - len(known)))
+                known[positions] = True
+                self._deleted[data_file] = known
             self._read.add(path)
+
+    def _not_deleted(self, data_file: str, positions: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        deleted = self._deleted.get(data_file)
+        if deleted is None:
+            return positions
+        last = np.searchsorted(positions, len(deleted))
+        inside = positions[:last]
+        return np.concatenate([inside[~deleted[inside]], positions[last:]])
 
     def _keys_of(self, table: Table, file: DataFile) -> Keys:
         path = self._path(file)
+        content: NDArray[np.uint8]
         try:
             content = np.memmap(path, dtype=np.uint8, mode="r")
         except (FileNotFoundError, ValueError):  # the latter: it is empty
+            content = np.empty(0, np.uint8)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        rows, rest = divmod(len(content) - _TRAILER_BYTES, _ROW_BYTES)
+        if rest or content[-_TRAILER_BYTES:].view(np.uint64)[0] != rows:
             keys = self._made(table, file)
             _save(path, keys)
             return keys
-        except OSError as error:
-            raise _unusable(path, error) from error
-        rows = len(content) // _ROW_BYTES
-        high, low, position = np.split(content, [8 * rows, 16 * rows])
+        high, low, position, _ = np.split(content, [8 * rows, 16 * rows, _ROW_BYTES * rows])
         return Keys(high.view(np.uint64), low.view(np.uint64), position.view(np.uint32))
 
     def _made(self, table: Table, file: DataFile) -> Keys:
@@ -194,15 +218,15 @@ class KeyIndex:
         return Keys(high[order], low[order], position[order].astype(np.uint32))
 
     def _probe(self) -> str:
-        """What becomes of a few keys: another library must not read key files that it hashes
-        otherwise."""
+        """What becomes of a few keys: no key file is read that was made in another way."""
         import pyarrow as pa
 
         keys = self._hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
         parts = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))
-        return hashlib.blake2b(parts, digest_size=8).hexdigest()
+        made = parts + repr((_FORMAT, self._key_ids)).encode()
+        return hashlib.blake2b(made, digest_size=8).hexdigest()
 
     def _path(self, file: DataFile) -> Path:
         digest = hashlib.blake2b(file.file_path.encode(), digest_size=16).hexdigest()
@@ -215,9 +239,14 @@ class KeyIndex:
             return
         self._clean_at = now + _UNUSED_SECONDS
         needed = {self._path(file) for file in data}
-        for path in set(self._folder.iterdir()) - needed:
-            if now - path.stat().st_mtime > _UNUSED_SECONDS:
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # of another process that cleans; the next time will do
+            for path in set(self._folder.iterdir()) - needed:
+                if _is_old(path):
+                    path.unlink(missing_ok=True)
+
+
+def _is_old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _UNUSED_SECONDS
 
 
 def _key_columns(
@@ -247,11 +276,13 @@ def _save(path: Path, keys: Keys) -> None:
     :raises TopicbergError: it cannot be written
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
         try:
             with os.fdopen(handle, "wb") as stream:
                 for part in (keys.high, keys.low, keys.position):
                     stream.write(part.data)
+                stream.write(np.uint64(len(keys.high)).tobytes())
                 stream.flush()
                 os.fsync(stream.fileno())
             Path(temporary).replace(path)
@@ -265,6 +296,6 @@ def _save(path: Path, keys: Keys) -> None:
 def _unusable(path: Path, error: OSError) -> TopicbergError:
     return TopicbergError(
         f"{path} cannot be written or read: {error.strerror}",
-        hint="free some space there: an upsert table's keys take 20 bytes a row; nothing of the "
-        "batch was committed, it is written again",
+        hint="the folder must be writable, and an upsert table's keys take 20 bytes a row there; "
+        "nothing of the batch was committed, it is written again",
     )

@@ -9,31 +9,43 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pyiceberg.exceptions import CommitFailedException, RESTError
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
     ManifestContent,
     ManifestEntry,
-    ManifestEntryStatus,
     ManifestFile,
+    ManifestWriter,
     ManifestWriterV2,
 )
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import (
+    Operation,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
 from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.typedef import EMPTY_DICT
+
+from topicberg.errors import CommitConflictError
+from topicberg.tableflow.maintenance.files import partition_of
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
 
 _PATH, _POSITION = "file_path", "pos"
 _FIELD_IDS = {_PATH: 2147483546, _POSITION: 2147483545}
@@ -48,7 +60,7 @@ class FileRows:
     positions: NDArray[np.uint32]
 
 
-def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uint32]]]:
     """Of a position delete file: each data file's path and its deleted positions."""
     import pyarrow.parquet as pq
 
@@ -59,7 +71,7 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.int
     if not deletes.num_rows:
         return
     paths = deletes.column(_PATH).unify_dictionaries().combine_chunks()
-    positions = deletes.column(_POSITION).to_numpy()
+    positions = deletes.column(_POSITION).to_numpy().astype(np.uint32)
     number_of_path = paths.indices.to_numpy()
     order = np.argsort(number_of_path, kind="stable")
     numbers, starts = np.unique(number_of_path[order], return_index=True)
@@ -67,30 +79,39 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.int
         yield paths.dictionary[int(number)].as_py(), part
 
 
-def stage_deletes(table: Table, rows: Sequence[FileRows], branch: str) -> None:
-    """Commit a snapshot without these rows to a new branch; the head of ``main`` is its parent.
+def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch: str) -> int:
+    """Commit a snapshot without these rows to a new branch.
 
     One delete file for every partition of the table that has such rows: later readers open each.
 
-    :raises CommitFailedException: the catalog refuses, as it does when others commit
+    :param head: of ``main``, the snapshot's parent, which has the rows
+    :returns: the snapshot's id
+    :raises CommitConflictError: another commit came in between
     """
-    head = table.current_snapshot()
-    assert head is not None  # noqa: S101  it has the rows
     snapshot = _Deletion(Operation.DELETE, table.transaction(), table.io, branch=branch)
     snapshot._parent_snapshot_id = head.snapshot_id  # the branch does not exist yet
-    for of_partition in _by_partition(rows):
+    for of_partition in by_partition(rows):
         snapshot.append_data_file(_written(table, of_partition))
     updates, requirements = snapshot._commit()
     unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
-    table.catalog.commit_table(table, (unchanged, *requirements), updates)
+    try:
+        table.catalog.commit_table(table, (unchanged, *requirements), updates)
+    except (CommitFailedException, RESTError) as error:
+        # Not every catalog says that a snapshot came too late as the specification asks.
+        now = table.refresh().current_snapshot()
+        if isinstance(error, RESTError) and now and now.snapshot_id == head.snapshot_id:
+            raise
+        name = ".".join(table.name())
+        raise CommitConflictError(f"table {name}: another commit came first: {error}") from error
+    return snapshot.snapshot_id
 
 
-def _by_partition(rows: Sequence[FileRows]) -> Iterator[list[FileRows]]:
-    def partition(of_file: FileRows) -> tuple[int, str]:
-        return of_file.file.spec_id, repr(of_file.file.partition)
-
-    for _, of_partition in groupby(sorted(rows, key=partition), partition):
-        yield sorted(of_partition, key=lambda of_file: of_file.file.file_path)
+def by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
+    """Grouped as delete files have to be, which apply to files of their own partition alone."""
+    groups: dict[tuple[object, ...], list[FileRows]] = defaultdict(list)
+    for of_file in sorted(rows, key=lambda of_file: of_file.file.file_path):
+        groups[partition_of(of_file.file)].append(of_file)
+    return list(groups.values())
 
 
 def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
@@ -151,7 +172,7 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 
 class _Deletion(_FastAppendFiles):
-    """A snapshot that adds delete files to what its parent has."""
+    """A snapshot that adds delete files, of any of the table's partition specs, to its parent's."""
 
     def _manifests(self) -> list[ManifestFile]:
         def spec_id(file: DataFile) -> int:
@@ -161,16 +182,11 @@ class _Deletion(_FastAppendFiles):
         for number, files in groupby(sorted(self._added_data_files, key=spec_id), spec_id):
             with self.new_manifest_writer(self.spec(number)) as writer:
                 for file in files:
-                    entry = ManifestEntry.from_args(
-                        status=ManifestEntryStatus.ADDED,
-                        snapshot_id=self._snapshot_id,
-                        data_file=file,
-                    )
-                    writer.add(entry)
+                    writer.add(ManifestEntry.from_args(data_file=file))
             added.append(writer.to_manifest_file())
         return added + self._existing_manifests()
 
-    def new_manifest_writer(self, spec: PartitionSpec) -> Any:
+    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
         return _DeleteManifestWriter(
             spec=spec,
             schema=self.schema(),
@@ -178,3 +194,11 @@ class _Deletion(_FastAppendFiles):
             snapshot_id=self._snapshot_id,
             avro_compression=self._compression,
         )
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        collector = SnapshotSummaryCollector()
+        for file in self._added_data_files:
+            collector.add_file(file, self.schema(), self.spec(file.spec_id))
+        parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or 0)
+        summary = Summary(operation=self._operation, **collector.build(), **snapshot_properties)
+        return update_snapshot_summaries(summary, parent.summary if parent else None)

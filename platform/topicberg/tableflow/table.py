@@ -21,6 +21,7 @@ from pyiceberg.transforms import parse_transform
 
 from topicberg.errors import TableflowError
 from topicberg.settings import Settings
+from topicberg.tableflow.layout import PARTITION
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -85,7 +86,7 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     Its location is new and unique, as Tableflow's ``table_path`` is: a table that was dropped and
     made again never meets the files of the old one.
 
-    :raises TableflowError: the schema changed in a way that a table cannot follow
+    :raises TableflowError: the spec or the schema changed in a way that a table cannot follow
     """
     identifier = spec.table_identifier(config)
     try:
@@ -93,6 +94,7 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     except NoSuchTableError:
         return _create(catalog, identifier, schema, spec, config)
     _check_write_mode(table, spec)
+    _check_metadata_columns(table, spec)
     _evolve(table, schema)
     return table
 
@@ -113,6 +115,15 @@ def _check_write_mode(table: Table, spec: TopicSpec) -> None:
             f"topic {spec.name}: its table is in write mode {held}, the spec says "
             f"{spec.write_mode}",
             hint=f"the mode of a table cannot change: {NEW_TABLE}",
+        )
+
+
+def _check_metadata_columns(table: Table, spec: TopicSpec) -> None:
+    if spec.metadata_column(PARTITION) not in table.schema().column_names:
+        raise TableflowError(
+            f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}, the "
+            "spec has another tableflow.metadata_column_naming_scheme than the table",
+            hint=f"the names of a table's metadata columns cannot change: {NEW_TABLE}",
         )
 
 

@@ -60,14 +60,15 @@ def stage(
     frame: DataFrame,
     properties: Mapping[str, str],
     records: int,
-) -> str:
+) -> tuple[str, int]:
     """Write a batch to a branch of its own.
 
     :param index: the table's
     :param target: the table in Spark's SQL
     :param frame: Kafka's columns and the rows, good ones alone
     :param records: how many records of Kafka the batch has
-    :returns: the branch
+    :returns: the branch, and the snapshot on which the batch's rows must lie: that of its deletes
+    :raises CommitConflictError: another commit came in between
     """
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  an empty table has no row to replace
@@ -76,8 +77,9 @@ def stage(
     batch = newest(frame, spec).select(ROW, "value").persist()
     try:
         keys = batch.select(*(f"{ROW}.{quote(name)}" for name in key_columns(spec))).toArrow()
+        base = head.snapshot_id
         if replaced := index.rows_of(table, head, keys):
-            stage_deletes(table, replaced, branch)
+            base = stage_deletes(table, head, replaced, branch)
         else:
             table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
         spark.conf.set("spark.wap.branch", branch)
@@ -89,7 +91,7 @@ def stage(
     finally:
         spark.conf.unset("spark.wap.branch")
         batch.unpersist()
-    return branch
+    return branch, base
 
 
 def _drop(table: Table, branch: str) -> None:

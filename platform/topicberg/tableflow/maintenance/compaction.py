@@ -21,6 +21,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.spark import quote
 from topicberg.tableflow.commit import ancestry, summary
 from topicberg.tableflow.maintenance.conflicts import call, literal
+from topicberg.tableflow.maintenance.files import partition_of
 from topicberg.tableflow.maintenance.policy import MEBIBYTE, Policy
 
 if TYPE_CHECKING:
@@ -82,10 +83,10 @@ def is_due(table: Table, policy: Policy, now_ms: int) -> bool:
 
 def due_tiers(files: Iterable[DataFile], target: int) -> list[Tier]:
     """The tiers in which some partition has files to merge."""
-    sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
+    sizes: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for file in files:
         if file.content == DataFileContent.DATA:
-            sizes[_partition(file)].append(file.file_size_in_bytes)
+            sizes[partition_of(file)].append(file.file_size_in_bytes)
 
     def worth(tier: Tier, partition: list[int]) -> bool:
         small = [size for size in partition if size < tier.max_bytes]
@@ -148,10 +149,10 @@ def compact(
 
 def many_deletes(files: Iterable[DataFile]) -> bool:
     """Whether a partition has so many delete files that merging them helps its readers."""
-    count: dict[tuple[int, str], int] = defaultdict(int)
+    count: dict[tuple[object, ...], int] = defaultdict(int)
     for file in files:
         if file.content == DataFileContent.POSITION_DELETES:
-            count[_partition(file)] += 1
+            count[partition_of(file)] += 1
     return any(number >= DELETE_FILES for number in count.values())
 
 
@@ -179,10 +180,6 @@ def rewrite_manifests(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
     """
     row = call(endpoints, identifier, "rewrite_manifests", {"use_caching": "false"})
     return int(row["rewritten_manifests_count"])
-
-
-def _partition(file: DataFile) -> tuple[int, str]:
-    return file.spec_id, str(file.partition)
 
 
 def _options(options: Mapping[str, object]) -> str:

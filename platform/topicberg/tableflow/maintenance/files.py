@@ -38,6 +38,25 @@ def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry
             yield from read
 
 
+def files_by_manifest(
+    io: FileIO, found: Iterable[ManifestFile]
+) -> Iterator[tuple[str, tuple[DataFile, ...]]]:
+    """Path of each manifest → the files that it says are live."""
+
+    def read(manifest: ManifestFile) -> tuple[str, tuple[DataFile, ...]]:
+        listed = manifest.fetch_manifest_entry(io)
+        return manifest.manifest_path, tuple(entry.data_file for entry in listed)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(read, found)
+
+
+def partition_of(file: DataFile) -> tuple[object, ...]:
+    """The partition spec and the partition's values, to group files by."""
+    values = file.partition
+    return file.spec_id, *(values[place] for place in range(len(values)))
+
+
 def delete_files(io: FileIO, paths: Iterable[str]) -> int:
     """Delete what is still there; the number of paths."""
 

@@ -63,7 +63,7 @@ def maintain(
         table,
         endpoints,
         policy or topic_policy(spec),
-        # By its primary key: a batch of an upsert table then finds its rows in few row groups.
+        # By its primary key: who asks for one key then reads few row groups.
         sort_by=keys if spec.write_mode == "upsert" else (),
         timestamp=spec.metadata_column("timestamp"),
     )
