@@ -43,7 +43,10 @@ _NO_TIME = Hours(_BEFORE_EVERYTHING, _BEFORE_EVERYTHING + 1)
 
 @dataclass(frozen=True)
 class SnapshotReport:
-    """One snapshot in numbers. Bytes and files are of data files; times are UTC."""
+    """One snapshot in numbers. Bytes and files are of data files; times are UTC.
+
+    Records are those that a reader sees: without the ones that are deleted by position.
+    """
 
     snapshot_id: int
     operation: str
@@ -71,8 +74,10 @@ def report(snapshot: Snapshot) -> SnapshotReport:
         operation=snapshot.summary.operation.value if snapshot.summary else "unknown",
         committed_at=datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC),
         added_records=number("added-records"),
-        deleted_records=number("deleted-records"),
-        total_records=number("total-records"),
+        deleted_records=number("deleted-records")
+        + number("added-position-deletes")
+        - number("removed-position-deletes"),
+        total_records=number("total-records") - number("total-position-deletes"),
         added_files=number("added-data-files"),
         total_files=number("total-data-files"),
         added_bytes=number("added-files-size"),

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 import fastavro
 import pytest
@@ -20,6 +21,7 @@ from pyspark.errors import PySparkException
 from topicberg import kafka
 from topicberg.checks.topic import lag_of
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
+from topicberg.spark import new_session
 from topicberg.tableflow import commit
 from topicberg.tableflow.engine import GROWTH, MAX_RECORDS, SMALL_BATCH, Ingestor
 from topicberg.tableflow.offsets import Offsets
@@ -41,6 +43,34 @@ def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -
         assert topic.ingest() == 500
     assert topic.ingest() == 0
     assert sorted(topic.rows("id", "note"), key=lambda row: row["id"]) == expected
+
+
+def test_a_long_computation_does_not_hold_up_a_batch(make_topic: Callable[..., Topic]) -> None:
+    """A backfill, or a compaction, whose tasks would keep every core for a minute and more."""
+    topic = make_topic()
+    topic.send(ORDER, [{"id": 1, "note": "first"}])
+    topic.ingest()  # Spark has compiled what a batch needs
+    session = new_session(topic.endpoints.spark_connect)
+    ended = threading.Event()
+
+    def compute() -> None:
+        with suppress(PySparkException):  # it is interrupted
+            number = "aggregate(sequence(1, 3000000), id, (sum, more) -> sum ^ more)"
+            session.sql(f"SELECT sum({number}) FROM range(0, 400, 1, 400)").collect()
+        ended.set()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        time.sleep(3)
+        topic.send(ORDER, [{"id": 2, "note": "second"}])
+        assert topic.ingest() == 1
+        assert not ended.is_set()
+    finally:
+        session.interruptAll()
+        thread.join()
+        session.stop()
+    assert len(topic.rows("id")) == 2
 
 
 def test_a_batch_that_spark_did_not_survive_is_asked_for_in_parts(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.snapshots import report
 from topicberg.tableflow import keys as key_files
-from topicberg.tableflow.commit import Committed, publish
+from topicberg.tableflow.commit import Committed, ancestry, publish
 from topicberg.tableflow.engine import Staged
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.maintenance.files import live_files
-from topicberg.tableflow.position_deletes import read_deletes, stage_deletes
+from topicberg.tableflow.position_deletes import live_rows, read_deletes, stage_deletes
 
 SCHEMA = Schema(
     NestedField(1, "value", LongType(), required=False),
@@ -113,6 +114,7 @@ class Upserted:
         found = self.table.scan().to_arrow().to_pylist()
         pairs = [((row["$$raw-key"], row["$$partition"]), row["value"]) for row in found]
         assert sorted(pairs) == sorted(self.rows.items())
+        assert live_rows(self.table) == len(self.rows)
         rows = {
             file.file_path: file.record_count
             for file in live_files(self.table)
@@ -150,7 +152,7 @@ def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     catalog.close()
 
 
-numbers = itertools.count()
+numbers = count()
 
 
 def make(catalog: SqlCatalog, folder: Path, spec: PartitionSpec = UNPARTITIONED) -> Upserted:
@@ -188,6 +190,9 @@ def test_a_row_is_deleted_once_although_its_key_comes_again_and_again(
     assert head.summary is not None
     totals = [head.summary[f"total-{what}"] for what in ("records", "position-deletes")]
     assert totals == ["5", "4"]
+    newest, deletion = (report(snapshot) for snapshot in islice(ancestry(one.table), 2))
+    assert (newest.added_records, newest.deleted_records, newest.total_records) == (1, 0, 1)
+    assert (deletion.added_records, deletion.deleted_records, deletion.total_records) == (0, 1, 0)
 
 
 def test_many_rows_in_many_files(catalog: SqlCatalog, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from topicberg import glue
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.snowflake import NoSuchIcebergTableError, read_back
 from topicberg.tableflow.commit import summary
+from topicberg.tableflow.position_deletes import live_rows
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
@@ -182,9 +183,11 @@ def _missing(what: str, table: Table, mend: str, now: datetime, patience: timede
 
 
 def count_rows(table: Table) -> int:
-    """From the summary alone, unless files have deletes: those count what is deleted as well."""
+    """From metadata; where files have deletes by position, from the delete files too."""
     head = table.current_snapshot()
     properties = summary(head) if head else {}
-    if int(properties.get("total-delete-files", 0)):
+    if int(properties.get("total-equality-deletes", 0)):
         return table.scan().count()
+    if int(properties.get("total-delete-files", 0)):
+        return live_rows(table)
     return int(properties.get("total-records", 0))

@@ -36,6 +36,14 @@ _MODULES = (
     "java.security.jgss/sun.security.krb5",
 )
 
+# All jobs are in the pool "default", which Spark would make first come, first served.
+_POOLS = """\
+<?xml version="1.0"?>
+<allocations>
+  <pool name="default"><schedulingMode>FAIR</schedulingMode></pool>
+</allocations>
+"""
+
 
 def service(context: Context) -> Service:
     folder = context.folder("spark")
@@ -53,6 +61,10 @@ def service(context: Context) -> Service:
         "spark.sql.warehouse.dir": str(context.folder("spark/warehouse")),
         "spark.sql.shuffle.partitions": "8",
         **lake.spark_properties(context.config),
+        # A batch of ingestion has its share of the cores beside a backfill or a compaction, whose
+        # tasks it would else all wait for.
+        "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": write_file(folder / "pools.xml", _POOLS).as_uri(),
         "spark.cleaner.periodicGC.interval": "10min",
         # A client that vanished; one that is idle for longer opens a new session.
         "spark.connect.session.manager.defaultSessionTimeout": "30m",

@@ -40,7 +40,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import EMPTY_DICT
 
 from topicberg.errors import CommitConflictError
-from topicberg.tableflow.maintenance.files import partition_of
+from topicberg.tableflow.maintenance.files import live_files, partition_of
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -77,6 +77,22 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
     numbers, starts = np.unique(number_of_path[order], return_index=True)
     for number, part in zip(numbers, np.split(positions[order], starts[1:]), strict=True):
         yield paths.dictionary[int(number)].as_py(), part
+
+
+def live_rows(table: Table) -> int:
+    """Rows of the current snapshot that are not deleted by position."""
+    files = list(live_files(table))
+    if any(file.file_format == FileFormat.PUFFIN for file in files):  # deletion vectors of others
+        return table.scan().count()
+    rows = {f.file_path: f.record_count for f in files if f.content == DataFileContent.DATA}
+    deleted: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
+    for file in files:
+        if file.content == DataFileContent.POSITION_DELETES:
+            for path, positions in read_deletes(table.io, file.file_path):
+                if path in rows:  # deletes may outlive their file
+                    deleted[path].append(positions)
+    gone = (len(np.unique(np.concatenate(parts))) for parts in deleted.values())
+    return sum(rows.values()) - sum(gone)
 
 
 def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch: str) -> int:
