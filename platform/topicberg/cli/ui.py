@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -31,5 +32,7 @@ def ui(
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
     os.chdir(config.project_root)
     typer.echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
+    # Dagster ends its processes by it, and a script's shell ignores it for what it starts with `&`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over
