@@ -30,9 +30,14 @@ from topicberg.snapshots import report
 from topicberg.tableflow import keys as key_files
 from topicberg.tableflow.commit import Committed, ancestry, publish
 from topicberg.tableflow.engine import Staged
+from topicberg.tableflow.files import live_files
 from topicberg.tableflow.keys import KeyIndex
-from topicberg.tableflow.maintenance.files import live_files
-from topicberg.tableflow.position_deletes import live_rows, read_deletes, stage_deletes
+from topicberg.tableflow.position_deletes import (
+    live_rows,
+    read_deletes,
+    stage_deletes,
+    trim_deletes,
+)
 
 SCHEMA = Schema(
     NestedField(1, "value", LongType(), required=False),
@@ -90,8 +95,12 @@ class Upserted:
             path.unlink()
 
     def compaction(self) -> None:
+        """One that leaves the delete files, as Spark's may, and our trimming of them."""
         self.table.overwrite(arrow(self.rows))
         self.table.refresh()
+        trim_deletes(self.table)
+        self.table.refresh()
+        assert not self.deleted()
 
     def rollback(self) -> None:
         snapshot_id, self.rows = self.history.pop(0)
@@ -110,17 +119,22 @@ class Upserted:
         if head := self.table.current_snapshot():
             self.history.append((head.snapshot_id, dict(self.rows)))
 
-    def check(self) -> None:
+    def read(self) -> dict[Key, int]:
         found = self.table.scan().to_arrow().to_pylist()
-        pairs = [((row["$$raw-key"], row["$$partition"]), row["value"]) for row in found]
-        assert sorted(pairs) == sorted(self.rows.items())
+        rows = {(row["$$raw-key"], row["$$partition"]): row["value"] for row in found}
+        assert len(rows) == len(found), "a key has two rows"
+        return rows
+
+    def check(self) -> None:
+        assert self.read() == self.rows
         assert live_rows(self.table) == len(self.rows)
         rows = {
             file.file_path: file.record_count
             for file in live_files(self.table)
             if file.content == DataFileContent.DATA
         }
-        deleted = [place for place in self.deleted() if place[0] in rows]
+        deleted = self.deleted()
+        assert {path for path, _ in deleted} <= rows.keys()
         assert len(deleted) == len(set(deleted))
         assert sum(rows.values()) - len(deleted) == len(self.rows)
 
@@ -363,6 +377,35 @@ def test_files_of_an_older_partition_spec(catalog: SqlCatalog, tmp_path: Path) -
     one.table.refresh()
     one.batch({(b"%d" % n, n % 3): -n for n in range(0, 9, 2)})
     one.batch({(b"%d" % n, n % 3): None for n in range(0, 9, 3)})
+    one.check()
+
+
+def test_deletes_of_files_that_are_gone_are_trimmed(catalog: SqlCatalog, tmp_path: Path) -> None:
+    """Of a delete file that also names files which stay, the rest stays."""
+    one = make(catalog, tmp_path, BY_PARTITION)
+    one.batch({(b"%d" % n, 0): n for n in range(4)})
+    one.batch({(b"%d" % n, 0): n for n in range(4, 8)})
+    one.batch({(b"%d" % n, 0): None for n in (0, 5)} | {(b"9", 1): 9})
+    assert len(one.deleted()) == 2
+    (old, _), *_ = one.deleted()
+    file = next(file for file in live_files(one.table) if file.file_path == old)
+    with one.table.transaction() as change, change.update_snapshot().overwrite() as removal:
+        removal.delete_data_file(file)
+    one.table.refresh()
+    gone = (b"0", b"1", b"2", b"3")
+    if (b"1", 0) in one.read():
+        gone = (b"4", b"5", b"6", b"7")
+    one.rows = {key: value for key, value in one.rows.items() if key[0] not in gone}
+    assert trim_deletes(one.table) == 1
+    one.table.refresh()
+    one.check()
+    assert len(one.deleted()) == 1
+    assert trim_deletes(one.table) == 0
+    head = one.table.current_snapshot()
+    assert head is not None
+    facts = report(head)
+    assert (facts.operation, facts.total_records) == ("replace", len(one.rows))
+    one.batch({(b"9", 1): 10, (b"1", 0): 1, (b"4", 0): 4})
     one.check()
 
 

@@ -30,7 +30,7 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from topicberg.errors import TopicbergError
 from topicberg.files import topic_file
 from topicberg.settings import Settings
-from topicberg.tableflow.maintenance.files import files_by_manifest
+from topicberg.tableflow.files import files_by_manifest
 from topicberg.tableflow.position_deletes import FileRows, read_deletes
 
 if TYPE_CHECKING:

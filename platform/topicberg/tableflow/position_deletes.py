@@ -40,7 +40,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import EMPTY_DICT
 
 from topicberg.errors import CommitConflictError
-from topicberg.tableflow.maintenance.files import live_files, partition_of
+from topicberg.tableflow.files import live_files, partition_of
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -104,8 +104,48 @@ def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch
     :returns: the snapshot's id
     :raises CommitConflictError: another commit came in between
     """
-    snapshot = _Deletion(Operation.DELETE, table.transaction(), table.io, branch=branch)
+    snapshot = _DeleteFilesChange(Operation.DELETE, table.transaction(), table.io, branch=branch)
     snapshot._parent_snapshot_id = head.snapshot_id  # the branch does not exist yet
+    _commit(table, head, snapshot, rows)
+    return snapshot.snapshot_id
+
+
+def trim_deletes(table: Table) -> int:
+    """Take out of delete files what names files that are gone.
+
+    Else the totals of every snapshot to come count rows as deleted that are not there.
+
+    :returns: how many delete files were replaced
+    :raises CommitConflictError: another commit came in between
+    """
+    head = table.current_snapshot()
+    if head is None:
+        return 0
+    files = list(live_files(table))
+    data = {file.file_path: file for file in files if file.content == DataFileContent.DATA}
+    seen: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
+    stale = []
+    for file in files:
+        if file.content == DataFileContent.POSITION_DELETES:
+            named = dict(read_deletes(table.io, file.file_path))
+            if named.keys() <= data.keys():
+                continue
+            stale.append(file)
+            for path in named.keys() & data.keys():
+                seen[path].append(named[path])
+    if not stale:
+        return 0
+    rows = [FileRows(data[path], np.unique(np.concatenate(parts))) for path, parts in seen.items()]
+    snapshot = _DeleteFilesChange(Operation.REPLACE, table.transaction(), table.io)
+    for file in stale:
+        snapshot.delete_data_file(file)
+    _commit(table, head, snapshot, rows)
+    return len(stale)
+
+
+def _commit(
+    table: Table, head: Snapshot, snapshot: _DeleteFilesChange, rows: Iterable[FileRows]
+) -> None:
     for of_partition in by_partition(rows):
         snapshot.append_data_file(_written(table, of_partition))
     updates, requirements = snapshot._commit()
@@ -119,7 +159,6 @@ def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch
             raise
         name = ".".join(table.name())
         raise CommitConflictError(f"table {name}: another commit came first: {error}") from error
-    return snapshot.snapshot_id
 
 
 def by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
@@ -187,20 +226,35 @@ class _DeleteManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": "deletes"}
 
 
-class _Deletion(_FastAppendFiles):
-    """A snapshot that adds delete files, of any of the table's partition specs, to its parent's."""
+class _DeleteFilesChange(_FastAppendFiles):
+    """A snapshot that adds and removes delete files, of any of the table's partition specs."""
 
     def _manifests(self) -> list[ManifestFile]:
         def spec_id(file: DataFile) -> int:
             return file.spec_id
 
-        added = []
+        written = []
         for number, files in groupby(sorted(self._added_data_files, key=spec_id), spec_id):
             with self.new_manifest_writer(self.spec(number)) as writer:
                 for file in files:
                     writer.add(ManifestEntry.from_args(data_file=file))
-            added.append(writer.to_manifest_file())
-        return added + self._existing_manifests()
+            written.append(writer.to_manifest_file())
+        return written + [self._without_removed(each) for each in self._existing_manifests()]
+
+    def _without_removed(self, manifest: ManifestFile) -> ManifestFile:
+        removed = {file.file_path for file in self._deleted_data_files}
+        if manifest.content != ManifestContent.DELETES or not removed:
+            return manifest
+        entries = manifest.fetch_manifest_entry(self._io)
+        if not any(entry.data_file.file_path in removed for entry in entries):
+            return manifest
+        with self.new_manifest_writer(self.spec(manifest.partition_spec_id)) as writer:
+            for entry in entries:
+                if entry.data_file.file_path in removed:
+                    writer.delete(entry)
+                else:
+                    writer.existing(entry)
+        return writer.to_manifest_file()
 
     def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
         return _DeleteManifestWriter(
@@ -215,6 +269,10 @@ class _Deletion(_FastAppendFiles):
         collector = SnapshotSummaryCollector()
         for file in self._added_data_files:
             collector.add_file(file, self.schema(), self.spec(file.spec_id))
+        for file in self._deleted_data_files:
+            collector.remove_file(file, self.schema(), self.spec(file.spec_id))
         parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or 0)
-        summary = Summary(operation=self._operation, **collector.build(), **snapshot_properties)
-        return update_snapshot_summaries(summary, parent.summary if parent else None)
+        changed = Summary(operation=Operation.DELETE, **collector.build(), **snapshot_properties)
+        # PyIceberg adds totals up for some operations alone.
+        summary = update_snapshot_summaries(changed, parent.summary if parent else None)
+        return Summary(operation=self._operation, **summary.additional_properties)

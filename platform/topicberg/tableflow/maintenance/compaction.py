@@ -20,8 +20,8 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.endpoints import Endpoints
 from topicberg.spark import quote
 from topicberg.tableflow.commit import ancestry, summary
+from topicberg.tableflow.files import partition_of
 from topicberg.tableflow.maintenance.conflicts import call, literal
-from topicberg.tableflow.maintenance.files import partition_of
 from topicberg.tableflow.maintenance.policy import MEBIBYTE, Policy
 
 if TYPE_CHECKING:

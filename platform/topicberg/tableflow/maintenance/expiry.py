@@ -26,7 +26,7 @@ from pyiceberg.table.update import (
 )
 
 from topicberg.tableflow.commit import END_OFFSETS, STAGING_PREFIX, WAP_ID, ancestry, summary
-from topicberg.tableflow.maintenance.files import delete_files, entries, manifests
+from topicberg.tableflow.files import delete_files, entries, manifests
 from topicberg.tableflow.maintenance.policy import Policy
 
 if TYPE_CHECKING:

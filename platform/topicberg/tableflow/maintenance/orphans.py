@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from topicberg.errors import TopicbergError
 from topicberg.tableflow.delta.log import LOG_FOLDER
-from topicberg.tableflow.maintenance.files import delete_files, entries, manifests
+from topicberg.tableflow.files import delete_files, entries, manifests
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -19,13 +19,14 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.settings import Settings
 from topicberg.tableflow import delta
+from topicberg.tableflow.files import live_files
 from topicberg.tableflow.layout import PARTITION, RAW_KEY
 from topicberg.tableflow.maintenance import compaction, expiry, ttl
 from topicberg.tableflow.maintenance.conflicts import retried
-from topicberg.tableflow.maintenance.files import live_files
 from topicberg.tableflow.maintenance.orphans import remove_orphans
 from topicberg.tableflow.maintenance.policy import Policy
 from topicberg.tableflow.maintenance.report import MaintenanceReport, TableSize
+from topicberg.tableflow.position_deletes import trim_deletes
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -96,6 +97,8 @@ def maintain_table(
     else:
         rows_expired = 0
     files, deletes = run.compact(policy, now_ms, sort_by)
+    if rows_expired or files:
+        deletes += run.trim_deletes()
     manifests = run.rewrite_manifests()
     snapshots = len(table.refresh().metadata.snapshots)
     deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms))
@@ -188,6 +191,10 @@ class _Run:
                 lambda: compaction.compact_deletes(self.endpoints, self.identifier),
             )
         return data, deletes
+
+    def trim_deletes(self) -> int:
+        """Delete files that named files which are gone."""
+        return self.step("trimming delete files", lambda: trim_deletes(self.table.refresh()))
 
     def rewrite_manifests(self) -> int:
         if not compaction.many_manifests(self.table.refresh()):
