@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -55,14 +53,6 @@ SCHEMA = Schema(
     NestedField(4, "amount", DecimalType(9, 2)),
     NestedField(5, "share", DoubleType()),
 )
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
-    catalog = SqlCatalog("unit", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
-    catalog.create_namespace("shop")
-    yield catalog
-    catalog.close()
 
 
 @pytest.fixture

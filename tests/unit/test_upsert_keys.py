@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
@@ -158,21 +157,13 @@ def arrow(changes: Changes | dict[Key, int]) -> pa.Table:
     return pa.table(columns, schema=schema_to_pyarrow(SCHEMA))
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
-    catalog = SqlCatalog("unit", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
-    catalog.create_namespace("n")
-    yield catalog
-    catalog.close()
-
-
 numbers = count()
 
 
 def make(catalog: SqlCatalog, folder: Path, spec: PartitionSpec = UNPARTITIONED) -> Upserted:
     number = next(numbers)
     properties = {"format-version": "2"}
-    table = catalog.create_table(f"n.t{number}", SCHEMA, None, spec, properties=properties)
+    table = catalog.create_table(f"shop.t{number}", SCHEMA, None, spec, properties=properties)
     return Upserted(table, folder / f"keys{number}")
 
 
@@ -341,7 +332,7 @@ def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) 
             for n, name in ((1, "a"), (2, "b"))
         )
     )
-    table = catalog.create_table("n.partitioned", schema, None, spec)
+    table = catalog.create_table("shop.partitioned", schema, None, spec)
     partitions = [("x, y", "z"), ("x", "y, z"), ("None", "z"), (None, "z")]
     rows = {
         "value": range(4),

@@ -82,7 +82,7 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
 def live_rows(table: Table) -> int:
     """Rows of the current snapshot that are not deleted by position."""
     files = list(live_files(table))
-    if any(file.file_format == FileFormat.PUFFIN for file in files):  # deletion vectors of others
+    if _has_vectors(files):
         return table.scan().count()
     rows = {f.file_path: f.record_count for f in files if f.content == DataFileContent.DATA}
     deleted: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
@@ -93,6 +93,11 @@ def live_rows(table: Table) -> int:
                     deleted[path].append(positions)
     gone = (len(np.unique(np.concatenate(parts))) for parts in deleted.values())
     return sum(rows.values()) - sum(gone)
+
+
+def _has_vectors(files: Iterable[DataFile]) -> bool:
+    """Whether others wrote deletion vectors, which are of Iceberg's format 3."""
+    return any(file.file_format == FileFormat.PUFFIN for file in files)
 
 
 def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch: str) -> int:
@@ -122,6 +127,8 @@ def trim_deletes(table: Table) -> int:
     if head is None:
         return 0
     files = list(live_files(table))
+    if _has_vectors(files):
+        return 0
     data = {file.file_path: file for file in files if file.content == DataFileContent.DATA}
     seen: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
     stale = []
