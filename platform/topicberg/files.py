@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from topicberg.errors import SpecError
 
@@ -21,8 +24,19 @@ def topic_file(folder: Path, topic: str) -> Path:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file, mode 0600, in one step: a reader never sees half of it."""
+    with replacing(path) as stream:
+        stream.write(text.encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, mode 0600, which takes the place of ``path`` at the end, or goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.")
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -101,7 +101,7 @@ class Staged:
     def head(self, table: Table) -> Snapshot | None:
         if self.branch is not None:
             head = table.snapshot_by_name(self.branch)
-            # Spark makes a branch anew that is gone (Iceberg expires those that lie about), on
+            # Spark makes a branch anew that is gone (maintenance removes those that lie about), on
             # ``main`` and so without the batch's deletes.
             return head if head and head.parent_snapshot_id == self.base else None
         return commit.staged_as(table, self.wap_id) if self.wap_id else None

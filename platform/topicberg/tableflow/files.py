@@ -31,24 +31,22 @@ def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFi
         return {manifest.manifest_path: manifest for found in lists for manifest in found}
 
 
-def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
-    """The entries of manifests, without those that say that a file was removed."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for read in pool.map(lambda manifest: manifest.fetch_manifest_entry(io), found):
-            yield from read
-
-
-def files_by_manifest(
+def entries_by_manifest(
     io: FileIO, found: Iterable[ManifestFile]
-) -> Iterator[tuple[str, tuple[DataFile, ...]]]:
-    """Path of each manifest → the files that it says are live."""
+) -> Iterator[tuple[str, list[ManifestEntry]]]:
+    """Path of each manifest → its entries, without those that say that a file was removed."""
 
-    def read(manifest: ManifestFile) -> tuple[str, tuple[DataFile, ...]]:
-        listed = manifest.fetch_manifest_entry(io)
-        return manifest.manifest_path, tuple(entry.data_file for entry in listed)
+    def read(manifest: ManifestFile) -> tuple[str, list[ManifestEntry]]:
+        return manifest.manifest_path, manifest.fetch_manifest_entry(io)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(read, found)
+
+
+def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
+    """The entries of manifests, without those that say that a file was removed."""
+    for _, read in entries_by_manifest(io, found):
+        yield from read
 
 
 def partition_of(file: DataFile) -> tuple[object, ...]:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +27,9 @@ from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent
 
 from topicberg.errors import TopicbergError
-from topicberg.files import topic_file
+from topicberg.files import replacing, topic_file
 from topicberg.settings import Settings
-from topicberg.tableflow.files import files_by_manifest
+from topicberg.tableflow.files import entries_by_manifest
 from topicberg.tableflow.position_deletes import FileRows, read_deletes
 
 if TYPE_CHECKING:
@@ -52,20 +51,31 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Keys:
-    """Hashes of keys, sorted by ``high``; ``position``: of each one's row."""
+    """Hashes of keys; ``position``: of each one's row."""
 
     high: NDArray[np.uint64]
     low: NDArray[np.uint64]
     position: NDArray[np.uint32]
 
     def positions_of(self, wanted: Keys) -> NDArray[np.uint32]:
-        """Positions, ascending, of the rows that have one of these keys."""
+        """Positions, ascending, of the rows that have one of these keys; both are sorted."""
         if len(self.high) < len(wanted.high):
             place, asked = _meeting(self.high, wanted.high)
         else:
             asked, place = _meeting(wanted.high, self.high)
         same = self.low[place] == wanted.low[asked]
         return np.sort(self.position[place[same]])
+
+
+def _sorted(parts: Sequence[Keys]) -> Keys:
+    """All of them, by ``high``."""
+    empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
+    high, low, position = (
+        np.concatenate([getattr(part, name) for part in (empty, *parts)])
+        for name in ("high", "low", "position")
+    )
+    order = np.argsort(high)
+    return Keys(high[order], low[order], position[order])
 
 
 def _meeting(
@@ -126,7 +136,7 @@ class KeyIndex:
         files = self._live(table, head)
         data = [file for file in files if file.content == DataFileContent.DATA]
         self._read_deletes(table, files)
-        wanted = self._hashed(keys.column(0), keys.column(1))
+        wanted = _sorted([self._hashed(keys.column(0), keys.column(1))])
         found = []
         for file in data:
             positions = self._keys_of(table, file).positions_of(wanted)
@@ -140,8 +150,11 @@ class KeyIndex:
         """Data files and delete files of the snapshot."""
         manifests = {manifest.manifest_path: manifest for manifest in head.manifests(table.io)}
         new = [manifest for path, manifest in manifests.items() if path not in self._files]
-        read = self._files | dict(files_by_manifest(table.io, new))
-        self._files = {path: read[path] for path in manifests}
+        known = self._files | {
+            path: tuple(entry.data_file for entry in listed)
+            for path, listed in entries_by_manifest(table.io, new)
+        }
+        self._files = {path: known[path] for path in manifests}
         return [file for of_manifest in self._files.values() for file in of_manifest]
 
     def _read_deletes(self, table: Table, files: Iterable[DataFile]) -> None:
@@ -178,28 +191,15 @@ class KeyIndex:
             raise _unusable(path, error) from error
         rows, rest = divmod(len(content) - _TRAILER_BYTES, _ROW_BYTES)
         if rest or content[-_TRAILER_BYTES:].view(np.uint64)[0] != rows:
-            keys = self._made(table, file)
+            columns = _key_columns(table, file, self._key_ids)
+            keys = _sorted([self._hashed(*each) for each in columns])
             _save(path, keys)
             return keys
         high, low, position, _ = np.split(content, [8 * rows, 16 * rows, _ROW_BYTES * rows])
         return Keys(high.view(np.uint64), low.view(np.uint64), position.view(np.uint32))
 
-    def _made(self, table: Table, file: DataFile) -> Keys:
-        parts = [
-            self._hashed(raw, partition, first)
-            for first, raw, partition in _key_columns(table, file, self._key_ids)
-        ]
-        if not parts:
-            return Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
-        high, low, position = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("high", "low", "position")
-        )
-        order = np.argsort(high)
-        return Keys(high[order], low[order], position[order])
-
     def _hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
-        """Of rows from position ``first`` on; those without a key are left out."""
+        """Of rows from position ``first`` on, in their order; those without a key are left out."""
         import pandas as pd
         import pyarrow.compute as pc
 
@@ -214,8 +214,7 @@ class KeyIndex:
         )
         high ^= spread
         position = np.flatnonzero(has_key.to_numpy(zero_copy_only=False)) + first
-        order = np.argsort(high)
-        return Keys(high[order], low[order], position[order].astype(np.uint32))
+        return Keys(high, low, position.astype(np.uint32))
 
     def _probe(self) -> str:
         """What becomes of a few keys: no key file is read that was made in another way."""
@@ -224,8 +223,8 @@ class KeyIndex:
         keys = self._hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
-        parts = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))
-        made = parts + repr((_FORMAT, self._key_ids)).encode()
+        made = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))
+        made += repr((_FORMAT, self._key_ids)).encode()
         return hashlib.blake2b(made, digest_size=8).hexdigest()
 
     def _path(self, file: DataFile) -> Path:
@@ -251,8 +250,8 @@ def _is_old(path: Path) -> bool:
 
 def _key_columns(
     table: Table, file: DataFile, field_ids: tuple[int, ...]
-) -> Iterator[tuple[int, Any, Any]]:
-    """Position of the first row, raw keys, partitions; nothing if the file has no such columns."""
+) -> Iterator[tuple[Any, Any, int]]:
+    """Raw keys, partitions, position of the first row; nothing if the file has no such columns."""
     import pyarrow.parquet as pq
 
     with table.io.new_input(file.file_path).open() as stream:
@@ -266,7 +265,7 @@ def _key_columns(
         columns = [names[number] for number in field_ids]
         first = 0
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            yield first, batch.column(columns[0]), batch.column(columns[1])
+            yield batch.column(columns[0]), batch.column(columns[1]), first
             first += batch.num_rows
 
 
@@ -276,19 +275,12 @@ def _save(path: Path, keys: Keys) -> None:
     :raises TopicbergError: it cannot be written
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                for part in (keys.high, keys.low, keys.position):
-                    stream.write(part.data)
-                stream.write(np.uint64(len(keys.high)).tobytes())
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(path) as stream:
+            for part in (keys.high, keys.low, keys.position):
+                stream.write(part.data)
+            stream.write(np.uint64(len(keys.high)).tobytes())
+            stream.flush()
+            os.fsync(stream.fileno())
     except OSError as error:
         raise _unusable(path, error) from error
 

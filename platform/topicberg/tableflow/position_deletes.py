@@ -153,7 +153,7 @@ def trim_deletes(table: Table) -> int:
 def _commit(
     table: Table, head: Snapshot, snapshot: _DeleteFilesChange, rows: Iterable[FileRows]
 ) -> None:
-    for of_partition in by_partition(rows):
+    for of_partition in _by_partition(rows):
         snapshot.append_data_file(_written(table, of_partition))
     updates, requirements = snapshot._commit()
     unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
@@ -168,7 +168,7 @@ def _commit(
         raise CommitConflictError(f"table {name}: another commit came first: {error}") from error
 
 
-def by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
+def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
     """Grouped as delete files have to be, which apply to files of their own partition alone."""
     groups: dict[tuple[object, ...], list[FileRows]] = defaultdict(list)
     for of_file in sorted(rows, key=lambda of_file: of_file.file.file_path):
