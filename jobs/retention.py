@@ -1,16 +1,18 @@
-"""The job that forgets old runs: Dagster keeps every run and its log for ever.
+"""The job that forgets old runs and events: Dagster keeps every one of them, and its log, for ever.
 
-Runs of checks, of maintenance and those that sensors ask for are many and soon of no interest. A
-run that holds the newest materialization of an asset, or of a partition of one, stays: it would
-look as if it had never been materialized.
+Runs of checks, of maintenance and those that sensors ask for are many and soon of no interest; so
+are the events of snapshots. A run that holds the newest materialization of an asset, or of a
+partition of one, stays: it would look as if it had never been materialized.
 """
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
+from dagster._core.storage.event_log import SqlEventLogStorage
 
 from jobs.sensors import COMPUTATION, REGISTRATION
+from topicberg.dagster_events import forget_events
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
@@ -26,16 +28,20 @@ _SOON = {"topicberg/kind": ["checks", "maintenance", "catalogs", REGISTRATION, C
 
 @dg.op
 def forget(context: dg.OpExecutionContext) -> int:
-    """Delete the runs that are old enough. Returns how many there were."""
-    config, now = settings(), datetime.now(UTC)
-    keep = _newest_materializations(context.instance)
+    """Delete the runs and events that are old enough. Returns how many runs there were."""
+    config, now, instance = settings(), datetime.now(UTC), context.instance
+    keep = _newest_materializations(instance)
     forgotten = 0
     for tags, days in ((_SOON, config.keep_check_runs_days), ({}, config.keep_runs_days)):
-        for run_id in list(_older(context.instance, tags, now - timedelta(days=days))):
+        for run_id in list(_older(instance, tags, now - timedelta(days=days))):
             if run_id not in keep:
-                context.instance.delete_run(run_id)
+                instance.compute_log_manager.delete_logs(prefix=[run_id])
+                instance.delete_run(run_id)
                 forgotten += 1
     context.log.info(f"{forgotten:,} runs are forgotten")
+    if isinstance(storage := instance.event_log_storage, SqlEventLogStorage):
+        events = forget_events(storage, now - timedelta(days=config.keep_check_runs_days))
+        context.log.info(f"{events:,} events outside runs and results of checks are forgotten")
     return forgotten
 
 
@@ -68,8 +74,9 @@ def _newest_materializations(instance: dg.DagsterInstance) -> set[str]:
     name=FORGET,
     tags={"topicberg/kind": "maintenance"},
     description="Deletes runs that are older than TOPICBERG_KEEP_RUNS_DAYS; those of checks, "
-    "of maintenance and of sensors after TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest "
-    "materialization of every asset and partition stays.",
+    "of maintenance and of sensors, results of checks and the events of snapshots after "
+    "TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest materialization of every asset and partition and "
+    "the newest result of every check stay.",
 )
 def forget_old_runs() -> None:
     forget()

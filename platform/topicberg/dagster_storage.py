@@ -4,8 +4,9 @@ Dagster opens its databases anew for every event, up to four times, and whoever 
 connection to one of them makes SQLite write a checkpoint. Every tick of a sensor opens the whole
 instance, and compares the revisions of its tables with a folder of Python files. Here a process
 does both once for each database: a run over 240 partitions that computes nothing takes 2.4 seconds
-of CPU instead of 7.9, opening the instance 3 milliseconds instead of 140. Files and tables are
-Dagster's own; in production they are in Postgres.
+of CPU instead of 7.9, opening the instance 3 milliseconds instead of 140. And the database of a
+run, which Dagster empties, goes with the run. Files and tables are Dagster's own; in production
+they are in Postgres.
 
 Source: SQLite, "Write-Ahead Logging" (checkpoints; what ``synchronous=NORMAL`` keeps: everything
 but, after a power cut, the last moments).
@@ -47,6 +48,11 @@ class _Engines:
                 self._kept.popitem(last=False)[1].dispose()
             return engine
 
+    def close(self, url: str) -> None:
+        with self._lock:
+            if engine := self._kept.pop(url, None):
+                engine.dispose()
+
 
 _ENGINES = _Engines()
 _READY: set[str] = set()
@@ -75,6 +81,14 @@ class _EventLogStorage(SqliteEventLogStorage):
                 _READY.add(url)
             with engine.begin() as connection:
                 yield connection
+
+    def delete_events(self, run_id: str) -> None:
+        super().delete_events(run_id)
+        url = self.conn_string_for_shard(run_id)
+        _ENGINES.close(url)
+        _READY.discard(url)
+        for suffix in ("", "-wal", "-shm"):
+            Path(self.path_for_shard(run_id) + suffix).unlink(missing_ok=True)
 
 
 class _OneDatabase:

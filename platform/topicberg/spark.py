@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import socket
@@ -48,6 +49,9 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
         # They print every error, with both stack traces, before anybody can handle it.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     session = ConnectSession.builder.remote(remote).create()
+    # What it registers for the end of the process keeps every session in memory until then, stopped
+    # or not. Spark drops a session's cached models with the session.
+    atexit.unregister(session.client._cleanup_ml_cache)
     wait = 2000  # milliseconds between two attempts
     session.client.set_retry_policies(
         [DefaultPolicy(max_backoff=wait, max_retries=max(1, int(give_up_after * 1000 / wait)))]

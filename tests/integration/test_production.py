@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +20,7 @@ import dagster as dg
 import pytest
 import yaml
 from dagster._cli import create_dagster_cli
+from dagster._core.storage.event_log import SqlEventLogStorage
 from dagster._daemon.cli import create_dagster_daemon_cli
 from dagster_postgres.run_storage import PostgresRunStorage
 from dagster_webserver.cli import create_dagster_webserver_cli
@@ -26,6 +28,7 @@ from pydantic_settings import BaseSettings
 
 from topicberg.alerts.settings import AlertSettings
 from topicberg.cloud import CloudSettings
+from topicberg.dagster_events import forget_events
 from topicberg.deploy.settings import DeploySettings
 from topicberg.local.ports import choose
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
@@ -264,3 +267,13 @@ def test_the_instance_on_postgres(
         assert dg.materialize([one], instance=instance).success
         event = instance.get_latest_materialization_event(dg.AssetKey("one"))
         assert event is not None
+        for number in range(3):
+            reported = dg.AssetMaterialization("snapshots", metadata={"number": number})
+            instance.report_runless_asset_event(reported)
+            evaluation = dg.AssetCheckEvaluation(dg.AssetKey("snapshots"), "rows", True, {})
+            instance.report_runless_asset_event(evaluation)
+        assert isinstance(instance.event_log_storage, SqlEventLogStorage)
+        assert forget_events(instance.event_log_storage, datetime.now(UTC)) >= 6
+        (left,) = instance.fetch_materializations(dg.AssetKey("snapshots"), limit=9).records
+        assert left.asset_materialization
+        assert left.asset_materialization.metadata["number"].value == 2

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from dagster._core.instance.ref import InstanceRef
 
+from assets.checks import last_evaluation
 from definitions import defs
 from jobs.retention import forget_old_runs
 from jobs.sensors import COMPUTATION, REGISTRATION
@@ -129,4 +130,69 @@ def test_a_partition_stays_materialized(monkeypatch: pytest.MonkeyPatch) -> None
         assert left >= {one, two}
         assert before not in left
         assert instance.get_materialized_partitions(dg.AssetKey("totals")) == {"one", "two"}
+    settings.cache_clear()
+
+
+def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Events of snapshots, results of checks, and the files of runs that are gone."""
+    orders, key = dg.AssetKey("orders"), dg.AssetCheckKey(dg.AssetKey("orders"), "rows")
+
+    @dg.asset_check(asset=orders)
+    def rows() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+
+    checks = dg.Definitions(
+        asset_checks=[rows],
+        jobs=[
+            dg.define_asset_job(
+                "check", dg.AssetSelection.all_asset_checks(), tags={"topicberg/kind": "checks"}
+            )
+        ],
+    ).resolve_job_def("check")
+
+    def evaluation(passed: bool) -> dg.AssetCheckEvaluation:
+        return dg.AssetCheckEvaluation(orders, "rows", passed, {})
+
+    home = dagster_home(Settings(state_dir=tmp_path))
+    with dg.DagsterInstance.from_config(str(home)) as instance, monkeypatch.context() as patch:
+        storage = instance.event_log_storage
+
+        def kept() -> list[tuple[str | None, int]]:
+            found = instance.fetch_materializations(orders, limit=100).records
+            return [
+                (record.partition_key, record.asset_materialization.metadata["number"].value)
+                for record in found
+                if record.asset_materialization
+            ]
+
+        def left() -> set[str]:
+            return {file.name.split(".db")[0] for file in tmp_path.rglob("*.db*")} | {
+                folder.name for folder in (tmp_path / "dagster" / "storage").glob("*")
+            }
+
+        for number in range(3):
+            for partition in ("one", "two", None):
+                instance.report_runless_asset_event(
+                    dg.AssetMaterialization(orders, None, {"number": number}, partition)
+                )
+            instance.report_runless_asset_event(evaluation(passed=number == 1))
+        ran = [checks.execute_in_process(instance=instance).run_id for _ in range(2)]
+        assert left() > set(ran)
+        instance.report_runless_asset_event(evaluation(passed=False))
+        before = len(kept())
+        forget_old_runs.execute_in_process(instance=instance)
+        assert len(kept()) == before == 9
+        patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
+        settings.cache_clear()
+        forget_old_runs.execute_in_process(instance=instance)
+        assert kept() == [(None, 2), ("two", 2), ("one", 2)]
+        assert instance.get_materialized_partitions(orders) == {"one", "two"}
+        (result,) = storage.get_asset_check_execution_history(key, limit=10)
+        assert result.status.value == "FAILED"
+        assert last_evaluation(instance, key) == evaluation(passed=False)
+        assert not left() & set(ran)
+        dg.materialize([dg.asset(lambda: None, name="orders")], instance=instance)  # type: ignore[arg-type]
+        assert len(instance.fetch_materializations(orders, limit=100).records) == 4
     settings.cache_clear()

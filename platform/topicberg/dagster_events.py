@@ -1,0 +1,102 @@
+"""What Dagster keeps for ever, also after the run is gone: events outside runs, results of checks.
+
+A table that commits every ten seconds leaves a materialization of seven kilobytes for each commit,
+and every run of checks its results. Dagster deletes neither, and has no call for it; the tables are
+its own, on SQLite as on Postgres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dagster._core.instance.utils import RUNLESS_RUN_ID
+from dagster._core.storage.asset_check_execution_record import (
+    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
+)
+from dagster._core.storage.event_log.schema import (
+    AssetCheckExecutionsTable,
+    AssetEventTagsTable,
+    SqlEventLogStorageTable,
+)
+from sqlalchemy import ColumnElement, Connection, func, select
+
+if TYPE_CHECKING:
+    from dagster._core.storage.event_log import SqlEventLogStorage
+
+BATCH = 500
+"""Rows of a transaction: others write events meanwhile."""
+
+
+def forget_events(storage: SqlEventLogStorage, before: datetime) -> int:
+    """Delete what lies outside runs; the number of events and results of checks.
+
+    The newest event of each kind, asset and partition stays, and of each check its newest result
+    and its newest that came to an end: what the UI and the next run go by.
+
+    :param before: in UTC
+    """
+    before = before.replace(tzinfo=None)  # as Dagster stores it
+    with storage.index_connection() as connection:
+        results, needed = _newest_results(connection)
+    checks, events = AssetCheckExecutionsTable, SqlEventLogStorageTable
+    old = checks.c.create_timestamp < before
+    forgotten = _delete(storage.index_connection, checks, old, results)
+    with storage.index_connection() as connection:
+        needed |= _newest_events(connection)
+    old = (events.c.run_id == RUNLESS_RUN_ID) & (events.c.timestamp < before)
+    forgotten += _delete(storage.index_connection, events, old, needed)
+    if storage.is_run_sharded:  # a second copy, which nobody asks for what is newest
+        _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), events, old, ())
+    return forgotten
+
+
+def _newest_results(connection: Connection) -> tuple[set[int], set[int]]:
+    """Ids of the results of checks that stay, and of the events that they name."""
+    table = AssetCheckExecutionsTable
+    groups = table.c.asset_key, table.c.check_name, table.c.partition
+    newest = select(func.max(table.c.id)).group_by(*groups)
+    ended = newest.where(table.c.execution_status.in_([status.value for status in COMPLETED]))
+    stay = {*connection.scalars(newest), *connection.scalars(ended)}
+    named: set[int] = set()
+    for ids in _batches(sorted(stay)):
+        chosen = table.c.id.in_(ids)
+        for column in (
+            table.c.evaluation_event_storage_id,
+            table.c.materialization_event_storage_id,
+        ):
+            named |= {*connection.scalars(select(column).where(chosen, column.is_not(None)))}
+    return stay, named
+
+
+def _newest_events(connection: Connection) -> set[int]:
+    table = SqlEventLogStorageTable
+    newest = (
+        select(func.max(table.c.id))
+        .where(table.c.run_id == RUNLESS_RUN_ID)
+        .group_by(table.c.asset_key, table.c.dagster_event_type, table.c.partition)
+    )
+    return {*connection.scalars(newest)}
+
+
+def _delete(connect: Any, table: Any, old: ColumnElement[bool], stay: Collection[int]) -> int:
+    """Delete rows in small transactions; how many."""
+    last, deleted = -1, 0
+    while True:
+        with connect() as connection:
+            following = select(table.c.id).where(old, table.c.id > last).order_by(table.c.id)
+            found = [*connection.scalars(following.limit(BATCH))]
+            if not found:
+                return deleted
+            last = found[-1]
+            gone = [number for number in found if number not in stay]
+            connection.execute(table.delete().where(table.c.id.in_(gone)))
+            if table is SqlEventLogStorageTable:
+                tags = AssetEventTagsTable
+                connection.execute(tags.delete().where(tags.c.event_id.in_(gone)))
+            deleted += len(gone)
+
+
+def _batches(ids: list[int]) -> Iterator[list[int]]:
+    yield from (ids[first : first + BATCH] for first in range(0, len(ids), BATCH))
