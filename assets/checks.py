@@ -116,7 +116,14 @@ def last_evaluation(
 def last_evaluations(
     instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, dg.AssetCheckEvaluation]:
-    """Check → its last evaluation that came to an end; one query for all that are not under way."""
+    """Check → its last evaluation that came to an end."""
+    return {key: found for key, (found, _) in last_evaluated(instance, keys).items()}
+
+
+def last_evaluated(
+    instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
+) -> dict[dg.AssetCheckKey, tuple[dg.AssetCheckEvaluation, datetime]]:
+    """The same, each with its time; one query for all that are not under way."""
     from dagster._core.storage.asset_check_execution_record import (
         COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
     )
@@ -130,9 +137,9 @@ def last_evaluations(
         if newest.status not in COMPLETED:
             records = [*storage.get_asset_check_execution_history(key, limit=1, status=COMPLETED)]
         for record in records:
-            event = record.event.dagster_event if record.event else None
-            if event is not None:
-                found[key] = event.asset_check_evaluation_data
+            if record.event is not None and record.event.dagster_event is not None:
+                at = datetime.fromtimestamp(record.event.timestamp, UTC)
+                found[key] = record.event.dagster_event.asset_check_evaluation_data, at
     return found
 
 
@@ -226,9 +233,28 @@ def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
 
 
 def _history_checks(spec: TopicSpec) -> Iterator[TableCheck]:
+    table = history_lake_table(spec)
+    allowed = _allowed_minutes(spec)
+
+    def up_to_date(probe: Probe) -> "Finding":
+        from topicberg.checks.topic import check_history
+
+        topic = probe.load(spec.table_identifier(probe.lakehouse.config))
+        mend = (
+            "see whether a run of its sensor is queued or under way, or why it failed (Runs); by "
+            f"hand: `dagster asset materialize -f definitions.py --select "
+            f"'key:\"{_key(table, 'iceberg')}\"'`, then `topicberg sync {table.name}`"
+        )
+        return check_history(probe.iceberg, topic, allowed, probe.now, mend)
+
     if spec.checks.max_lag_records is not None:
         yield _lag(spec)
-    yield _no_equality_deletes(history_lake_table(spec))
+    yield TableCheck(
+        "up_to_date",
+        f"Every record that the topic's own table held {allowed} minutes ago is there.",
+        up_to_date,
+    )
+    yield _no_equality_deletes(table)
 
 
 def _lag(spec: TopicSpec) -> TableCheck:
@@ -342,9 +368,7 @@ def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
         for origin in (lake.origin(name) for name in derived.sources)
     }
     partitions = time_partitions(root)
-    from topicberg.checks.derived import ALLOWED_MINUTES
-
-    allowed = root.freshness.warn_minutes if root.freshness else ALLOWED_MINUTES
+    allowed = _allowed_minutes(root)
 
     def up_to_date(probe: Probe) -> "Finding":
         from topicberg.checks.derived import check_up_to_date
@@ -362,9 +386,11 @@ def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
             if not keys:
                 return "wait: the rows that are missing have no partition yet"
             chosen = f"--partition-range '{keys[0]}...{keys[-1]}'"
+            key = _key(table, "iceberg")
             return (
-                "see why the runs of its sensor failed (Runs), then "
-                f"`dagster asset materialize -f definitions.py --select '{_chain(table)}' {chosen}`"
+                "see whether a run of its sensor is queued or under way, or why it failed (Runs); "
+                "what is missing by hand: `dagster asset materialize -f definitions.py --select "
+                f"'key:\"{key}\"' {chosen}`, then `topicberg sync {table.name}`"
             )
 
         return check_up_to_date(probe.iceberg, sources, allowed, probe.now, mend)
@@ -377,9 +403,11 @@ def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
     )
 
 
-def _chain(table: LakeTable) -> str:
-    keys = (table.key(system).to_user_string() for system in ("iceberg", "glue", "snowflake"))
-    return " or ".join(f'key:"{key}"' for key in keys)
+def _allowed_minutes(root: TopicSpec) -> int:
+    """How late what is made of a topic may be."""
+    from topicberg.checks.derived import ALLOWED_MINUTES
+
+    return root.freshness.warn_minutes if root.freshness else ALLOWED_MINUTES
 
 
 def _pointer(table: LakeTable) -> TableCheck:

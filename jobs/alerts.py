@@ -7,13 +7,13 @@ while the daemon was down, nothing is told twice, and what is mended is told as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.checks import CAUSE, MEND, SINCE, last_evaluations
+from assets.checks import CAUSE, MEND, SINCE, last_evaluated, last_evaluations
 
 if TYPE_CHECKING:
     from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 INTERVAL_SECONDS = 60
 MAX_RUNS = 200
+CHECKED_WITHIN = timedelta(minutes=10)
+"""The schedule of the checks asks for them every five minutes."""
 _BLOCKED = "DagsterAssetCheckFailedError"
 
 
@@ -101,8 +103,14 @@ class State:
         keys = [
             key for key in self.graph.get_all_asset_keys() if self.graph.get(key).freshness_policy
         ]
-        for key, record in self.instance.get_freshness_state_records(keys).items():
-            if record.freshness_state not in (FreshnessState.WARN, FreshnessState.FAIL):
+        late = {
+            key: record
+            for key, record in self.instance.get_freshness_state_records(keys).items()
+            if record.freshness_state in (FreshnessState.WARN, FreshnessState.FAIL)
+        }
+        explained = self._explained_by_checks({key: late[key].updated_at for key in late})
+        for key, record in late.items():
+            if key in explained:
                 continue
             asset = key.to_user_string()
             yield Alert(
@@ -114,12 +122,29 @@ class State:
                 link=self._asset(key),
                 mend="see its checks; if there are none newer than this, see whether the daemon "
                 "and the schedule check_tables_schedule run",
-                cause=f"check {asset}:"
-                + ("freshness" if self._has_check(key, "freshness") else "up_to_date"),
             )
 
-    def _has_check(self, key: dg.AssetKey, name: str) -> bool:
-        return dg.AssetCheckKey(key, name) in self.graph.asset_check_keys
+    def _explained_by_checks(self, late: Mapping[dg.AssetKey, datetime]) -> set[dg.AssetKey]:
+        """Assets with a check that says why they are late, or will within :data:`CHECKED_WITHIN`.
+
+        One that is content all the same means that nothing came: the check of the topic says so.
+
+        :param late: asset → since when
+        """
+        own = {
+            dg.AssetCheckKey(key, name): key
+            for key in late
+            for name in ("freshness", "up_to_date")
+            if dg.AssetCheckKey(key, name) in self.graph.asset_check_keys
+        }
+        evaluated = last_evaluated(self.instance, own.keys())
+        now = datetime.now(UTC)
+        return {
+            key
+            for check, key in own.items()
+            if now - late[key] < CHECKED_WITHIN
+            or (check in evaluated and evaluated[check][1] > late[key])
+        }
 
     def _runs(self, told: Told) -> tuple[Told, list[Alert]]:
         """The kinds of runs whose last one failed."""
@@ -214,10 +239,16 @@ def _kind(run: dg.DagsterRun) -> str:
 
 
 def _explained(errors: Iterable[SerializableErrorInfo]) -> tuple[str, str | None]:
-    """What the first error says, and its hint: that of the innermost cause."""
+    """What the first error says, and its hint: that of the innermost cause.
+
+    Or of the innermost that is topicberg's own: it says what those below it mean.
+    """
     for error in errors:
-        while error.cause:
-            error = error.cause
+        chain = [error]
+        while chain[-1].cause:
+            chain.append(chain[-1].cause)
+        own = [each for each in chain if each.message.startswith("topicberg.")]
+        error = (own or chain)[-1]
         name, _, text = error.message.strip().partition(": ")
         message, _, hint = text.partition("\n  → ")
         said = " ".join((message or name).split())

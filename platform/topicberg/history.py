@@ -25,6 +25,7 @@ def history_table(spec: TopicSpec) -> tuple[str, str]:
 def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
     """The table, with every record that the topic holds now."""
     from topicberg import kafka
+    from topicberg.tableflow.control import as_asked
     from topicberg.tableflow.engine import run_once
 
     class HistorySpec(TopicSpec):
@@ -32,6 +33,9 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
             return history_table(self)
 
     kafka.ensure_topic(spec, endpoints, config)
-    appended = {**spec.model_dump(by_alias=True), "write_mode": "append"}
+    appended = {**as_asked(config, spec).model_dump(by_alias=True), "write_mode": "append"}
+    handling = appended["tableflow"]["error_handling"]
+    if handling["mode"] == "LOG":  # the topic's own table logs them
+        appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
     run_once(HistorySpec.model_validate(appended), endpoints, config)
     return endpoints.catalog(config).load_table(history_table(spec))

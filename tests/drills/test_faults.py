@@ -22,7 +22,8 @@ from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from waiting import wait_until
 
-from assets import Lake, lake_assets, lake_checks
+from assets import Lake, find_derived, lake_assets, lake_checks
+from assets.derived import DerivedTable
 from jobs import alert_sensor, check_job
 from resources import RESOURCES, Snowflake
 from topicberg import glue
@@ -30,6 +31,7 @@ from topicberg.alerts import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
+from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.snowflake import Names
 from topicberg.tableflow import control
@@ -45,14 +47,16 @@ NAME = "airline_sunset"
 SPEC = load_topic(TOPIC)
 ICEBERG, GLUE, SNOWFLAKE = (f"{system}/{NAME}" for system in ("iceberg", "glue", "snowflake"))
 PATIENCE_SECONDS = 600.0
-_COMMAND = re.compile(r"`(topicberg [^`]+)`")
+_COMMAND = re.compile(r"`((?:topicberg|dagster) [^`]+)`")
 
 
 class Operator:
     """Runs checks and the alert sensor as the daemon does, and reads what they say."""
 
-    def __init__(self, instance: dg.DagsterInstance, spec: TopicSpec) -> None:
-        lake = Lake(settings(), (spec,), ())
+    def __init__(
+        self, instance: dg.DagsterInstance, spec: TopicSpec, *derived: DerivedTable
+    ) -> None:
+        lake = Lake(settings(), (spec,), derived)
         self.defs = dg.Definitions(
             assets=list(lake_assets(lake)),
             asset_checks=list(lake_checks(lake)),
@@ -118,11 +122,11 @@ class Operator:
 def run(command: str) -> None:
     """Exactly what the message says, in a shell's words."""
     program, *arguments = shlex.split(command)
-    assert program == "topicberg"
     environment = {**os.environ, "TOPICBERG_STATE_DIR": str(settings().state_dir)}
     done = subprocess.run(
         [str(Path(sys.executable).parent / program), *arguments],
         env=environment,
+        cwd=settings().project_root,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -206,11 +210,15 @@ def test_poison_record(operator: Operator, stack: Endpoints) -> None:
             c for n in told if n.state == "firing" for c in _COMMAND.findall(n.alert.mend or "")
         }
         assert acknowledge == f"topicberg tableflow acknowledge {TOPIC}"
+        found = run_query(
+            "SELECT error_message, source_record.topic FROM error_log", "duckdb", stack, settings()
+        )
+        assert [topic for message, topic in found.rows if message] == [TOPIC]
         run(acknowledge)
         sync()
         operator.await_green()
     finally:
-        control.forget(settings(), TOPIC)
+        control.enable(settings(), TOPIC)  # as the spec says again
 
 
 def test_glue_pointer_moved_by_hand(operator: Operator, stack: Endpoints) -> None:
@@ -246,6 +254,25 @@ def test_snowflake_table_stale(
         run(command)
         operator.await_green()
     settings.cache_clear()
+
+
+def test_derived_table_left_behind(stack: Endpoints) -> None:
+    """Nobody computes it; the spec allows a minute."""
+    (derived,) = (table for table in find_derived() if table.name == "flagged_stock_trades")
+    limits = Freshness(warn_minutes=1, fail_minutes=600)
+    spec = load_topic("stock_trades").model_copy(update={"freshness": limits})
+    run_here(settings(), spec.name, rate=0, count=50)
+    run_once(spec, stack, settings())
+    behind = Operator(dg.DagsterInstance.ephemeral(), spec, derived)
+    check = f"iceberg/{derived.name}:up_to_date"
+    wait_until(lambda: check in behind.failing(), PATIENCE_SECONDS)
+    text = behind.failing()[check].description or ""
+    assert "were not read yet" in text
+    commands = _COMMAND.findall(text)
+    assert [command.split()[0] for command in commands] == ["dagster", "topicberg"]
+    for command in commands:
+        run(command)
+    wait_until(lambda: check not in behind.failing(), PATIENCE_SECONDS)
 
 
 def test_snowflake_table_dropped(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:

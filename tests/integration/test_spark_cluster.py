@@ -71,9 +71,12 @@ def spark_process(name: str, folder: Path, *arguments: str, **environment: str) 
         try:
             yield log
         finally:
-            family = psutil.Process(process.pid).children(recursive=True)
+            started = psutil.Process(process.pid)
+            family = [started, *started.children(recursive=True)]
             process.terminate()
-            psutil.wait_procs(family, timeout=10)
+            # Where the tests ignore SIGTERM (in the background, say), so does Java.
+            for left in psutil.wait_procs(family, timeout=10)[1]:
+                left.kill()
 
 
 def wait_for_line(log: Path, text: str, seconds: float = 60) -> None:

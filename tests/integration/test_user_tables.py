@@ -18,8 +18,11 @@ from assets.pipelines.users import TRADE_COLUMNS, trades_by_region
 from topicberg import kafka
 from topicberg.datagen.producer import avro_encoder
 from topicberg.endpoints import Endpoints
-from topicberg.history import ingest_history
+from topicberg.errors import TableflowError
+from topicberg.history import history_table, ingest_history
 from topicberg.settings import settings
+from topicberg.tableflow import commit, control
+from topicberg.tableflow.deadletters import LOGGED_OFFSETS
 from topicberg.tableflow.engine import run_once
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topic
@@ -127,3 +130,17 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
         assert history() == [(0, "a", b"u"), (1, "b", b"u"), (2, None, b"u"), (3, "c", b"u")]
     newest = stack.catalog(settings()).load_table(spec.table_identifier()).scan().to_arrow()
     assert newest["regionid"].to_pylist() == ["c"]
+    producer = Producer(stack.kafka_config())
+    producer.produce(name, b"\x01this is no record", b"u")
+    assert producer.flush(30) == 0
+    send("d")
+    with pytest.raises(TableflowError, match="offset 4"):
+        history()
+    control.enable(settings(), name, {"error_handling": {"mode": "LOG"}}, "upsert")
+    try:  # what was asked for since holds for it as well; the dead letters are the topic's own
+        assert [offset for offset, *_ in history()] == [0, 1, 2, 3, 5]
+        table = stack.catalog(settings()).load_table(history_table(spec))
+        assert table.properties[commit.ROWS_SKIPPED] == "1"
+        assert LOGGED_OFFSETS not in table.properties
+    finally:
+        control.disable(settings(), name)

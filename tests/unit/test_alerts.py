@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 
 from assets.checks import result
-from jobs.alerts import alert_sensor
+from jobs.alerts import State, alert_sensor
 from topicberg.alerts import Alert, AlertSettings, Notice, Told, channels, tell
 from topicberg.alerts.channels import ALERTS_FILE
 from topicberg.checks.finding import Finding
@@ -32,7 +33,10 @@ broken: set[str] = set()
 @dg.asset(key=ORDERS, group_name="shop")
 def orders() -> None:
     if "orders" in broken:
-        raise TopicbergError("the disk is full", hint="`free it`")
+        try:
+            raise RuntimeError("org.example.DiskException: 28 at java.base/Thread.run")
+        except RuntimeError as error:
+            raise TopicbergError("the disk is full", hint="`free it`") from error
 
 
 @dg.multi_asset_check(
@@ -53,6 +57,26 @@ DEFS = dg.Definitions(
     assets=[orders], asset_checks=[checks], jobs=[JOB], sensors=[alert_sensor()],
     executor=dg.in_process_executor,
 )  # fmt: skip
+
+
+CHECKED, UNCHECKED = dg.AssetKey(["iceberg", "totals"]), dg.AssetKey("report")
+POLICY = dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=30))
+
+
+@dg.asset(key=CHECKED, freshness_policy=POLICY)
+def totals() -> None: ...
+
+
+@dg.asset(key=UNCHECKED, freshness_policy=POLICY)
+def report() -> None: ...
+
+
+@dg.asset_check(asset=CHECKED)
+def up_to_date() -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(passed=True)
+
+
+LATE = dg.Definitions(assets=[totals, report], asset_checks=[up_to_date])
 
 
 class Desk:
@@ -179,6 +203,35 @@ def test_since_when_stays_while_a_fault_lasts(desk: Desk) -> None:
     )
     again = result(ORDERS, "tableflow", bad("broken"), before)
     assert again.metadata["since"] == first.metadata["since"]
+
+
+def test_a_late_table_is_told_by_its_check_or_else_by_its_policy(desk: Desk) -> None:
+    """A table whose check was evaluated since is not told twice, nor one whose source is late."""
+
+    def late(key: dg.AssetKey, since: datetime) -> None:
+        change = FreshnessStateChange(
+            key=key,
+            new_state=FreshnessState.FAIL,
+            previous_state=FreshnessState.PASS,
+            state_change_timestamp=since.timestamp(),
+        )
+        desk.instance._report_runless_asset_event(change)
+
+    def told(since: datetime) -> list[str]:
+        late(CHECKED, since)
+        late(UNCHECKED, since)
+        state = State(desk.instance, LATE.get_repository_def().asset_graph, "http://ui")
+        return sorted(state.faults(Told())[1])
+
+    now = datetime.now(UTC)
+    checked, unchecked = (f"freshness {key.to_user_string()}" for key in (CHECKED, UNCHECKED))
+    assert told(now) == [unchecked]  # the next evaluation of the check says why
+    assert told(now - timedelta(hours=1)) == [checked, unchecked]  # checks do not run
+    desk.instance.report_runless_asset_event(dg.AssetCheckEvaluation(CHECKED, "up_to_date", True))
+    assert told(now - timedelta(hours=1)) == [unchecked]  # nothing came to compute it with
+    verdict = dg.AssetCheckEvaluation(CHECKED, "up_to_date", False)
+    desk.instance.report_runless_asset_event(verdict)
+    assert told(now - timedelta(hours=1)) == ["check iceberg/totals:up_to_date", unchecked]
 
 
 # --- channels ---

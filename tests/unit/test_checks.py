@@ -40,8 +40,15 @@ from topicberg.checks.table import (
     judge_volume,
     usual_range,
 )
-from topicberg.checks.topic import ACKNOWLEDGED, acknowledge, check_engine, check_skipped
-from topicberg.tableflow.commit import ROWS_SKIPPED
+from topicberg.checks.topic import (
+    ACKNOWLEDGED,
+    acknowledge,
+    check_engine,
+    check_history,
+    check_skipped,
+)
+from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED
+from topicberg.tableflow.offsets import dump_offsets
 from topicberg.tableflow.status import TopicStatus
 from topicberg.topics import Rules, load_topic
 
@@ -212,6 +219,35 @@ def test_skipped_rows_until_somebody_looks(table: Table) -> None:
     with table.transaction() as transaction:
         transaction.set_properties({ROWS_SKIPPED: "4"})
     assert not check_skipped(spec, table).passed
+
+
+def test_a_history_that_stays_behind_its_topic(catalog: SqlCatalog, table: Table) -> None:
+    history = catalog.create_table("shop.orders_history", SCHEMA)
+    row = pa.Table.from_pylist([{"price": 1}], schema=SCHEMA.as_arrow())
+
+    def commit(table: Table, offsets: dict[int, int]) -> None:
+        table.append(row, snapshot_properties={END_OFFSETS: dump_offsets(offsets)})
+
+    def judge(minutes: float) -> Finding:
+        now = datetime.now(UTC) + timedelta(minutes=minutes)
+        return check_history(history, table, 30, now, "`mend it`")
+
+    assert judge(60).passed
+    commit(table, {0: 5})
+    commit(table, {0: 5, 1: 3})
+    assert judge(5).passed
+    assert not judge(60).passed
+    commit(history, {0: 5})
+    late = judge(60)
+    assert not late.passed
+    assert "60 min ago" in late.what
+    assert late.since is not None
+    assert late.since > datetime.now(UTC) - timedelta(minutes=1)
+    history.append(row)  # maintenance, say
+    commit(history, {0: 7, 1: 3})
+    assert judge(60).passed
+    table.append(row)
+    assert judge(60).passed
 
 
 def test_the_engine() -> None:

@@ -42,6 +42,16 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
     assert control.as_asked(config, load_topic("orders", config)) == spec
 
 
+def test_a_topic_whose_broken_records_are_logged_brings_the_dead_letters(config: Settings) -> None:
+    control.enable(config, "orders", {"error_handling": {"mode": "LOG", "target": "broken"}})
+    assert set(control.enabled_topics(config)) == {"orders", "broken"}
+    assert control.find_topic(config, "broken").value_schema.file == "error_log.avsc"
+    control.disable(config, "broken")
+    assert set(control.enabled_topics(config)) == {"orders"}
+    control.enable(config, "orders")
+    assert set(control.enabled_topics(config)) == {"orders"}
+
+
 def test_a_deleted_topic_is_disabled_until_it_is_created(config: Settings) -> None:
     control.topic_deleted(config, "orders")
     assert control.enabled_topics(config) == {}

@@ -49,9 +49,11 @@ def from_ms(milliseconds: int) -> datetime:
 
 
 def age(seconds: float) -> str:
-    """``90 s``, ``12 min``, ``3.5 h``, ``2.0 days``."""
+    """``90 s``, ``2.5 min``, ``12 min``, ``3.5 h``, ``2.0 days``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
+    if seconds < 600:
+        return f"{seconds / 60:.1f} min"
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     if seconds < 172_800:

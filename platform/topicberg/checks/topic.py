@@ -11,7 +11,7 @@ from topicberg import kafka
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.settings import settings
 from topicberg.snapshots import report
-from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry
+from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry, committed
 from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.wait import held_offsets
 
@@ -151,6 +151,36 @@ def check_freshness(
         severity="error" if failed else "warning",
         cause=engine if lag else None,
         facts={**facts, "lag_records": lag},
+    )
+
+
+def check_history(
+    history: Table, topic: Table, allowed_minutes: int, now: datetime, mend: str
+) -> Finding:
+    """Whether the table of every record has read as far as the topic's own had some time ago.
+
+    Confluent's Tableflow leaves no offsets in its snapshots: there is nothing to compare then.
+    """
+    read = committed(history, history.current_snapshot()).offsets
+    missing = None
+    for snapshot in ancestry(topic):
+        held = committed(topic, snapshot).offsets
+        if all(read.get(partition, 0) >= offset for partition, offset in held.items()):
+            break
+        missing = snapshot, held
+    if missing is None:
+        return good("every record that the topic's own table holds was read")
+    oldest, held = missing
+    since = from_ms(oldest.timestamp_ms)
+    seconds = (now - since).total_seconds()
+    said = f"records that came {age(seconds)} ago were not read yet"
+    if seconds <= allowed_minutes * 60:
+        return good(said)
+    return Finding(
+        passed=False,
+        what=f"the table is late: {said}; {allowed_minutes} min are allowed",
+        mend=mend,
+        since=since,
     )
 
 

@@ -131,7 +131,8 @@ def acknowledge(topic: Topic) -> None:
     config = settings()
     identifier = find_topic(config, topic).table_identifier(config)
     count = checks.acknowledge(load_endpoints(config).catalog(config).load_table(identifier))
-    typer.echo(f"{topic}: {count:,} records that were left out are acknowledged")
+    records = "1 record that was" if count == 1 else f"{count:,} records that were"
+    typer.echo(f"{topic}: acknowledged {records} left out")
 
 
 def run(
@@ -200,7 +201,10 @@ def status(
         typer.echo(json.dumps([state.model_dump() for state in states], indent=2))
         return
     # A narrow terminal must not cut what matters; the snapshot is in --json.
-    table = Table("topic", "phase", "records", "skipped", "waiting", "commits")
+    table = Table(
+        *("topic", "phase", "records", "skipped", "waiting", "commits"),
+        caption="records and commits: of the engine since it was started",
+    )
     for column in table.columns:
         column.overflow = "fold"
     for state in states:

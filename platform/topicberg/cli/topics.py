@@ -48,6 +48,8 @@ def list_topics(
     from rich.table import Table
 
     table = Table("topic", "pipeline", "format", "mode", "partitions", "Tableflow", "generator")
+    for column in table.columns:
+        column.overflow = "fold"
     for spec in specs:
         generator = f"{spec.generator.kind}, {spec.generator.rate:g}/s" if spec.generator else "-"
         table.add_row(

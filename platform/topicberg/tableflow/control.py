@@ -17,6 +17,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+from topicberg.topics.deadletters import dead_letter_spec
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""
@@ -91,6 +92,8 @@ def resume(config: Settings, topic: str) -> None:
 def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
     """The topics to materialize, as their specs and the requests say.
 
+    A topic whose broken records are logged brings its dead-letter topic with it.
+
     :raises SpecError: a topic spec is wrong
     """
     specs = {spec.name: spec for spec in load_topics(config)}
@@ -101,17 +104,24 @@ def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
             found[name] = _applied(request, specs.get(name))
         else:
             found.pop(name, None)
+    for spec in list(found.values()):
+        if spec.tableflow.error_handling.mode == "LOG":
+            target = dead_letter_spec(spec)
+            if target.name not in {*found, *specs, *requests}:
+                found[target.name] = target
     return found
 
 
 def find_topic(config: Settings, topic: str) -> TopicSpec:
-    """The spec of a topic that has a file or was enabled without one.
+    """The spec of a topic that has a file, or was enabled without one, or takes broken records.
 
-    :raises SpecError: neither
+    :raises SpecError: none of these
     """
     request = read_request(config, topic)
     specs = {spec.name: spec for spec in load_topics(config)}
     if request is None and topic not in specs:
+        if dead_letters := enabled_topics(config).get(topic):
+            return dead_letters
         raise SpecError(
             f"no topic {topic!r}", hint="`topicberg topics list` shows those with specs"
         )

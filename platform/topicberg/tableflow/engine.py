@@ -28,7 +28,7 @@ from topicberg.tableflow.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.offsets import Batch, Offsets, dump_offsets, parse_offsets, plan_batch
 from topicberg.tableflow.rows import PROBLEM, ROW, decoded
 from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
-from topicberg.tableflow.table import NEW_TABLE, ensure_table
+from topicberg.tableflow.table import ensure_table, start_again
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -188,7 +188,7 @@ class Ingestor:
             raise TableflowError(
                 f"topic {name} was deleted and created anew: the table holds topic id "
                 f"{held.topic_id}, the broker has {topic_id}",
-                hint=NEW_TABLE,
+                hint=start_again(name),
             )
         latest = kafka.end_offsets(self.endpoints, name)
         beginning = kafka.beginning_offsets(self.endpoints, name)

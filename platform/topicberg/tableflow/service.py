@@ -100,7 +100,8 @@ class Worker(threading.Thread):
 
         So is one without a spec: nobody said how many partitions it should have.
         """
-        if self.spec.name not in {spec.name for spec in load_topics(self._config)}:
+        described = self.spec.value_schema.file is not None
+        if not described and self.spec.name not in {s.name for s in load_topics(self._config)}:
             return
         try:
             kafka.ensure_topic(self.spec, self._endpoints, self._config)

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NEW_TABLE = (
-    "`topicberg tableflow disable TOPIC --drop-table` and `enable TOPIC` start again with a new one"
-)
 WRITE_MODE = "topicberg.write-mode"
 _PROPERTIES = {
     "format-version": "2",
@@ -108,13 +105,21 @@ def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
     return True
 
 
+def start_again(topic: str) -> str:
+    """The hint for a table that cannot go on."""
+    return (
+        f"`topicberg tableflow disable {topic} --drop-table` deletes the table and what only it "
+        f"holds, `topicberg tableflow enable {topic}` starts again with a new one"
+    )
+
+
 def _check_write_mode(table: Table, spec: TopicSpec) -> None:
     held = table.properties.get(WRITE_MODE, "append")
     if held != spec.write_mode:
         raise TableflowError(
             f"topic {spec.name}: its table is in write mode {held}, the spec says "
             f"{spec.write_mode}",
-            hint=f"the mode of a table cannot change: {NEW_TABLE}",
+            hint=f"the mode of a table cannot change: {start_again(spec.name)}",
         )
 
 
@@ -123,7 +128,7 @@ def _check_metadata_columns(table: Table, spec: TopicSpec) -> None:
         raise TableflowError(
             f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}, the "
             "spec has another tableflow.metadata_column_naming_scheme than the table",
-            hint=f"the names of a table's metadata columns cannot change: {NEW_TABLE}",
+            hint="the names of a table's metadata columns cannot change: " + start_again(spec.name),
         )
 
 
@@ -163,5 +168,5 @@ def _evolve(table: Table, schema: Schema) -> None:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
             hint=f"`topicberg topics restore-schema {table.name()[1]}` takes back the versions "
-            f"that no table can follow; or {NEW_TABLE}",
+            f"that no table can follow; or {start_again(table.name()[1])}",
         ) from error
