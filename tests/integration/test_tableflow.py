@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -43,6 +45,17 @@ def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -
         assert topic.ingest() == 500
     assert topic.ingest() == 0
     assert sorted(topic.rows("id", "note"), key=lambda row: row["id"]) == expected
+
+
+def test_a_session_that_was_stopped_is_not_kept(make_topic: Callable[..., Topic]) -> None:
+    """The engine makes a new one whenever Spark was gone."""
+    session = new_session(make_topic().endpoints.spark_connect)
+    session.sql("SELECT 1").collect()
+    client = weakref.ref(session.client)
+    session.stop()
+    del session
+    gc.collect()
+    assert client() is None
 
 
 def test_a_long_computation_does_not_hold_up_a_batch(make_topic: Callable[..., Topic]) -> None:

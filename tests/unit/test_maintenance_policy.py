@@ -5,11 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 
 import hypothesis.strategies as st
+import pyarrow as pa
 from hypothesis import given
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
+from pyiceberg.types import LongType, NestedField
 
+from topicberg.tableflow.commit import ancestry
 from topicberg.tableflow.maintenance.compaction import due_tiers, many_deletes, tiers
+from topicberg.tableflow.maintenance.expiry import expirable
+from topicberg.tableflow.maintenance.policy import Policy
 from topicberg.tableflow.maintenance.run import topic_policy
 from topicberg.topics import TopicSpec
 
@@ -84,3 +91,16 @@ def test_retention_for_ever_is_possible() -> None:
     policy = topic_policy(spec)
     assert policy.retention > timedelta(days=365 * 50)
     assert policy.data_retention == timedelta(days=30)
+
+
+def test_an_hour_of_hasty_commits_is_cut_short(catalog: SqlCatalog) -> None:
+    """What readers may still read stays, up to a number."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    for number in range(6):
+        table.append(pa.table({"id": [number]}))
+    newest_first = [snapshot.snapshot_id for snapshot in ancestry(table)]
+    policy = Policy(min_snapshots=1, max_snapshots=2, max_young=4)
+    now_ms = table.metadata.last_updated_ms
+    assert expirable(table, policy, now_ms).snapshots == set(newest_first[4:])
+    hours_later = now_ms + 2 * 3_600_000
+    assert expirable(table, policy, hours_later).snapshots == set(newest_first[2:])

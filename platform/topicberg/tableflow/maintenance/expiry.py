@@ -78,7 +78,8 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
         minimum = max(policy.min_snapshots, next(with_offsets, 0) + 1)
         for place, snapshot in enumerate(line):
             wanted = place < policy.max_snapshots and not older(snapshot, policy.retention)
-            if place < minimum or wanted or not older(snapshot, policy.reader_age):
+            read = place < policy.max_young and not older(snapshot, policy.reader_age)
+            if place < minimum or wanted or read:
                 keep.add(snapshot.snapshot_id)
     abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
     for number, snapshot in known.items():

@@ -23,7 +23,10 @@ class Policy:
     max_snapshots: int = 100
     """Snapshots beyond these go before they are as old as ``retention``."""
     reader_age: timedelta = timedelta(hours=1)
-    """A younger snapshot never goes: a reader that planned a scan of it can finish."""
+    """A younger snapshot does not go: a reader that planned a scan of it can finish."""
+    max_young: int = 720
+    """But of more than these the oldest go: an hour's of an upsert table that commits every ten
+    seconds. Every commit writes, and every step reads, a kilobyte of metadata for each."""
     staged_age: timedelta = timedelta(hours=1)
     """A batch that was staged so long ago and not published never will be."""
     compact_after: timedelta = timedelta(minutes=15)
