@@ -31,14 +31,19 @@ def forget(context: dg.OpExecutionContext) -> int:
     """Delete the runs and events that are old enough. Returns how many runs there were."""
     config, now, instance = settings(), datetime.now(UTC), context.instance
     keep = _newest_materializations(instance)
-    forgotten = 0
+    forgotten, refused = 0, ""
     for tags, days in ((_SOON, config.keep_check_runs_days), ({}, config.keep_runs_days)):
         for run_id in list(_older(instance, tags, now - timedelta(days=days))):
             if run_id not in keep:
-                instance.compute_log_manager.delete_logs(prefix=[run_id])
+                try:
+                    instance.compute_log_manager.delete_logs(prefix=[run_id])
+                except Exception as error:  # the store is the deployment's own: S3, or any other
+                    refused = str(error)
                 instance.delete_run(run_id)
                 forgotten += 1
     context.log.info(f"{forgotten:,} runs are forgotten")
+    if refused:
+        context.log.warning(f"logs of forgotten runs could not be deleted: {refused}")
     if isinstance(storage := instance.event_log_storage, SqlEventLogStorage):
         events = forget_events(storage, now - timedelta(days=config.keep_check_runs_days))
         context.log.info(f"{events:,} events outside runs and results of checks are forgotten")

@@ -17,6 +17,7 @@ from topicberg.tableflow.wait import held_offsets
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
 
     from topicberg.endpoints import Endpoints
     from topicberg.topics.spec import Freshness, TopicSpec
@@ -162,16 +163,15 @@ def check_history(
     Confluent's Tableflow leaves no offsets in its snapshots: there is nothing to compare then.
     """
     read = committed(history, history.current_snapshot()).offsets
-    missing = None
+    missing: Snapshot | None = None
     for snapshot in ancestry(topic):
         held = committed(topic, snapshot).offsets
         if all(read.get(partition, 0) >= offset for partition, offset in held.items()):
             break
-        missing = snapshot, held
+        missing = snapshot
     if missing is None:
         return good("every record that the topic's own table holds was read")
-    oldest, held = missing
-    since = from_ms(oldest.timestamp_ms)
+    since = from_ms(missing.timestamp_ms)
     seconds = (now - since).total_seconds()
     said = f"records that came {age(seconds)} ago were not read yet"
     if seconds <= allowed_minutes * 60:
