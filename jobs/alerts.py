@@ -25,6 +25,7 @@ INTERVAL_SECONDS = 60
 MAX_RUNS = 200
 CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule of the checks asks for them every five minutes."""
+QUEUED_TOO_LONG = timedelta(minutes=30)
 _BLOCKED = "DagsterAssetCheckFailedError"
 
 
@@ -66,7 +67,7 @@ class State:
     def faults(self, told: Told) -> tuple[Told, dict[str, Alert]]:
         """Key → fault; and the memory, with the time until which runs were looked at."""
         told, runs = self._runs(told)
-        found = [*self._checks(), *self._freshness(), *runs, *self._ticks()]
+        found = [*self._checks(), *self._freshness(), *runs, *self._queue(), *self._ticks()]
         return told, {alert.key: alert for alert in found}
 
     def _checks(self) -> Iterator[Alert]:
@@ -170,6 +171,28 @@ class State:
                 open_.setdefault(key, alert)
         until = max((r.update_timestamp.timestamp() for r in records), default=began)
         return told.model_copy(update={"runs_until": until}), list(open_.values())
+
+    def _queue(self) -> Iterator[Alert]:
+        """Runs that do not begin: others, of a higher priority, keep their places."""
+        from topicberg.alerts import Alert
+
+        queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
+        oldest = self.instance.get_run_records(queued, limit=1, ascending=True)
+        if not oldest or datetime.now(UTC) - oldest[0].create_timestamp < QUEUED_TOO_LONG:
+            return
+        run, since = oldest[0].dagster_run, oldest[0].create_timestamp
+        yield Alert(
+            key="queue",
+            title="runs wait",
+            what=f"runs in the queue: {self.instance.get_runs_count(queued):,}; the oldest, of "
+            f"{_kind(run)}, does not begin",
+            severity="warning",
+            since=since,
+            link=f"{self.ui}/runs/{run.run_id}",
+            mend="see what runs instead (Runs, In progress); it is too much for this machine: "
+            "longer commit intervals or fewer pipelines, or more cores and places (`concurrency` "
+            "in dagster.yaml)",
+        )
 
     def _failure(self, run: dg.DagsterRun, key: str, ended: float | None) -> Alert | None:
         """None: a blocking check failed, and that is told by itself."""

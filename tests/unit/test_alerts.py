@@ -14,6 +14,11 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 
 from assets.checks import result
 from jobs.alerts import State, alert_sensor
@@ -203,6 +208,24 @@ def test_since_when_stays_while_a_fault_lasts(desk: Desk) -> None:
     )
     again = result(ORDERS, "tableflow", bad("broken"), before)
     assert again.metadata["since"] == first.metadata["since"]
+
+
+def test_runs_that_do_not_begin(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = RegisteredCodeLocationOrigin("topicberg")
+    run = desk.instance.create_run_for_job(
+        DEFS.resolve_job_def("shop"),
+        status=dg.DagsterRunStatus.QUEUED,
+        remote_job_origin=RemoteJobOrigin(
+            RemoteRepositoryOrigin(location, "__repository__"), "shop"
+        ),
+    )
+    assert desk.tick() == []
+    monkeypatch.setattr("jobs.alerts.QUEUED_TOO_LONG", timedelta(0))
+    assert desk.tick() == [("firing", "queue")]
+    assert "runs in the queue: 1; the oldest, of shop" in desk.notices()[-1].text
+    assert run.run_id in desk.notices()[-1].alert.link
+    desk.instance.report_run_canceled(run)
+    assert desk.tick() == [("recovered", "queue")]
 
 
 def test_a_late_table_is_told_by_its_check_or_else_by_its_policy(desk: Desk) -> None:
