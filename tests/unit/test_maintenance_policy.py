@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
-from topicberg.tableflow.commit import ancestry
+from topicberg.tableflow.commit import STAGING_PREFIX, ancestry
 from topicberg.tableflow.maintenance.compaction import due_tiers, many_deletes, tiers
 from topicberg.tableflow.maintenance.expiry import expirable
 from topicberg.tableflow.maintenance.policy import Policy
@@ -96,7 +96,7 @@ def test_retention_for_ever_is_possible() -> None:
 def test_an_hour_of_hasty_commits_is_cut_short(catalog: SqlCatalog) -> None:
     """What readers may still read stays, up to a number."""
     table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
-    for number in range(6):
+    for number in range(8):
         table.append(pa.table({"id": [number]}))
     newest_first = [snapshot.snapshot_id for snapshot in ancestry(table)]
     policy = Policy(min_snapshots=1, max_snapshots=2, max_young=4)
@@ -104,3 +104,6 @@ def test_an_hour_of_hasty_commits_is_cut_short(catalog: SqlCatalog) -> None:
     assert expirable(table, policy, now_ms).snapshots == set(newest_first[4:])
     hours_later = now_ms + 2 * 3_600_000
     assert expirable(table, policy, hours_later).snapshots == set(newest_first[2:])
+    # A batch that was staged and not published keeps itself, and not what it was to come after.
+    table.manage_snapshots().create_branch(newest_first[4], f"{STAGING_PREFIX}x").commit()
+    assert expirable(table, policy, now_ms).snapshots == set(newest_first[6:])

@@ -25,7 +25,14 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from topicberg.tableflow.commit import END_OFFSETS, STAGING_PREFIX, WAP_ID, ancestry, summary
+from topicberg.tableflow.commit import (
+    END_OFFSETS,
+    SNAPSHOTS_PER_BATCH,
+    STAGING_PREFIX,
+    WAP_ID,
+    ancestry,
+    summary,
+)
 from topicberg.tableflow.files import delete_files, entries, manifests
 from topicberg.tableflow.maintenance.policy import Policy
 
@@ -73,6 +80,9 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
         lines |= {snapshot.snapshot_id for snapshot in line}
         keep.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.TAG:
+            continue
+        if name.startswith(STAGING_PREFIX):  # can be published on the head of main alone
+            keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
             continue
         with_offsets = (n for n, snapshot in enumerate(line) if END_OFFSETS in summary(snapshot))
         minimum = max(policy.min_snapshots, next(with_offsets, 0) + 1)
