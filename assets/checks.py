@@ -240,12 +240,7 @@ def _history_checks(spec: TopicSpec) -> Iterator[TableCheck]:
         from topicberg.checks.topic import check_history
 
         topic = probe.load(spec.table_identifier(probe.lakehouse.config))
-        mend = (
-            "see whether a run of its sensor is queued or under way, or why it failed (Runs); by "
-            f"hand: `dagster asset materialize -f definitions.py --select "
-            f"'key:\"{_key(table, 'iceberg')}\"'`, then `topicberg sync {table.name}`"
-        )
-        return check_history(probe.iceberg, topic, allowed, probe.now, mend)
+        return check_history(probe.iceberg, topic, allowed, probe.now, _compute(table))
 
     if spec.checks.max_lag_records is not None:
         yield _lag(spec)
@@ -385,13 +380,7 @@ def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
             keys = sorted(partition_keys(partitions, hours, probe.now))
             if not keys:
                 return "wait: the rows that are missing have no partition yet"
-            chosen = f"--partition-range '{keys[0]}...{keys[-1]}'"
-            key = _key(table, "iceberg")
-            return (
-                "see whether a run of its sensor is queued or under way, or why it failed (Runs); "
-                "what is missing by hand: `dagster asset materialize -f definitions.py --select "
-                f"'key:\"{key}\"' {chosen}`, then `topicberg sync {table.name}`"
-            )
+            return _compute(table, f" --partition-range '{keys[0]}...{keys[-1]}'")
 
         return check_up_to_date(probe.iceberg, sources, allowed, probe.now, mend)
 
@@ -400,6 +389,15 @@ def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
         f"Everything that {', '.join(f'`{name}`' for name in derived.sources)} held {allowed} "
         "minutes ago was read.",
         up_to_date,
+    )
+
+
+def _compute(table: LakeTable, partitions: str = "") -> str:
+    """The mend of a table that its sensor should have computed."""
+    return (
+        "see whether a run of its sensor is queued or under way, or why it failed (Runs); what is "
+        "missing by hand: `dagster asset materialize -f definitions.py --select "
+        f"'key:\"{_key(table, 'iceberg')}\"'{partitions}`, then `topicberg sync {table.name}`"
     )
 
 

@@ -17,7 +17,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
-from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.topics.deadletters import dead_letter_specs
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""
@@ -104,12 +104,8 @@ def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
             found[name] = _applied(request, specs.get(name))
         else:
             found.pop(name, None)
-    for spec in list(found.values()):
-        if spec.tableflow.error_handling.mode == "LOG":
-            target = dead_letter_spec(spec)
-            if target.name not in {*found, *specs, *requests}:
-                found[target.name] = target
-    return found
+    logs = dead_letter_specs(found.values(), {*found, *specs, *requests})
+    return found | {spec.name: spec for spec in logs}
 
 
 def find_topic(config: Settings, topic: str) -> TopicSpec:

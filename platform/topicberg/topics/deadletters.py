@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from topicberg.topics.spec import ErrorHandling, TableflowSpec, TopicSpec
 
 ERROR_LOG_SCHEMA = "error_log.avsc"
@@ -26,3 +28,14 @@ def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
             "owners": spec.owners,
         }
     )
+
+
+def dead_letter_specs(specs: Iterable[TopicSpec], known: Collection[str]) -> list[TopicSpec]:
+    """The dead-letter topics that these topics name, but for those that are known by name."""
+    found: dict[str, TopicSpec] = {}
+    for spec in specs:
+        if spec.tableflow.error_handling.mode == "LOG":
+            target = dead_letter_spec(spec)
+            if target.name not in known:
+                found.setdefault(target.name, target)
+    return list(found.values())

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
-from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.topics.deadletters import dead_letter_specs
 from topicberg.topics.rules import findings, suggestion
 from topicberg.topics.spec import TopicSpec
 from topicberg.topics.yamlfile import read_yaml
@@ -61,19 +61,8 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
     wrong = {problem.file for problem in problems}
     good = [spec for spec, file in specs if file not in wrong]
     problems.sort(key=lambda problem: problem.file)
-    good += _dead_letter_specs(good, {spec.name for spec, _ in specs})
+    good += dead_letter_specs(good, {spec.name for spec, _ in specs})
     return sorted(good, key=lambda spec: spec.name), problems
-
-
-def _dead_letter_specs(specs: list[TopicSpec], named: set[str]) -> list[TopicSpec]:
-    """Specs of the dead-letter topics that have no file of their own."""
-    found: dict[str, TopicSpec] = {}
-    for spec in specs:
-        if spec.tableflow.error_handling.mode == "LOG":
-            target = dead_letter_spec(spec)
-            if target.name not in named:
-                found.setdefault(target.name, target)
-    return list(found.values())
 
 
 def load_topics(config: Settings | None = None) -> list[TopicSpec]:
