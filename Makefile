@@ -44,6 +44,7 @@ check: install  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

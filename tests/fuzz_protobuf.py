@@ -264,7 +264,8 @@ def _value(field: Any, value: Any) -> Any:
 def decimal_type(field: Any) -> tuple[int, int]:
     from confluent_kafka.schema_registry.confluent import meta_pb2
 
-    params = field.GetOptions().Extensions[meta_pb2.field_meta].params
+    field_meta = meta_pb2.field_meta  # type: ignore[attr-defined]  # generated at run time
+    params = field.GetOptions().Extensions[field_meta].params
     return int(params["precision"]), int(params["scale"])
 
 

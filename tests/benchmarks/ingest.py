@@ -161,7 +161,7 @@ def _decoded(frame: Any, endpoints: Endpoints, spec: TopicSpec) -> Any:
     from pyspark.sql.avro.functions import from_avro
 
     registry = endpoints.schema_registry_client()
-    text = registry.get_latest_version(spec.value_subject).schema.schema_str
+    text = registry.get_latest_version(spec.value_subject).schema.schema_str or ""
     record = from_avro(F.expr("substring(value, 6)"), text)
     names = [field["name"] for field in FIELDS]
     return frame.withColumn("r", record).select(
@@ -248,7 +248,8 @@ def python_loop(endpoints: Endpoints, spec: TopicSpec, config: Settings) -> None
         columns: dict[str, list[Any]] = {name: [] for name in schema.names}
         while left and len(columns["key"]) < 100_000:
             for message in consumer.consume(10_000, 1.0):
-                row: Any = fastavro.schemaless_reader(BytesIO(message.value()[5:]), _PARSED, None)
+                value = message.value() or b""
+                row: Any = fastavro.schemaless_reader(BytesIO(value[5:]), _PARSED, None)
                 columns["key"].append(message.key())
                 for name in names:
                     columns[name].append(row[name])

@@ -74,8 +74,9 @@ def test_a_broken_check_is_told_once_and_its_recovery_once(stack: Endpoints) -> 
         assert notice.alert.severity == "error"
         assert "somebody moved the pointer" in notice.alert.what
         assert f"/assets/glue/{NAME}?view=checks&checkDetail=pointer" in notice.alert.link
-        assert f"`topicberg sync {NAME}`" in (notice.alert.mend or "")
-        assert notice.alert.mend in notice.text
+        command = notice.alert.mend or ""
+        assert f"`topicberg sync {NAME}`" in command
+        assert command in notice.text
         assert notice.alert.link in notice.text
         assert_by_schedule(dagster)
         # What follows from it, and what is all right, is not told.

@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -51,11 +52,12 @@ def test_the_supervisor(stack: Endpoints) -> None:
 
 
 def test_aws_and_the_object_store(stack: Endpoints) -> None:
-    for service, url, call in (
+    calls: tuple[tuple[str, str | None, Callable[[Any], Any]], ...] = (
         ("glue", stack.aws, lambda client: client.get_databases()),
         ("secretsmanager", stack.aws, lambda client: client.list_secrets()),
         ("s3", stack.s3, lambda client: client.list_objects_v2(Bucket=settings().bucket)),
-    ):
+    )
+    for service, url, call in calls:
         for key in (None, "wrong"):
             client = boto3.client(
                 service,

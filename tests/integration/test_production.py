@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +34,7 @@ from topicberg.local.ports import choose
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
 
 FOLDER = PROJECT_ROOT / "docs" / "production"
-PROGRAMS = {
+PROGRAMS: dict[str, Callable[[], click.Command]] = {
     "dagster": create_dagster_cli,
     "dagster-daemon": create_dagster_daemon_cli,
     "dagster-webserver": create_dagster_webserver_cli,
@@ -216,16 +216,16 @@ def test_commands_in_comments() -> None:
 @pytest.fixture
 def postgres() -> Iterator[int]:
     """A Postgres of its own; its port. It refuses to run as root: it is another user's then."""
-    user = {"user": "nobody"} if os.geteuid() == 0 else {}
+    user: dict[str, Any] = {"user": "nobody"} if os.geteuid() == 0 else {}
     port = choose({}, {})["kafka"]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with TemporaryDirectory() as folder:  # the tests' own temporary folder is ours alone
         if user:
             shutil.chown(folder, user["user"])
         data = Path(folder) / "data"
-        command = ["initdb", "-D", data, "-U", "dagster", "--auth", "trust", "--no-sync"]
+        command = ["initdb", "-D", str(data), "-U", "dagster", "--auth", "trust", "--no-sync"]
         subprocess.run(command, check=True, cwd="/", **quiet, **user)
-        command = ["postgres", "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"]
+        command = ["postgres", "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"]
         with subprocess.Popen(command, cwd="/", **quiet, **user) as server:
             try:
                 ready = ["pg_isready", "-h", "127.0.0.1", "-p", str(port)]

@@ -134,7 +134,8 @@ class Published_:
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 ended += 1
                 continue
-            key, value = message.key(), message.value()
+            key: Any = message.key()
+            value = message.value()
             if path := spec.key_schema_path():
                 key = tuple(decoded(key, path).values())
             at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
@@ -159,8 +160,8 @@ def decoded(value: bytes | None, path: Path | None) -> Row:
     assert path
     schema = json.loads(path.read_text())
     if path.suffix == ".avsc":
-        read = schemaless_reader(BytesIO(value[5:]), parse_schema(schema), None)
-        return dict(read)  # type: ignore[call-overload]
+        read: Any = schemaless_reader(BytesIO(value[5:]), parse_schema(schema), None)
+        return dict(read)
     found = json.loads(value[5:])
     for name, kind in schema["properties"].items():
         if kind.get("title", "").endswith("Timestamp"):

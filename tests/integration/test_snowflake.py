@@ -353,8 +353,9 @@ def with_equality_deletes(table: Table, summary: dict[str, str]) -> str:
     snapshot = table.current_snapshot()
     assert snapshot is not None
     output = table.io.new_output(f"{folder}/deletes.avro")
-    arguments = (table.spec(), table.schema(), output, snapshot.snapshot_id, "deflate")
-    with _DeleteManifest(*arguments) as writer:
+    with _DeleteManifest(
+        table.spec(), table.schema(), output, snapshot.snapshot_id, "deflate"
+    ) as writer:
         file = DataFile.from_args(
             content=DataFileContent.EQUALITY_DELETES,
             file_path=f"{table.location()}/data/deletes.parquet",

@@ -82,7 +82,8 @@ def reference_totals(trades: list[Row]) -> list[Row]:
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for trade in trades:
         key = (trade["$$timestamp"], trade["userid"], trade["side"], trade["symbol"])
-        groups[key] += [] if total(trade) is None else [total(trade)]
+        price = total(trade)
+        groups[key] += [] if price is None else [price]
     names = ("trade_timestamp", "userid", "side", "symbol")
     return [
         {**dict(zip(names, key, strict=True)), "total_price": Decimal(sum(all_)) if all_ else None}

@@ -175,7 +175,7 @@ def test_exactly_the_count_in_datagens_form(
     iterations = set()
     partition_of: dict[bytes, set[int]] = {}
     for message in messages:
-        trade = deserialize(message.value(), None)  # type: ignore[call-arg]
+        trade = deserialize(message.value(), None)
         assert message.key() == trade["symbol"].encode()
         assert 1 <= trade["quantity"] <= 5000
         assert 5 <= trade["price"] <= 1000

@@ -91,7 +91,7 @@ def test_any_sequence_ends_at_the_reference(
 
     arrive(40)
     computed: int | None = None  # snapshot up to which every touched partition was computed
-    reach = Watch("", None, (), (), reach=RULES.window)  # type: ignore[arg-type]  of no graph
+    reach = Watch("", None, (), (), reach=RULES.window)  # type: ignore[arg-type]  # of no graph
     for _ in range(4):
         match random.choice(["late data", "backfill", "killed", "sensor"]):
             case "late data":

@@ -110,7 +110,9 @@ def test_pages_end_when_next_repeats_itself(server: Server) -> None:
         (501, b"", ApiError, "501"),
     ],
 )
-def test_error_shapes(server: Server, status: int, body: Any, error: type, text: str) -> None:
+def test_error_shapes(
+    server: Server, status: int, body: Any, error: type[ApiError], text: str
+) -> None:
     server.will(status, body)
     with pytest.raises(error) as raised:
         server.api().get("/thing")

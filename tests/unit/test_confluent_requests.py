@@ -268,11 +268,13 @@ def opened(server: Stackless, catalog: str = "glue") -> tuple[World, list[Resour
     config = Settings.model_validate(
         {"deployment": "cloud", "prefix": "demo", "snowflake_catalog": catalog}
     )
-    deploy = DeploySettings(
-        confluent_api_key="LOCALKEY",
-        confluent_api_secret=SecretStr("local-secret"),
-        confluent_url=server.account.url,
-        **OPEN_CATALOG,
+    deploy = DeploySettings.model_validate(
+        {
+            "confluent_api_key": "LOCALKEY",
+            "confluent_api_secret": SecretStr("local-secret"),
+            "confluent_url": server.account.url,
+            **OPEN_CATALOG,
+        }
     )
     specs = [one for one in load_topics() if one.name == "stock_trades"]
     world = World(config, deploy, specs, sleep=lambda _: time.sleep(0.01))

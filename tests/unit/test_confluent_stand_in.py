@@ -56,7 +56,7 @@ class Cloud:
         auth: tuple[str, str] | None = CLOUD,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        return self.client.request(method, path, json=body, auth=auth, headers=headers)
+        return self.client.request(method, path, json=body, auth=auth, headers=headers)  # type: ignore[arg-type]  # None: none at all
 
     def made(self, path: str, body: Any) -> Any:
         answer = self.call("POST", path, body)

@@ -13,6 +13,7 @@ from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import jsonschema
 import psutil
@@ -242,5 +243,5 @@ def test_a_ticket_price_keeps_its_value_in_avro() -> None:
     text = (settings().schemas_dir / "airline.avsc").read_text()
     booking = next(record_generator("sunset")(Random(1), 1))
     encoded = avro_encoder(text, 1)(booking)
-    decoded = schemaless_reader(io.BytesIO(encoded[5:]), parse_schema(json.loads(text)), None)
+    decoded: Any = schemaless_reader(io.BytesIO(encoded[5:]), parse_schema(json.loads(text)), None)
     assert decoded["ticket_price"] == booking["ticket_price"] >= MIN_PRICE

@@ -325,8 +325,8 @@ def test_names_with_the_default_prefix_are_the_kickstarters() -> None:
 def test_names_with_another_prefix_share_nothing() -> None:
     def all_names(prefix: str) -> set[str]:
         config = Settings(prefix=prefix)
-        kinds = ("environment", "service account", "IAM role", "IAM policy", "API key")
-        kinds += ("external volume", "Snowflake user", "Snowflake warehouse", "RSA key pairs")
+        kinds = {"environment", "service account", "IAM role", "IAM policy", "API key"}
+        kinds |= {"external volume", "Snowflake user", "Snowflake warehouse", "RSA key pairs"}
         graph = resources(config, load_topics())
         derived = {one.name for one in graph if one.key.startswith("aws/pipeline_database/")}
         assert derived

@@ -56,7 +56,7 @@ def test_an_unknown_profile_is_a_problem() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    assert "very-secret" not in repr(DeploySettings(**RIGHT))
+    assert "very-secret" not in repr(DeploySettings.model_validate(RIGHT))
 
 
 @pytest.mark.parametrize(

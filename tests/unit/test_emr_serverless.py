@@ -78,7 +78,9 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def emr(**more: str) -> EmrSettings:
-    return EmrSettings(**{name.lower(): text for name, text in (COMPLETE | more).items()})
+    return EmrSettings.model_validate(
+        {name.lower(): text for name, text in (COMPLETE | more).items()}
+    )
 
 
 def test_without_settings_there_is_no_emr(setting: Callable[..., None]) -> None:

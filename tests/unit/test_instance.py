@@ -159,7 +159,7 @@ def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
     with dg.DagsterInstance.from_config(str(home)) as instance, monkeypatch.context() as patch:
         storage = instance.event_log_storage
 
-        def kept() -> list[tuple[str | None, int]]:
+        def kept() -> list[tuple[str | None, object]]:
             found = instance.fetch_materializations(orders, limit=100).records
             return [
                 (record.partition_key, record.asset_materialization.metadata["number"].value)
@@ -193,6 +193,6 @@ def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
         assert result.status.value == "FAILED"
         assert last_evaluation(instance, key) == evaluation(passed=False)
         assert not left() & set(ran)
-        dg.materialize([dg.asset(lambda: None, name="orders")], instance=instance)  # type: ignore[arg-type]
+        dg.materialize([dg.asset(lambda: None, name="orders")], instance=instance)
         assert len(instance.fetch_materializations(orders, limit=100).records) == 4
     settings.cache_clear()

@@ -212,7 +212,7 @@ def test_no_records() -> None:
 def test_an_empty_record_is_all_defaults() -> None:
     body = "int32 a = 1; optional int32 b = 2; string c = 3; Line d = 4; Kind e = 5;"
     schema = proto(f"{body} repeated int32 f = 6; map<string, string> g = 7;")
-    empty = {"a": 0, "b": None, "c": "", "d": None, "e": "NONE", "f": [], "g": {}}
+    empty: dict[str, Any] = {"a": 0, "b": None, "c": "", "d": None, "e": "NONE", "f": [], "g": {}}
     assert decode([b"\x00", b"\x02\x00", b"", None], schema) == [empty, empty, None, None]
 
 

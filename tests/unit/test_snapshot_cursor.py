@@ -224,7 +224,8 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     assert second
     assert not set(second.ranges) & set(first.ranges)
 
-    states |= dict.fromkeys(second.ranges, "failed") | dict.fromkeys(computing.ranges, "succeeded")
+    states.update(dict.fromkeys(second.ranges, "failed"))
+    states.update(dict.fromkeys(computing.ranges, "succeeded"))
     cursor = settle(cursor, states)
     cursor, computing = request(cursor, PARTITIONS, "t")
     assert computing, "what was touched meanwhile is computed all the same"

@@ -14,7 +14,7 @@ import pytest
 from topicberg.endpoints import bypass_proxy
 from topicberg.errors import StackError
 from topicberg.local import health, iceberg_rest, kafka, ports, schema_registry, stack, state
-from topicberg.local.service import Context
+from topicberg.local.service import Context, Service
 from topicberg.settings import Settings
 
 
@@ -142,7 +142,7 @@ def test_damaged_file(context: Context, name: str, content: str) -> None:
     assert not context.config.state_dir.exists()
 
 
-def prepare(service: stack.Service) -> None:
+def prepare(service: Service) -> None:
     assert service.prepare
     service.prepare()
 
