@@ -60,10 +60,12 @@ def resident() -> dict[str, int]:
 def beside_data(folder: Path) -> int:
     """Bytes in the state directory that are no records."""
     size = 0
-    for path in folder.rglob("*"):
-        if path.relative_to(folder).parts[0] not in KEPT:
+    for parent, folders, names in os.walk(folder):  # unlike rglob, it lets folders go meanwhile
+        if parent == str(folder):
+            folders[:] = [name for name in folders if name not in KEPT]
+        for name in names:
             with suppress(OSError):
-                size += path.stat().st_size
+                size += Path(parent, name).stat().st_size
     return size
 
 
