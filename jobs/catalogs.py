@@ -16,11 +16,13 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from assets import Lake
 from assets.tables import LakeTable, history_lake_table
+from jobs.schedules import UNFINISHED, under_way
 from resources import Lakehouse
 from topicberg import glue
 from topicberg.errors import TopicbergError
 
 INTERVAL_SECONDS = 60
+_TAGS = {"topicberg/kind": "catalogs"}
 
 
 class Cursor(BaseModel):
@@ -51,6 +53,9 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     def catalogs(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
+        unfinished = dg.RunsFilter(tags=_TAGS, statuses=UNFINISHED)
+        if busy := under_way(context.instance, unfinished):
+            return busy  # what changes meanwhile is one request afterwards
         before = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
         after = Cursor(settled=dict(before.settled))
         behind: dict[str, LakeTable] = {}
@@ -95,5 +100,5 @@ def _request(behind: dict[str, LakeTable]) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=f"catalogs:{digest}",
         asset_selection=[table.key(system) for table in tables for system in ("glue", "snowflake")],
-        tags={"topicberg/kind": "catalogs"},
+        tags=_TAGS,
     )

@@ -1,4 +1,4 @@
-"""Schedules of jobs of which one run at a time is enough."""
+"""Schedules, and sensors, of which one run at a time is enough."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ UNFINISHED = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
 ]
+
+
+def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.SkipReason | None:
+    """Why to skip a tick, if there is such a run."""
+    runs = instance.get_runs(unfinished, limit=1)
+    return dg.SkipReason(f"run {runs[0].run_id} is still under way") if runs else None
 
 
 def schedule_unless_busy(job: str, cron: str) -> dg.ScheduleDefinition:
@@ -30,9 +36,7 @@ def schedule_unless_busy(job: str, cron: str) -> dg.ScheduleDefinition:
             lakehouse.peek()
         except TopicbergError as error:
             return dg.SkipReason(str(error))
-        runs = context.instance.get_runs(dg.RunsFilter(job_name=job, statuses=UNFINISHED), limit=1)
-        if runs:
-            return dg.SkipReason(f"run {runs[0].run_id} is still under way")
-        return dg.RunRequest()
+        unfinished = dg.RunsFilter(job_name=job, statuses=UNFINISHED)
+        return under_way(context.instance, unfinished) or dg.RunRequest()
 
     return schedule

@@ -163,6 +163,30 @@ def test_a_sensor_skips_while_the_stack_is_down() -> None:
     assert "not running" in (tick.skip_message or "")
 
 
+@pytest.mark.usefixtures("nothing_runs")
+def test_the_catalogs_are_asked_for_once_at_a_time() -> None:
+    """Where the run waits in the queue, as many would wait as tables were maintained meanwhile."""
+    sensor = REPOSITORY.get_sensor_def("catalogs")
+    with dg.instance_for_test() as instance:
+        run = instance.create_run_for_job(
+            REPOSITORY.get_job("maintain_tables"),
+            tags={"topicberg/kind": "catalogs"},
+            status=dg.DagsterRunStatus.STARTED,
+        )
+
+        def skipped() -> str:
+            context = dg.build_sensor_context(
+                instance=instance,
+                repository_def=REPOSITORY,
+                resources={"lakehouse": RESOURCES["lakehouse"]},
+            )
+            return sensor.evaluate_tick(context).skip_message or ""
+
+        assert run.run_id in skipped()
+        instance.report_run_canceled(run)
+        assert "not running" in skipped()
+
+
 def test_a_derived_table_of_no_topic_is_refused() -> None:
     (derived, *_) = find_derived()
     with pytest.raises(SpecError, match=derived.sources[0]):
