@@ -8,7 +8,7 @@ A check of one's own is a function: see docs/checks.md.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -23,15 +23,14 @@ from assets.partitions import asked_window, partition_keys, time_partitions
 from assets.retries import retried
 from assets.tables import LakeTable, history_lake_table, topic_table
 from resources import Lakehouse, Snowflake, Spark
-from topicberg.derived import read_window
+from topicberg.derived import FOREVER, read_window
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.snapshots import touched_hours
+from topicberg.snapshots import Hours
 from topicberg.topics import Rules, TopicSpec
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
     from topicberg.checks.finding import Finding
     from topicberg.checks.rules import Passed
@@ -83,6 +82,15 @@ class Probe:
 
     def load(self, identifier: tuple[str, str]) -> "Table":
         return self.endpoints.catalog(self.lakehouse.config).load_table(identifier)
+
+    def find(self, identifier: tuple[str, str]) -> "Table | None":
+        """None: it was not made yet, or dropped."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self.load(identifier)
+        except NoSuchTableError:
+            return None
 
     def status(self, spec: TopicSpec) -> "TopicStatus | None":
         """What Tableflow says of a topic; Confluent's is asked over the network."""
@@ -159,8 +167,8 @@ def table_checks(lake: Lake) -> Iterator[tuple[LakeTable, str, list[TableCheck]]
         yield table, "iceberg", [*_topic_checks(spec), *_rows_checks(spec.checks, spec, table)]
     for spec in lake.histories.values():
         yield history_lake_table(spec), "iceberg", [*_history_checks(spec)]
-    for _, view in lake.upsert_views:
-        yield view, "iceberg", [_no_equality_deletes(view)]
+    for spec, view in lake.upsert_views:
+        yield view, "iceberg", [*_view_checks(spec, view)]
     for derived in lake.derived:
         table = lake.table(derived)
         checks = [_up_to_date(derived, lake), *_rows_checks(derived.rules, None, table)]
@@ -240,7 +248,8 @@ def _history_checks(spec: TopicSpec) -> Iterator[TableCheck]:
         from topicberg.checks.topic import check_history
 
         topic = probe.load(spec.table_identifier(probe.lakehouse.config))
-        return check_history(probe.iceberg, topic, allowed, probe.now, _compute(table))
+        history = probe.find(table.identifier)
+        return check_history(history, topic, allowed, probe.now, _compute(table))
 
     if spec.checks.max_lag_records is not None:
         yield _lag(spec)
@@ -250,6 +259,24 @@ def _history_checks(spec: TopicSpec) -> Iterator[TableCheck]:
         up_to_date,
     )
     yield _no_equality_deletes(table)
+
+
+def _view_checks(spec: TopicSpec, view: LakeTable) -> Iterator[TableCheck]:
+    allowed = _allowed_minutes(spec)
+
+    def up_to_date(probe: Probe) -> "Finding":
+        from topicberg.checks.derived import check_merged
+
+        topic = probe.load(spec.table_identifier(probe.lakehouse.config))
+        found = probe.find(view.identifier)
+        return check_merged(found, topic, allowed, probe.now, _compute(view))
+
+    yield TableCheck(
+        "up_to_date",
+        f"Every record that the topic's own table held {allowed} minutes ago was merged.",
+        up_to_date,
+    )
+    yield _no_equality_deletes(view)
 
 
 def _lag(spec: TopicSpec) -> TableCheck:
@@ -358,36 +385,44 @@ def _no_equality_deletes(table: LakeTable) -> TableCheck:
 
 def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
     root, table = lake.root(derived), lake.table(derived)
-    origins = {
-        ".".join(origin.table.identifier): origin
-        for origin in (lake.origin(name) for name in derived.sources)
-    }
-    partitions = time_partitions(root)
+    partitions, lookback = time_partitions(root), derived.lookback_of(root)
+    reaches = dict.fromkeys(derived.sources, lookback or timedelta())
+    reaches |= dict.fromkeys(derived.lookups, FOREVER)
     allowed = _allowed_minutes(root)
 
     def up_to_date(probe: Probe) -> "Finding":
-        from topicberg.checks.derived import check_up_to_date
+        from topicberg.checks.derived import UNREAD, SourceTable, check_up_to_date
 
-        sources = {name: probe.load(origin.table.identifier) for name, origin in origins.items()}
+        sources = {}
+        for name, reach in reaches.items():
+            origin = lake.origin(name)
+            if found := probe.find(origin.table.identifier):
+                source = SourceTable(found, origin.time, reach)
+                sources[".".join(origin.table.identifier)] = source
+        last = probe.last("up_to_date")
+        before = last.metadata.get(UNREAD) if last else None
 
-        def mend(missing: "Mapping[str, Sequence[Snapshot]]") -> str:
-            hours = [
-                hours
-                for name, snapshots in missing.items()
-                for snapshot in snapshots
-                for hours in touched_hours(sources[name], snapshot, origins[name].time)
-            ]
-            keys = sorted(partition_keys(partitions, hours, probe.now))
-            if not keys:
-                return "wait: the rows that are missing have no partition yet"
-            return _compute(table, f" --partition-range '{keys[0]}...{keys[-1]}'")
+        def keys(hours: Iterable[Hours]) -> list[str]:
+            return sorted(partition_keys(partitions, hours, probe.now))
 
-        return check_up_to_date(probe.iceberg, sources, allowed, probe.now, mend)
+        def mend(late: Sequence[str]) -> str:
+            chosen = f" --partition-range '{late[0]}...{late[-1]}'" if late else ""
+            return _compute(table, chosen)
+
+        return check_up_to_date(
+            probe.find(table.identifier),
+            sources,
+            allowed,
+            probe.now,
+            before.value if before else None,
+            keys,
+            mend,
+        )
 
     return TableCheck(
         "up_to_date",
-        f"Everything that {', '.join(f'`{name}`' for name in derived.sources)} held {allowed} "
-        "minutes ago was read.",
+        f"Everything that {', '.join(f'`{name}`' for name in reaches)} held {allowed} minutes ago "
+        "was read.",
         up_to_date,
     )
 
@@ -413,7 +448,7 @@ def _pointer(table: LakeTable) -> TableCheck:
         from topicberg.checks.catalogs import check_pointer
 
         return check_pointer(
-            probe.iceberg,
+            probe.find(table.identifier),
             probe.lakehouse.glue(),
             table.glue_table,
             table.sync,
@@ -488,10 +523,11 @@ def _definition(
     ) -> Iterator[dg.AssetCheckResult]:
         probe = Probe(table, lakehouse, snowflake, context.instance)
         asked = {chosen.name for chosen in context.selected_asset_check_keys}
-        for name, check in by_name.items():
-            if name in asked:
-                before = last_evaluation(context.instance, dg.AssetCheckKey(key, name))
-                yield result(key, name, evaluated(check, probe), before)
+        with retried():  # not as a decorator: this is a generator
+            for name, check in by_name.items():
+                if name in asked:
+                    before = last_evaluation(context.instance, dg.AssetCheckKey(key, name))
+                    yield result(key, name, evaluated(check, probe), before)
 
     return evaluate
 

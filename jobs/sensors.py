@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from math import ceil
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -52,11 +51,11 @@ from jobs.snapshot_cursor import (
 )
 from resources import Lakehouse
 from topicberg import kafka
-from topicberg.derived import FOREVER
+from topicberg.derived import FOREVER, reached
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.snapshots import Hours, changes_since, report, touched_hours
+from topicberg.snapshots import changes_since, report, touched_hours
 from topicberg.tableflow.wait import held_offsets
 
 if TYPE_CHECKING:
@@ -98,13 +97,6 @@ class Watch:
     """How far beyond a touched hour partitions are requested."""
     reported: bool = True
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
-
-    def reached(self, hours: Hours, now: datetime) -> Hours:
-        """A touched hour range with what looks back at it."""
-        this_hour = int(now.timestamp()) // 3600
-        if self.reach == FOREVER:
-            return Hours(hours.start, max(hours.stop, this_hour + 1))
-        return Hours(hours.start, hours.stop + ceil(self.reach / timedelta(hours=1)))
 
 
 def watches(lake: Lake) -> Iterator[Watch]:
@@ -234,7 +226,7 @@ def _look(
         if partitions is None:
             return set()
         hours = touched_hours(iceberg, snapshot, watch.origin.time)
-        return partition_keys(partitions, (watch.reached(each, now) for each in hours), now)
+        return partition_keys(partitions, (reached(each, watch.reach, now) for each in hours), now)
 
     changes = changes_since(iceberg, cursor.snapshot)
     head = iceberg.current_snapshot()

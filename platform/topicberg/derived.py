@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import ceil
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
@@ -26,7 +27,7 @@ from pyiceberg.exceptions import (
 
 from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.snapshots import added_rows
+from topicberg.snapshots import BEFORE_EVERYTHING, Hours, added_rows
 from topicberg.spark import quote
 from topicberg.tableflow.commit import ancestry, summary
 
@@ -60,6 +61,14 @@ Transform = Callable[..., "DataFrame"]
 FOREVER = timedelta.max
 """A lookback over everything that was before."""
 
+
+def reached(hours: Hours, lookback: timedelta, now: datetime) -> Hours:
+    """A touched hour range with what looks back at it; ``now``: when it was touched, or later."""
+    if lookback == FOREVER:
+        return Hours(hours.start, max(hours.stop, int(now.timestamp()) // 3600 + 1))
+    return Hours(hours.start, hours.stop + ceil(lookback / timedelta(hours=1)))
+
+
 TableName = tuple[str, str]
 """Namespace and name."""
 
@@ -90,8 +99,23 @@ class Window:
             return Window(None, self.end)
         return Window(self.start - lookback, self.end)
 
+    @property
+    def hours(self) -> Hours:
+        """Windows begin and end with an hour."""
+        start = int(self.start.timestamp()) // 3600 if self.start else BEFORE_EVERYTHING
+        return Hours(start, int(self.end.timestamp()) // 3600)
+
     def __str__(self) -> str:
         return f"{self.start.isoformat() if self.start else ''}/{self.end.isoformat()}"
+
+    @staticmethod
+    def parse(text: str) -> Window:
+        """The other way round.
+
+        :raises ValueError: it is no window
+        """
+        start, _, end = text.partition("/")
+        return Window(datetime.fromisoformat(start) if start else None, datetime.fromisoformat(end))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from topicberg.tableflow.commit import (
     ancestry,
     summary,
 )
+from topicberg.tableflow.files import live_files
 from topicberg.tableflow.offsets import Offsets, parse_offsets
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ _EPOCH = date(1970, 1, 1)
 Hours = range
 """Hours since 1970 (UTC). Numbers, since a producer's wrong clock may write the year 57000."""
 
-_BEFORE_EVERYTHING = -(2**62)
-_NO_TIME = Hours(_BEFORE_EVERYTHING, _BEFORE_EVERYTHING + 1)
+BEFORE_EVERYTHING = -(2**62)
+_NO_TIME = Hours(BEFORE_EVERYTHING, BEFORE_EVERYTHING + 1)
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,23 @@ def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
     if DATA_TTL_RUN in summary(snapshot):
         return []
     committed = snapshot.timestamp_ms * 1000 // _HOUR_MICROSECONDS
-    anything = Hours(_BEFORE_EVERYTHING, committed + 1)
+    anything = Hours(BEFORE_EVERYTHING, committed + 1)
     return [
         hours
         for file, _ in changed_files(table, snapshot)
         for hours in _hours_of(table, file, column) or [anything]
     ]
+
+
+def held_hours(table: Table, column: str) -> Iterator[Hours]:
+    """The hours of ``column`` in which the table has rows, one range or more a file.
+
+    As of :func:`touched_hours`, but of all data files of the current snapshot.
+    """
+    committed = table.metadata.last_updated_ms * 1000 // _HOUR_MICROSECONDS
+    for file in live_files(table):
+        if file.content == DataFileContent.DATA:
+            yield from _hours_of(table, file, column) or [Hours(BEFORE_EVERYTHING, committed + 1)]
 
 
 def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:

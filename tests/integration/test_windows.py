@@ -17,8 +17,15 @@ from pyspark.sql import functions as F
 from test_stock_tables import RULES, Row, ordered, reference_flagged
 
 from assets.pipelines.stock_trades import flagged_stock_trades
-from jobs.sensors import Watch
-from topicberg.derived import SOURCE_SNAPSHOTS, Derivation, Source, Window, spark_name, write_window
+from topicberg.derived import (
+    SOURCE_SNAPSHOTS,
+    Derivation,
+    Source,
+    Window,
+    reached,
+    spark_name,
+    write_window,
+)
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.snapshots import touched_hours
@@ -91,7 +98,6 @@ def test_any_sequence_ends_at_the_reference(
 
     arrive(40)
     computed: int | None = None  # snapshot up to which every touched partition was computed
-    reach = Watch("", None, (), (), reach=RULES.window)  # type: ignore[arg-type]  # of no graph
     for _ in range(4):
         match random.choice(["late data", "backfill", "killed", "sensor"]):
             case "late data":
@@ -105,17 +111,15 @@ def test_any_sequence_ends_at_the_reference(
                 with suppress(Exception):
                     write_window(spark, catalog, killed, window(0, HOURS - 1))
             case _:
-                computed = follow(stack, spark, derivation, computed, reach)
-    follow(stack, spark, derivation, computed, reach)
+                computed = follow(stack, spark, derivation, computed)
+    follow(stack, spark, derivation, computed)
     table = spark.table(spark_name(derivation.target))
     assert ordered(rows(table)) == ordered(reference_flagged(trades, RULES))
     target = catalog.load_table(derivation.target)
     assert SOURCE_SNAPSHOTS in summary(next(ancestry(target)))
 
 
-def follow(
-    stack: Endpoints, spark: SparkSession, derivation: Derivation, since: int | None, reach: Watch
-) -> int:
+def follow(stack: Endpoints, spark: SparkSession, derivation: Derivation, since: int | None) -> int:
     """What the sensor does: compute the partitions that new snapshots touched, and no others."""
     catalog = stack.catalog(settings())
     table = catalog.load_table(derivation.sources[0].table)
@@ -125,7 +129,7 @@ def follow(
         if snapshot.snapshot_id == since:
             break
         for hours in touched_hours(table, snapshot, "$$timestamp"):
-            touched |= set(reach.reached(hours, datetime.now(UTC)))
+            touched |= set(reached(hours, RULES.window, datetime.now(UTC)))
     for hour in sorted(touched):
         place = hour - first_hour
         write_window(spark, catalog, derivation, window(place, place))

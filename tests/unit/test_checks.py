@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import boto3
+import dagster as dg
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
 from pyiceberg.schema import Schema
@@ -22,8 +25,12 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from topicberg.checks.catalogs import place
-from topicberg.checks.finding import Finding
+from assets.checks import Probe, TableCheck, _definition
+from assets.tables import topic_table
+from resources import RESOURCES
+from topicberg import transient
+from topicberg.checks.catalogs import check_pointer, place
+from topicberg.checks.finding import Finding, good
 from topicberg.checks.rules import (
     CHECKED_RULE,
     CHECKED_SNAPSHOT,
@@ -47,6 +54,8 @@ from topicberg.checks.topic import (
     check_history,
     check_skipped,
 )
+from topicberg.errors import UnreachableError
+from topicberg.settings import settings
 from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED
 from topicberg.tableflow.offsets import dump_offsets
 from topicberg.tableflow.status import TopicStatus
@@ -272,3 +281,47 @@ def test_the_engine() -> None:
     assert not check_engine(spec, failing, NOW).passed
     # it tries again by itself: a moment of it is no fault
     assert check_engine(spec, failing, NOW - timedelta(seconds=580)).passed
+
+
+def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
+    with mock_aws():
+        client = boto3.client("glue", region_name="us-east-1")
+        client.create_database(DatabaseInput={"Name": "shop"})
+
+        def judge() -> Finding:
+            return check_pointer(None, client, ("shop", "orders"), "-", NOW, timedelta(0))
+
+        assert judge().passed, "it was never made"
+        client.create_table(DatabaseName="shop", TableInput={"Name": "orders"})
+        assert not judge().passed
+        assert "shop.orders, which is gone from Iceberg's catalog" in judge().what
+
+
+def test_checks_are_tried_again_while_a_service_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And those of the same table that were evaluated before keep their verdicts."""
+    monkeypatch.setattr(transient, "UNREACHABLE", transient.Kind("silence", 3, 0.01))
+    tried: list[str] = []
+
+    def silent(_: Probe) -> Finding:
+        tried.append("silent")
+        if len(tried) < 3:
+            raise UnreachableError("Glue does not answer")
+        return good("it answers")
+
+    table = topic_table(load_topic("stock_trades"), settings())
+    checks = [
+        TableCheck("first", "-", lambda _: good("-")),
+        TableCheck("second", "-", silent),
+    ]
+    defs = dg.Definitions(
+        asset_checks=[_definition(table, "glue", checks)],
+        jobs=[dg.define_asset_job("check", dg.AssetSelection.all_asset_checks())],
+        resources=RESOURCES,
+    )
+    result = defs.resolve_job_def("check").execute_in_process()
+    assert result.success
+    verdicts = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
+    assert verdicts == {"first": True, "second": True}
+    assert len(tried) == 3

@@ -18,6 +18,7 @@ from jobs import everything, pipeline_jobs, snapshot_sensors
 from jobs.sensors import watches
 from resources import RESOURCES
 from topicberg.deploy.platform import resources
+from topicberg.derived import reached
 from topicberg.errors import SpecError
 from topicberg.settings import settings
 from topicberg.topics import load_topics
@@ -219,8 +220,8 @@ def test_a_lookback_reaches_into_later_partitions() -> None:
     (running,) = [w for w in watches(LAKE) if w.name == "flyer_totals_lookback"]
     now = datetime(2026, 1, 2, tzinfo=UTC)
     hour = int(now.timestamp()) // 3600
-    assert moving.reached(range(hour - 9, hour - 8), now) == range(hour - 9, hour - 7)
-    assert running.reached(range(hour - 9, hour - 8), now) == range(hour - 9, hour + 1)
+    assert reached(range(hour - 9, hour - 8), moving.reach, now) == range(hour - 9, hour - 7)
+    assert reached(range(hour - 9, hour - 8), running.reach, now) == range(hour - 9, hour + 1)
 
 
 @pytest.mark.parametrize(

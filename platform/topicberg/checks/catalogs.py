@@ -54,17 +54,22 @@ def place(table: Table, location: str | None) -> Place:
 
 
 def check_pointer(
-    table: Table,
+    table: Table | None,
     client: GlueClient,
     glue_table: tuple[str, str],
     mend: str,
     now: datetime,
     patience: timedelta,
 ) -> Finding:
-    """Glue points to a state of the table, not an old one, and has its columns."""
-    if table.current_snapshot() is None:
+    """Glue points to a state of the table, not an old one, and has its columns.
+
+    :param table: None: there is none in Iceberg's catalog
+    """
+    if table is not None and table.current_snapshot() is None:
         return good("the table has no rows yet")
     found = glue.get_table(client, *glue_table)
+    if table is None:
+        return _dropped(".".join(glue_table)) if found else good("there is no such table yet")
     table.refresh()
     if found is None:
         return _missing(f"Glue has no table {'.'.join(glue_table)}", table, mend, now, patience)
@@ -173,6 +178,17 @@ def check_parity(
             None,
         )
     return good("Iceberg, Glue and Snowflake agree", **facts)
+
+
+def _dropped(name: str) -> Finding:
+    return Finding(
+        passed=False,
+        what=f"Glue has table {name}, which is gone from Iceberg's catalog: somebody dropped it, "
+        "and readers of Glue and Snowflake still see what it held",
+        mend="make it again: materialize all partitions of its asset `iceberg/…` (a backfill); of "
+        "a topic, the engine does so from what the topic holds. If it is to stay away, drop it in "
+        "Glue and Snowflake as well",
+    )
 
 
 def _missing(what: str, table: Table, mend: str, now: datetime, patience: timedelta) -> Finding:

@@ -156,13 +156,13 @@ def check_freshness(
 
 
 def check_history(
-    history: Table, topic: Table, allowed_minutes: int, now: datetime, mend: str
+    history: Table | None, topic: Table, allowed_minutes: int, now: datetime, mend: str
 ) -> Finding:
     """Whether the table of every record has read as far as the topic's own had some time ago.
 
     Confluent's Tableflow leaves no offsets in its snapshots: there is nothing to compare then.
     """
-    read = committed(history, history.current_snapshot()).offsets
+    read = committed(history, history.current_snapshot()).offsets if history else {}
     missing: Snapshot | None = None
     for snapshot in ancestry(topic):
         held = committed(topic, snapshot).offsets

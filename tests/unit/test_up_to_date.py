@@ -1,0 +1,384 @@
+"""Whether a derived table has computed everything: by hours, through expiry, drops and gaps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import LongType, NestedField, TimestamptzType
+
+from topicberg.checks.derived import (
+    MAX_RANGES,
+    UNREAD,
+    SourceTable,
+    Unread,
+    _coarse,
+    check_merged,
+    check_up_to_date,
+)
+from topicberg.checks.finding import Finding
+from topicberg.derived import FOREVER, SOURCE_SNAPSHOTS, WINDOW, Window
+from topicberg.snapshots import Hours
+
+SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))
+START = datetime(2026, 1, 1, tzinfo=UTC)
+FIRST = int(START.timestamp()) // 3600
+NAME = "shop.orders"
+numbers = count()
+
+
+class Pair:
+    """A source, and a table that is derived from it, as far as metadata go."""
+
+    def __init__(self, catalog: SqlCatalog) -> None:
+        self.catalog, self.number = catalog, next(numbers)
+        self.source = catalog.create_table(f"shop.orders{self.number}", SCHEMA)
+        self.table: Table | None = None
+        self.before: Any = None
+        self.asked: list[str] = []
+
+    def arrive(self, *hours: int) -> None:
+        """In a snapshot each."""
+        for hour in hours:
+            rows = [{"at": START + timedelta(hours=hour), "id": hour}]
+            self.source.append(pa.Table.from_pylist(rows, schema=schema_to_pyarrow(SCHEMA)))
+
+    def compute(self, first: int, last: int, read: int | None = -1) -> None:
+        """The window of some hours, of the newest snapshot of the source or of another one."""
+        if self.table is None:
+            self.table = self.catalog.create_table(f"shop.totals{self.number}", SCHEMA)
+        head = self.source.current_snapshot()
+        read = (head.snapshot_id if head else None) if read == -1 else read
+        self.table.append(
+            schema_to_pyarrow(SCHEMA).empty_table(),
+            snapshot_properties={
+                SOURCE_SNAPSHOTS: json.dumps({NAME: read}),
+                WINDOW: str(window(first, last)),
+            },
+        )
+
+    def expire(self, table: Table, keep: int) -> None:
+        table.refresh()
+        gone = [each.snapshot_id for each in sorted_snapshots(table)[:-keep]]
+        if gone:
+            table.maintenance.expire_snapshots().by_ids(gone).commit()
+        table.refresh()
+
+    def drop(self) -> None:
+        self.catalog.drop_table(f"shop.totals{self.number}")
+        self.table = None
+
+    def check(
+        self,
+        minutes: float = 0,
+        *,
+        remember: bool = True,
+        allowed: int = 30,
+        reach: timedelta = timedelta(),
+    ) -> Finding:
+        def keys(hours: Iterable[Hours]) -> list[str]:
+            self.asked = sorted({f"{h - FIRST:02}" for r in hours for h in r if h >= FIRST - 9})
+            return self.asked
+
+        self.source.refresh()
+        found = check_up_to_date(
+            self.table.refresh() if self.table else None,
+            {NAME: SourceTable(self.source, "at", reach)},
+            allowed,
+            datetime.now(UTC) + timedelta(minutes=minutes),
+            self.before if remember else None,
+            keys,
+            lambda late: f"compute {' '.join(late)}",
+        )
+        if remember:
+            self.before = json.loads(json.dumps(found.facts[UNREAD]))
+        return found
+
+
+def window(first: int, last: int) -> Window:
+    begin = START + timedelta(hours=first)
+    return Window(None if first <= 0 else begin, START + timedelta(hours=last + 1))
+
+
+def sorted_snapshots(table: Table) -> list[Any]:
+    return sorted(table.metadata.snapshots, key=lambda each: each.sequence_number or 0)
+
+
+@pytest.fixture
+def pair(catalog: SqlCatalog) -> Pair:
+    return Pair(catalog)
+
+
+@pytest.mark.parametrize("first", [-1, 0, 5])
+def test_a_window_is_read_again_from_its_text(first: int) -> None:
+    there = window(first, 7)
+    assert Window.parse(str(there)) == there
+    assert there.hours.stop == FIRST + 8
+
+
+def test_an_hour_that_was_never_computed_is_told_whatever_else_was(pair: Pair) -> None:
+    pair.arrive(1, 9)
+    pair.compute(9, 9)
+    assert pair.check().passed
+    late = pair.check(31)
+    assert not late.passed
+    assert pair.asked == ["01"]
+    assert "compute 01" in late.text
+    assert "were not read yet, the oldest for 31 min" in late.what
+    pair.compute(1, 1)
+    assert pair.check(60).passed
+    assert pair.asked == []
+
+
+def test_a_late_record_must_be_computed_and_newer_hours_do_not_count(pair: Pair) -> None:
+    pair.arrive(1, 9)
+    pair.compute(0, 9)
+    pair.arrive(1)
+    pair.arrive(9)
+    for _ in range(3):
+        pair.compute(9, 9)
+        pair.arrive(9)
+        pair.check(5)
+    pair.compute(9, 9)
+    assert not pair.check(60).passed
+    assert pair.asked == ["01"]
+
+
+def test_the_open_hour_that_lags_a_little_is_never_late(pair: Pair) -> None:
+    """New rows come between any two evaluations, and of each some are not read yet."""
+    pair.arrive(9)
+    for _ in range(3):
+        pair.compute(9, 9)
+        pair.arrive(9)
+        pair.check()
+        head = pair.source.current_snapshot()
+        assert head
+        ((_, _, since, _),) = pair.before["sources"][NAME]["unread"]
+        assert since == head.timestamp_ms
+    pair.arrive(9)
+    pair.check()
+    ((_, _, since, _),) = pair.before["sources"][NAME]["unread"]
+    assert since == head.timestamp_ms, "nothing was computed meanwhile"
+
+
+def test_what_changes_nothing_is_not_waited_for(pair: Pair) -> None:
+    """An empty append (a batch of broken records), or an hour that has not come yet."""
+    pair.arrive(9)
+    pair.compute(9, 9)
+    pair.source.append(schema_to_pyarrow(SCHEMA).empty_table())
+    pair.arrive(24 * 365 * 40)
+    assert pair.check(60).passed
+    assert pair.check(60, remember=False).passed
+
+
+def test_what_is_unread_is_remembered_when_its_snapshots_expired(pair: Pair) -> None:
+    pair.arrive(1, 9)
+    pair.compute(0, 9)
+    pair.arrive(1)
+    assert pair.check().passed
+    for _ in range(3):
+        pair.arrive(9)
+        pair.compute(9, 9)
+        pair.check(1)
+    pair.expire(pair.source, 1)
+    assert pair.table
+    pair.expire(pair.table, 2)
+    assert not pair.check(60).passed
+    assert pair.asked == ["01"]
+    pair.compute(1, 1)
+    assert pair.check(90).passed
+
+
+def test_nothing_is_claimed_of_what_nobody_knows_any_more(pair: Pair) -> None:
+    """The writes of older hours expired, and no evaluation is remembered."""
+    for hour in range(6):
+        pair.arrive(hour)
+        pair.compute(hour, hour)
+    assert pair.table
+    pair.expire(pair.table, 2)
+    assert pair.check(60, remember=False).passed
+    pair.arrive(2)
+    assert not pair.check(60, remember=False).passed
+    assert pair.asked == ["02"]
+
+
+def test_expired_between_two_evaluations(pair: Pair) -> None:
+    """Checks did not run for long: what covered the hours meanwhile may be gone."""
+    pair.arrive(1)
+    pair.check()
+    pair.compute(0, 3)
+    for hour in (4, 5, 6):
+        pair.arrive(hour)
+        pair.compute(hour, hour)
+    assert pair.table
+    pair.expire(pair.table, 2)
+    assert pair.check(60).passed
+
+
+def test_a_source_whose_snapshots_expired_before_they_were_looked_at(pair: Pair) -> None:
+    for hour in range(4):
+        pair.arrive(hour)
+        pair.compute(hour, hour)
+    pair.expire(pair.source, 1)
+    assert pair.check(60).passed
+
+
+def test_a_table_that_was_never_made(pair: Pair) -> None:
+    pair.arrive(3)
+    assert pair.check().passed
+    late = pair.check(31)
+    assert not late.passed
+    assert "compute 03" in late.text
+    pair.compute(3, 3)
+    assert pair.check(40).passed
+
+
+def test_a_table_that_was_dropped(pair: Pair) -> None:
+    pair.arrive(1, 2)
+    pair.compute(0, 2)
+    assert pair.check(60).passed
+    pair.drop()
+    gone = pair.check(60)
+    assert not gone.passed
+    assert "is gone" in gone.what
+    assert "compute 01 02" in gone.text
+    assert not pair.check(60).passed, "until it is there again"
+    pair.arrive(2)
+    pair.compute(2, 2)
+    assert not pair.check(60).passed, "the new one has one hour of two"
+    assert pair.asked == ["01"]
+    pair.compute(0, 2)
+    assert pair.check(60).passed
+
+
+def test_rows_of_a_rollback_are_not_expected(pair: Pair) -> None:
+    pair.arrive(1)
+    head = pair.source.current_snapshot()
+    assert head
+    pair.arrive(2)
+    pair.compute(0, 2)
+    pair.source.manage_snapshots().rollback_to_snapshot(head.snapshot_id).commit()
+    assert pair.check(60, remember=False).passed
+    pair.arrive(3)
+    pair.compute(3, 3)
+    assert pair.check(60).passed
+
+
+def test_a_lookup_counts_for_everything_after_it(pair: Pair) -> None:
+    this_hour = int(datetime.now(UTC).timestamp()) // 3600 - FIRST
+    pair.arrive(this_hour - 2)
+    pair.compute(this_hour - 2, this_hour - 2)
+    assert not pair.check(60, remember=False, reach=FOREVER).passed
+    assert len(pair.asked) == 2
+    pair.compute(this_hour - 2, this_hour)
+    assert pair.check(60, remember=False, reach=FOREVER).passed
+
+
+def test_a_source_that_had_no_rows_was_not_read(pair: Pair) -> None:
+    pair.compute(0, 9, None)
+    pair.arrive(1)
+    assert not pair.check(60).passed
+
+
+@contextmanager
+def memory_catalog(folder: str) -> Iterator[SqlCatalog]:
+    catalog = SqlCatalog("unit", uri="sqlite:///:memory:", warehouse=f"file://{folder}")
+    catalog.create_namespace("shop")
+    yield catalog
+    catalog.close()
+
+
+Step = tuple[str, int, int]
+hours = st.integers(0, 5)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), hours, hours),
+        st.tuples(st.just("compute"), hours, hours),
+        st.tuples(st.just("compute an older state"), hours, hours),
+        st.tuples(st.just("check"), hours, hours),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=40)
+@given(steps)
+def test_whatever_happens_the_unread_hours_are_known(steps: list[Step]) -> None:
+    """With what the evaluation before remembers, and without."""
+    with TemporaryDirectory() as folder, memory_catalog(folder) as catalog:
+        pair = Pair(catalog)
+        pair.compute(0, -1, None)
+        unread: set[int] = set()
+        touched: list[tuple[int, int]] = []
+        for what, one, other in [*steps, ("check", 0, 0)]:
+            first, last = sorted((one, other))
+            match what:
+                case "arrive":
+                    pair.arrive(one)
+                    head = pair.source.current_snapshot()
+                    assert head
+                    touched.append((head.snapshot_id, one))
+                    unread.add(one)
+                case "compute":
+                    pair.compute(first, last)
+                    if touched:
+                        unread -= set(range(first, last + 1))
+                case "compute an older state" if len(touched) > 1:
+                    pair.compute(first, last, touched[-2][0])
+                    unread -= set(range(first, last + 1)) - {touched[-1][1]}
+                case "check":
+                    pair.check(60, remember=False)
+                    assert pair.asked == [f"{hour:02}" for hour in sorted(unread)]
+                    pair.check(60)
+                    assert pair.asked == [f"{hour:02}" for hour in sorted(unread)]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    many = [Unread(hour, hour + 1, hour, hour) for hour in range(0, 40_000, 2)]
+    many[500] = Unread(100_000, 100_001, 5, 5)
+    coarse = _coarse(many)
+    assert len(coarse) <= MAX_RANGES
+    assert coarse[-1] == many[500]
+    held = {hour for each in coarse for hour in range(each.start, each.stop)}
+    assert held >= {each.start for each in many}
+
+
+def test_an_upsert_view(pair: Pair) -> None:
+    def judge(view: Table | None, minutes: float) -> Finding:
+        now = datetime.now(UTC) + timedelta(minutes=minutes)
+        return check_merged(view, pair.source.refresh(), 30, now, "merge")
+
+    def merge(view: Table) -> None:
+        head = pair.source.refresh().current_snapshot()
+        note = {SOURCE_SNAPSHOTS: json.dumps({name: head.snapshot_id if head else None})}
+        view.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=note)
+
+    name = ".".join(pair.source.name())
+    assert judge(None, 60).passed, "there are no records"
+    pair.arrive(1)
+    assert judge(None, 20).passed
+    assert not judge(None, 60).passed
+    view = pair.catalog.create_table(f"shop.view{pair.number}", SCHEMA)
+    merge(view)
+    assert judge(view, 60).passed
+    pair.source.append(schema_to_pyarrow(SCHEMA).empty_table())
+    assert judge(view, 60).passed, "no record came"
+    pair.arrive(2)
+    late = judge(view, 60)
+    assert not late.passed
+    assert "1 snapshots were not read yet" in late.what
+    merge(view)
+    assert judge(view, 60).passed
