@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -52,6 +53,25 @@ def test_limits_are_on_kinds_of_runs_that_there_are(file: str) -> None:
     kinds |= {COMPUTATION, REGISTRATION}
     limits = yaml.safe_load((ROOT / file).read_text())["concurrency"]["runs"]
     assert {limit["value"] for limit in limits["tag_concurrency_limits"]} <= kinds
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_run_that_was_killed_gives_its_slots_of_the_pools_back(file: str) -> None:
+    """Or the pool is blocked for ever; and a run that hangs ends."""
+    monitoring = yaml.safe_load((ROOT / file).read_text())["run_monitoring"]
+    assert monitoring["enabled"]
+    assert 0 < monitoring["free_slots_after_run_end_seconds"] <= 300
+    assert monitoring["max_runtime_seconds"] > 0
+
+
+def test_helm_watches_runs_as_the_instance_in_production_does() -> None:
+    """The chart's keys are the instance's in camel case."""
+    production = yaml.safe_load((ROOT / "docs/production/dagster.yaml").read_text())
+    daemon = yaml.safe_load((ROOT / "docs/production/values.yaml").read_text())["dagsterDaemon"]
+    assert {
+        re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", key): value
+        for key, value in daemon["runMonitoring"].items()
+    } == production["run_monitoring"]
 
 
 def test_pools_are_limited(tmp_path: Path) -> None:
