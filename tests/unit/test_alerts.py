@@ -22,7 +22,7 @@ from dagster._core.remote_origin import (
 
 from assets.checks import result
 from jobs.alerts import State, alert_sensor
-from topicberg.alerts import Alert, AlertSettings, Notice, Told, channels, tell
+from topicberg.alerts import Alert, AlertSettings, Channel, Notice, Told, channels, tell
 from topicberg.alerts.channels import ALERTS_FILE
 from topicberg.checks.finding import Finding
 from topicberg.errors import TopicbergError
@@ -319,6 +319,38 @@ def test_a_channel_that_was_down_gets_it_later_and_the_others_once(
     assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == 1
     told, _ = tell(told, {"k": FAULT}, channels(config, chosen))
     assert len(hook.got) == 2
+
+
+def test_a_file_that_cannot_be_written_does_not_silence_the_other_channels(
+    tmp_path: Path, hook: Hook
+) -> None:
+    """The disk is full: the very fault that has to be told."""
+    config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
+    (tmp_path / ALERTS_FILE).mkdir()  # not even root can append to it
+    told, (problem,) = tell(Told(), {"k": FAULT}, channels(config, chosen))
+    assert [body["state"] for body in hook.got] == ["firing"]
+    assert str(tmp_path / ALERTS_FILE) in problem
+    (tmp_path / ALERTS_FILE).rmdir()
+    told, problems = tell(told, {"k": FAULT}, channels(config, chosen))
+    assert not problems
+    assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == len(hook.got) == 1
+    assert not told.undelivered
+
+
+def test_a_channel_that_fails_in_its_own_way_does_not_silence_the_others(
+    tmp_path: Path, hook: Hook
+) -> None:
+    def fail(notice: Notice) -> None:
+        raise ValueError(SECRET)
+
+    config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
+    ways = [Channel("broken", fail), *channels(config, chosen)]
+    told, (problem,) = tell(Told(), {"k": FAULT}, ways)
+    assert [body["state"] for body in hook.got] == ["firing"]
+    assert [name for name, _ in told.undelivered] == ["broken"]
+    assert "broken" in problem
+    assert "ValueError" in problem
+    assert SECRET not in problem
 
 
 def test_warnings_stay_in_the_file_if_only_errors_are_wanted(tmp_path: Path, hook: Hook) -> None:

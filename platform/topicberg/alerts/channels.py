@@ -65,6 +65,8 @@ def tell(told: Told, now: Mapping[str, Alert], ways: Iterable[Channel]) -> tuple
                     continue
             except TopicbergError as error:
                 problems[way.name] = str(error)
+            except Exception as error:  # whatever it is, it must not silence the other channels
+                problems[way.name] = str(_undelivered(way.name, type(error).__name__))
             if at - notice.at < KEPT:
                 undelivered.append((way.name, notice))
     remembered = {"alerts": after(told.alerts, fresh), "undelivered": undelivered[-MAX_WAITING:]}
@@ -93,11 +95,17 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
 
 
 def _to_file(path: Path, notice: Notice) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
-        path.replace(path.with_suffix(".jsonl.1"))
-    with path.open("a") as stream:
-        stream.write(notice.model_dump_json() + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
+            path.replace(path.with_suffix(".jsonl.1"))
+        with path.open("a") as stream:
+            stream.write(notice.model_dump_json() + "\n")
+    except OSError as error:
+        raise TopicbergError(
+            f"{path} does not take alerts: {error.strerror}",
+            hint="free some space or mend its permissions; TOPICBERG_STATE_DIR chooses another one",
+        ) from None
 
 
 def _post(name: str, url: SecretStr, body: object) -> None:
