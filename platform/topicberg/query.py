@@ -34,8 +34,37 @@ _EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
 _READS = re.compile(
     r"SELECT|WITH|FROM|VALUES|TABLE|SHOW|DESCRIBE|DESC|EXPLAIN|SUMMARIZE|PIVOT", re.IGNORECASE
 )
-_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|COPY)\b", re.IGNORECASE)
-_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|COPY|CALL)\b", re.IGNORECASE)
+_COMMENT = r"""
+    --(?:[^\r\n]*[^\r\n\\])?(?=\r?(?:\n|\Z))  # a backslash at the end: Spark reads on
+  | /\*\+[\w\s,.()]*\*/                      # a hint: Spark finds strings in it
+  | /\*(?!\+)(?:(?!/\*).)*?\*/              # one in another: the first */ ends it in Snowflake
+"""
+_QUOTES: dict[Engine, str] = {
+    # But for E'…': a backslash escapes there, and in what follows it on the next line.
+    "duckdb": r"""(?<!(?<![A-Za-z_])[eE])'(?:[^']|'')*' | "(?:[^"]|"")*" """,
+    # In r'…' a backslash is one; whether it is r'…' depends on what stands before it.
+    "spark": r"""
+        (?<![A-Za-z_])[rR](?:'(?:[^'\\]|\\[^'])*' | "(?:[^"\\]|\\[^"])*")
+      | (?<!(?<![A-Za-z_])[rR])(?:'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
+      | `(?:[^`]|``)*`
+    """,
+    "snowflake": r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"]|"")*" """,
+}
+_QUOTED = {
+    engine: re.compile(rf"(?P<comment>{_COMMENT})|{quotes}", re.DOTALL | re.VERBOSE)
+    for engine, quotes in _QUOTES.items()
+}
+"""Comments, and what is quoted, as each engine reads it."""
+_LEFT = r"""['"`]|--|/\*|\*/|(?<![A-Za-z_])\$\w*\$"""
+_UNCLEAR: dict[Engine, re.Pattern[str]] = {
+    "duckdb": re.compile(_LEFT),
+    "spark": re.compile(_LEFT),
+    "snowflake": re.compile(rf"{_LEFT}|//"),  # a comment; DuckDB divides by it
+}
+"""What is left of them if it is not sure where they end; no query needs ``$$…$$``."""
+_SEPARATORS: dict[Engine, str] = {"duckdb": ";", "spark": ";", "snowflake": r";|->>"}
+"""Snowflake runs every statement of ``a ->> b``; DuckDB takes a value out of JSON by it."""
 
 
 class QueryError(TopicbergError):
@@ -70,7 +99,7 @@ def run_query(
     :param max_rows: fetch no more than these
     :raises QueryError: with the engine's own words in one line
     """
-    check_reads(sql)
+    check_reads(sql, engine)
     endpoints = endpoints or load_endpoints(config)
     try:
         return _ENGINES[engine](sql, endpoints, config or settings(), max_rows)
@@ -82,20 +111,28 @@ def run_query(
         raise QueryError(f"{engine}: {_redacted(_one_line(error), endpoints)}") from None
 
 
-def check_reads(sql: str) -> None:
+def check_reads(sql: str, engine: Engine) -> None:
     """Tables have one writer each; a query is one statement, and only reads.
 
-    :raises QueryError: it is empty, more than one, or writes
+    :param engine: the one that is asked: each has its own quotes
+    :raises QueryError: it is empty, more than one, or writes, or may be read in more than one way
     """
-    bare = _QUOTED.sub(lambda match: " " if match[0][:2] in ("--", "/*") else "''", sql)
-    statements = [text.strip() for text in bare.split(";") if text.strip()]
+    bare = _QUOTED[engine].sub(lambda match: " " if match["comment"] else "…", sql)
+    if unclear := _UNCLEAR[engine].search(bare):
+        raise QueryError(
+            f"it is not clear where a string or a comment ends, at {unclear[0]}",
+            hint="close every quote and comment, write '' for a quote in a string, "
+            "and leave out E'…', $$…$$, // and comments in comments",
+        )
+    statements = [text.strip() for text in re.split(_SEPARATORS[engine], bare) if text.strip()]
     if len(statements) != 1:
         what = "more than one statement" if statements else "empty"
         raise QueryError(f"the query is {what}", hint="give one SELECT statement")
     first = re.search(r"\w+", statements[0])
     reads = first is not None and _READS.fullmatch(first[0])
     write = _WRITES.search(statements[0])
-    # WITH … INSERT and FROM … INSERT are statements of Spark, and EXPLAIN ANALYZE runs them
+    # WITH … INSERT and FROM … INSERT are statements of Spark, WITH … AS PROCEDURE … CALL is one of
+    # Snowflake, and EXPLAIN ANALYZE runs them
     if not reads or (write and first and first[0].upper() in ("WITH", "FROM", "EXPLAIN")):
         what = write[0] if reads and write else statements[0].partition(" ")[0]
         raise QueryError(

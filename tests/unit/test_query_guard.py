@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import socket
 
+import duckdb
 import pytest
+import sqlglot
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlglot.errors import SqlglotError
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
-from topicberg.query import QueryError, check_reads, run_query
+from topicberg.query import Engine, QueryError, check_reads, run_query
+
+ENGINES: tuple[Engine, ...] = ("duckdb", "spark", "snowflake")
 
 SECRET = "not-to-be-shown"
 
@@ -36,6 +43,7 @@ def nowhere() -> Endpoints:
     )
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "sql",
     [
@@ -44,16 +52,35 @@ def nowhere() -> Endpoints:
         "SELECT ';' AS \"delete\" -- drop",
         "(SELECT 1) UNION (SELECT 2)",
         "WITH a AS (SELECT 1) SELECT * FROM a WHERE b = 'insert; delete'",
+        "WITH a AS (SELECT 'it''s', 'C:\\dir') SELECT * FROM a",
+        "WITH a AS (SELECT 1) -- don't insert\r\nSELECT * FROM a",
         "/* DELETE */ SHOW TABLES",
         "FROM stock_trades SELECT count(*)",
-        "SELECT `update` FROM t",
+        'SELECT "$$offset" FROM t',
         "describe stock_trades",
     ],
 )
-def test_queries(sql: str) -> None:
-    check_reads(sql)
+def test_queries(sql: str, engine: Engine) -> None:
+    check_reads(sql, engine)
 
 
+@pytest.mark.parametrize(
+    ("engine", "sql"),
+    [
+        ("duckdb", "WITH a AS (SELECT 'C:\\' AS c) SELECT c, 7 // 2 FROM a WHERE b LIKE'insert'"),
+        ("duckdb", "FROM t SELECT j ->> 'insert'"),
+        ("spark", "SELECT `update`, `$$offset` FROM t"),
+        ("spark", r"WITH a AS (SELECT 'it\'s insert', r'\d+\insert') SELECT * FROM a"),
+        ("spark", "FROM t SELECT /*+ BROADCAST(u), MERGE(t) */ 1"),
+        ("snowflake", r"WITH a AS (SELECT 'it\'s insert') SELECT * FROM a"),
+        ("snowflake", "SELECT system$typeof(a), a$b$c FROM t"),
+    ],
+)
+def test_queries_of_one_engine(engine: Engine, sql: str) -> None:
+    check_reads(sql, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("sql", "reason"),
     [
@@ -64,16 +91,106 @@ def test_queries(sql: str) -> None:
         ("drop table x", "DROP is no query"),
         ("/* SELECT */ DELETE FROM t", "DELETE is no query"),
         ("WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a", "INSERT is no query"),
+        ("WITH a AS PROCEDURE () RETURNS INT AS '…' CALL a()", "CALL is no query"),
         ("FROM t INSERT INTO u SELECT *", "INSERT is no query"),
         ("EXPLAIN ANALYZE DELETE FROM t", "DELETE is no query"),
         ("ALTER ICEBERG TABLE t REFRESH", "ALTER is no query"),
         ("'SELECT 1'", "no query"),
         ("SELEC 1", "SELEC is no query"),
+        ("SELECT 'it", "not clear"),
+        ("SELECT 1 /* /* */ '*/", "not clear"),
     ],
 )
-def test_not_queries(sql: str, reason: str) -> None:
+def test_not_queries(sql: str, reason: str, engine: Engine) -> None:
     with pytest.raises(QueryError, match=reason):
-        check_reads(sql)
+        check_reads(sql, engine)
+
+
+INSERT = "INSERT INTO stock_trades SELECT c FROM x"
+
+
+@pytest.mark.parametrize(
+    ("engine", "sql"),
+    [
+        ("duckdb", rf"WITH x AS (SELECT 'a\' AS c) {INSERT} --'"),
+        ("duckdb", rf"WITH x AS (SELECT E'a\'' AS c) {INSERT} --'"),
+        ("duckdb", f"WITH x AS (SELECT E'a'\n'\\'' AS c) {INSERT} --'"),
+        ("duckdb", f"WITH x AS (SELECT $$'$$ AS c) {INSERT} --'"),
+        ("duckdb", f"WITH x AS (SELECT $a$'$a$ AS c) {INSERT} --'"),
+        ("duckdb", f"WITH x AS (SELECT 1 AS c) -- '\r {INSERT} --'"),
+        ("duckdb", f"WITH x AS (SELECT 1 /* /* */ ' */ AS c) {INSERT} --'"),
+        ("spark", rf"WITH x AS (SELECT 'a\'' AS c) {INSERT} --'"),
+        ("spark", rf'WITH x AS (SELECT "a\"" AS c) {INSERT} --"'),
+        ("spark", rf"WITH x AS (SELECT r'a\' AS c) {INSERT} --'"),
+        ("spark", rf"WITH x AS (SELECT 1.5R'a\' AS c) {INSERT} --'"),
+        ("spark", f"WITH x AS (SELECT '''a''' AS c) {INSERT}"),
+        ("spark", f"WITH x AS (SELECT 1 AS `'`) {INSERT} --'"),
+        ("spark", f"WITH x AS (SELECT /*+ f('*/') */ 1 AS c) {INSERT} --'"),
+        ("spark", f"WITH x AS (SELECT 1 AS c -- \\\n'\n) {INSERT} --'"),
+        ("snowflake", rf"WITH x AS (SELECT 'a\'' AS c) {INSERT} --'"),
+        ("snowflake", f"WITH x AS (SELECT $$'$$ AS c) {INSERT} --'"),
+        ("snowflake", f"WITH x AS (SELECT 1 AS c) // '\n {INSERT} --'"),
+        ("snowflake", f"WITH x AS (SELECT 1 /* /* ' */ AS c) {INSERT} --'"),
+        ("snowflake", f"SELECT 1 AS c ->> {INSERT.replace('x', '$1')}"),
+    ],
+)
+def test_no_quote_hides_what_writes(engine: Engine, sql: str) -> None:
+    with pytest.raises(QueryError):
+        check_reads(sql, engine)
+
+
+def writes(sql: str, engine: Engine) -> bool:
+    """As a parser of another author reads it; DuckDB's own."""
+    try:
+        if engine == "duckdb":
+            return any("INSERT" in str(found.type) for found in duckdb.extract_statements(sql))
+        return any(
+            token.token_type == sqlglot.TokenType.INSERT for token in sqlglot.tokenize(sql, engine)
+        )
+    except (duckdb.Error, SqlglotError):
+        return False
+
+
+QUOTES = [
+    "'",
+    "''",
+    '"',
+    '""',
+    "`",
+    "\\",
+    "\\'",
+    '\\"',
+    "\\\\",
+    "$$",
+    "$a$",
+    "r'",
+    "R'",
+    "e'",
+    "E'",
+]
+OTHERS = ["--", "//", "/*", "*/", "/*+", ";", "->>", "a", "b1", " ", "\n", "\r", "\\\n"]
+PIECE = st.sampled_from(QUOTES + OTHERS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=400, deadline=None)
+@given(before=st.lists(PIECE, max_size=8), after=st.lists(PIECE, max_size=4))
+def test_what_another_parser_takes_for_a_write_is_no_query(
+    engine: Engine, before: list[str], after: list[str]
+) -> None:
+    sql = f"WITH x AS (SELECT {''.join(before)} AS c) {INSERT} {''.join(after)}"
+    if writes(sql, engine):
+        with pytest.raises(QueryError):
+            check_reads(sql, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@given(value=st.text("ab '\"`\\$/*-;\n") | st.text())
+def test_any_text_can_be_asked_for(engine: Engine, value: str) -> None:
+    quoted = value.replace("'", "''")
+    if engine != "duckdb":
+        quoted = quoted.replace("\\", "\\\\")
+    check_reads(f"WITH x AS (SELECT 'insert' AS c) SELECT c FROM x WHERE c = '{quoted}'", engine)
 
 
 @pytest.mark.parametrize("engine", ["duckdb", "spark", "snowflake"])
