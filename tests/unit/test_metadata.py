@@ -1,0 +1,70 @@
+"""What the Dagster UI shows of a table's rows is text, whatever a producer wrote into them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from assets.metadata import markdown
+
+
+def cells(text: str) -> list[str]:
+    """What a reader of Markdown shows in each cell; there is nothing but text and code."""
+    shown = []
+    for token in MarkdownIt("commonmark", {"html": True}).enable("table").parse(text):
+        if token.type == "inline":
+            assert {child.type for child in token.children or []} <= {
+                "text", "text_special", "code_inline",
+            }, text  # fmt: skip
+            shown.append("".join(child.content for child in token.children or []))
+    return shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "![x](http://attacker/p.png)",
+        "<img src=//a/b onerror=alert(1)>",
+        "<script>alert(1)</script>",
+        "[click](javascript:alert(1))",
+        "`code` ``more`",
+        "**bold** _it_ ~~no~~",
+        "a|b\\|c\\\\||",
+        "&lt;b&gt; &#42;",
+        "{'a': [1, None]}",
+    ],
+)
+def test_values_and_names_are_shown_as_they_are(value: str) -> None:
+    assert cells(markdown(pa.table({value: [value]}))) == [value, value]
+
+
+@pytest.mark.parametrize("value", ["http://attacker/x", "www.attacker.org", "me@attacker.org"])
+def test_addresses_do_not_become_links(value: str) -> None:
+    """The UI makes links of them, but for those in code."""
+    assert markdown(pa.table({"a": [value]})).endswith(f"| `{value}` |")
+
+
+def test_words_numbers_and_times_are_plain() -> None:
+    rows = pa.table({"symbol": ["ZTEST"], "price": [12.5], "at": ["2026-01-02 03:04:05.678+00:00"]})
+    assert markdown(rows).splitlines() == [
+        "| symbol | price | at |",
+        "|---|---|---|",
+        "| ZTEST | 12.5 | 2026-01-02 03:04:05.678+00:00 |",
+    ]
+
+
+@given(st.text("ab `|\\\n\r<>[]()!*_~&#;:/.@\"'-", max_size=40) | st.text(max_size=40))
+@example("` `")
+@example("\\|`")
+def test_any_text_is_shown_as_it_is(value: str) -> None:
+    expected = value.replace("\r", " ").replace("\n", " ").replace("\0", "\ufffd")
+    name, shown = cells(markdown(pa.table({"a": [value]})))
+    assert name == "a"
+    assert shown.strip() == expected.strip()
+
+
+def test_what_is_long_is_cut_before_it_is_quoted() -> None:
+    assert cells(markdown(pa.table({"a": ["|" * 100]}))) == ["a", "|" * 39 + "…"]
