@@ -1,4 +1,4 @@
-"""Dagster's home in the state directory, shared by `topicberg ui`, `topicberg demo` and the tests.
+"""Dagster's home in the state directory, shared by `topicberg ui`, `demo` and `env` and the tests.
 
 ``dagster dev`` in the project's root needs none: it reads ``dagster.yaml`` from there, which names
 the same folders.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from topicberg.files import replace_file
 from topicberg.settings import Settings
 
 _PLACES = ("local_artifact_storage", "compute_logs")
@@ -24,5 +25,5 @@ def dagster_home(config: Settings) -> Path:
     for section in _PLACES:
         instance.pop(section, None)
     instance["storage"]["custom"]["config"]["base_dir"] = str(home)
-    (home / "dagster.yaml").write_text(yaml.safe_dump(instance))
+    replace_file(home / "dagster.yaml", yaml.safe_dump(instance))  # runs that begin read it
     return home

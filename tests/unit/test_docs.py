@@ -1,7 +1,7 @@
 """What the documents say can be done: commands exist, links lead somewhere, examples are right.
 
-Every command is parsed by the program that it names. The ``bash`` blocks of docs/quick-start.md and
-docs/add-a-pipeline.md also run, see tests/e2e.
+Every command is parsed by the program that it names. The ``bash`` blocks of some pages also run:
+those that need a stack in tests/e2e, that of docs/checks.md here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 import typer
 import yaml
 from dagster._cli import create_dagster_cli
 from dagster_webserver.cli import create_dagster_webserver_cli
+from documents import run_block
 
 from topicberg.cli import app
-from topicberg.settings import PROJECT_ROOT
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg.local.state import save_endpoints
+from topicberg.settings import PROJECT_ROOT, Settings
 from topicberg.topics import TopicSpec
 
 DOCUMENTS = sorted(
@@ -35,6 +39,8 @@ COMMAND_LINES: dict[str, Any] = {
 }
 FOREIGN = {"git", "cd", "cp", "chmod", "export", "docker", "kubectl", "helm", "aws", "confluent"}
 """Not ours to check."""
+RUN = {"quick-start.md", "add-a-topic.md", "add-a-pipeline.md", "checks.md"}
+"""Pages whose ``bash`` blocks run."""
 EXAMPLES = re.compile(r"orders|shop\b|test_shop|\.\.\.|…|[<>*{]")
 """In paths: files that a page tells the reader to make, and patterns."""
 
@@ -179,3 +185,31 @@ def test_every_page_is_in_the_index() -> None:
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
     assert {path.name for path in index.parent.glob("*.md")} - {"README.md"} <= linked
     assert "docs/README.md" in (PROJECT_ROOT / "README.md").read_text()
+
+
+def test_the_pages_whose_blocks_run_are_those_that_the_index_names() -> None:
+    with_blocks = {path.name for path in DOCUMENTS if "bash" in dict(blocks(path))}
+    _, _, said = (PROJECT_ROOT / "docs" / "README.md").read_text().partition("A test reads")
+    assert with_blocks == set(re.findall(r"\]\(([\w-]+\.md)\)", said)) == RUN
+
+
+def test_the_commands_that_change_a_pool(tmp_path: Path) -> None:
+    """They ask for addresses, but no service."""
+    url = "http://127.0.0.1:9"
+    endpoints = Endpoints(
+        kafka_bootstrap="127.0.0.1:9",
+        schema_registry=url,
+        iceberg_rest=url,
+        spark_connect="sc://127.0.0.1:9",
+        snowflake=SnowflakeEndpoint(account="a", user="u"),
+    )
+    config = Settings(state_dir=tmp_path)
+    save_endpoints(config, {}, endpoints)
+    (commands,) = [
+        text for language, text in blocks(PROJECT_ROOT / "docs" / "checks.md") if language == "bash"
+    ]
+    output = run_block(commands, PROJECT_ROOT, {"TOPICBERG_STATE_DIR": str(tmp_path)})
+    assert "spark" in output
+    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+        limits = instance.event_log_storage.get_pool_limits()
+        assert {limit.name: limit.limit for limit in limits} == {"spark": 4}

@@ -184,7 +184,11 @@ def reset(
 
 
 def env() -> None:
-    """Print addresses and local credentials as shell exports: `eval "$(topicberg env)"`."""
+    """Print addresses and local credentials as shell exports: `eval "$(topicberg env)"`.
+
+    DAGSTER_HOME is among them, so that `dagster` works on the instance that `topicberg ui` shows.
+    """
+    from topicberg.dagster_home import dagster_home
     from topicberg.endpoints import local_endpoints
 
     config = settings()
@@ -219,6 +223,7 @@ def env() -> None:
         "TOPICBERG_CONFLUENT_ADMIN_TOKEN": _reveal(endpoints.confluent_admin_token),
         "TOPICBERG_CLUSTER_ID": config.cluster_id,
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
+        "DAGSTER_HOME": dagster_home(config),
         "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has put this machine in
     }
     for name, value in variables.items():
