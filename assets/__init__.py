@@ -15,7 +15,7 @@ from assets.topics import topic_assets
 __all__ = ["Lake", "find_derived", "lake_assets", "lake_checks"]
 
 
-def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
+def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
     for spec in lake.topics:
         yield from topic_assets(spec, lake.config)
     for derived in lake.derived:

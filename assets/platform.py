@@ -30,10 +30,11 @@ def asset_key(key: str) -> dg.AssetKey:
 def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefinition:
     """Every resource as an asset that can be materialized by itself."""
     graph = {asset_key(one.key): one for one in resources(config, specs) if one.wanted}
+    owners = sorted({owner for spec in specs for owner in spec.owners})
 
     @dg.multi_asset(
         name=PLATFORM,
-        specs=[_spec(one) for one in graph.values()],
+        specs=[_spec(one, owners) for one in graph.values()],
         can_subset=True,
         pool=PLATFORM,
     )
@@ -58,12 +59,13 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
     return make
 
 
-def _spec(resource: "Resource") -> dg.AssetSpec:
+def _spec(resource: "Resource", owners: list[str]) -> dg.AssetSpec:
     return dg.AssetSpec(
         asset_key(resource.key),
         deps=[asset_key(key) for key in resource.needs],
         group_name=PLATFORM,
         kinds={_KINDS[Path(resource.key).parts[0]]},
+        owners=owners,
         description=f"{resource.title}; found by its name, made or mended by `topicberg deploy`.",
     )
 

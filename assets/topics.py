@@ -23,9 +23,7 @@ from topicberg.tableflow.offsets import Offsets
 from topicberg.topics import TopicSpec
 
 
-def topic_assets(
-    spec: TopicSpec, config: Settings
-) -> Iterator[dg.AssetsDefinition | dg.SourceAsset]:
+def topic_assets(spec: TopicSpec, config: Settings) -> Iterator[dg.AssetsDefinition]:
     """Every asset of a topic; those behind Kafka only if its spec enables Tableflow."""
     table = topic_table(spec, config)
     if not spec.publishes:
@@ -46,14 +44,22 @@ def topic_assets(
         yield snowflake_asset(view)
 
 
-def _kafka_asset(spec: TopicSpec) -> dg.SourceAsset:
-    @dg.observable_source_asset(
-        key=kafka_key(spec),
-        group_name=spec.pipeline,
-        description=f"{spec.description}\n\nKafka topic `{spec.name}`, {spec.partitions} "
-        f"partitions, {spec.value_schema.format} values (subject `{spec.value_subject}`).",
-        tags={"dagster/kind/kafka": ""},
-        metadata={"partitions": spec.partitions, "dagster/table_name": spec.name},
+def _kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
+    key = kafka_key(spec)
+
+    @dg.multi_observable_source_asset(
+        name="__".join(key.path),
+        specs=[
+            dg.AssetSpec(
+                key,
+                group_name=spec.pipeline,
+                description=f"{spec.description}\n\nKafka topic `{spec.name}`, {spec.partitions} "
+                f"partitions, {spec.value_schema.format} values (subject `{spec.value_subject}`).",
+                kinds={"kafka"},
+                owners=list(spec.owners),
+                metadata={"partitions": spec.partitions, "dagster/table_name": spec.name},
+            )
+        ],
     )
     def observe(lakehouse: Lakehouse) -> dg.ObserveResult:
         from topicberg import kafka
@@ -63,7 +69,7 @@ def _kafka_asset(spec: TopicSpec) -> dg.SourceAsset:
             read(endpoints, spec.name) for read in (kafka.beginning_offsets, kafka.end_offsets)
         )
         return dg.ObserveResult(
-            metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
+            key, metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
         )
 
     return observe

@@ -55,6 +55,7 @@ def test_every_asset_explains_itself(key: dg.AssetKey) -> None:
     assert node.description
     assert node.group_name != "default"
     assert node.kinds
+    assert node.owners
     assert node.group_name == "platform" or "dagster/table_name" in node.metadata
 
 
