@@ -48,12 +48,19 @@ def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window
     return Window(None if start <= partitions.start.astimezone(UTC) else start, end)
 
 
-def asked_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:
-    """The window of the partitions that a run was asked for, by its tags; None: it was not."""
+def asked_range(tags: Mapping[str, str]) -> tuple[str, str] | None:
+    """First and last of the partitions that a run was asked for, by its tags; None: it was not."""
     first = tags.get(RANGE_START) or tags.get(_PARTITION)
     last = tags.get(RANGE_END) or first
-    if not first or not last:
+    return (first, last) if first and last else None
+
+
+def asked_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:
+    """The window of the same partitions."""
+    asked = asked_range(tags)
+    if asked is None:
         return None
+    first, last = asked
     start = partitions.time_window_for_partition_key(first).start
     return window(partitions, start, partitions.time_window_for_partition_key(last).end)
 

@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.checks import CAUSE, MEND, SINCE, last_evaluated, last_evaluations
+from assets.partitions import asked_range
 
 if TYPE_CHECKING:
     from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
     from dagster_shared.error import SerializableErrorInfo
 
-    from topicberg.alerts import Alert, Told
+    from topicberg.alerts import Alert, Told, Work
 
 INTERVAL_SECONDS = 60
 MAX_RUNS = 200
+MAX_UNDONE = 100
+"""Failed runs whose work is remembered; of older ones, that their kind failed."""
 CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule of the checks asks for them every five minutes."""
 QUEUED_TOO_LONG = timedelta(minutes=30)
@@ -148,9 +151,13 @@ class State:
         }
 
     def _runs(self, told: Told) -> tuple[Told, list[Alert]]:
-        """The kinds of runs whose last one failed."""
+        """The kinds of runs that failed, until what they were to do is done."""
+        from topicberg.alerts import Work
+
         began = told.runs_until or datetime.now(UTC).timestamp()
-        open_ = {key: alert for key, alert in told.alerts.items() if key.startswith("run ")}
+        alerts = {key: alert for key, alert in told.alerts.items() if key.startswith("run ")}
+        forgotten = alerts.keys() - {work.kind for work in told.undone}
+        undone = [*(Work(kind=key) for key in sorted(forgotten)), *told.undone]
         records = self.instance.get_run_records(
             dg.RunsFilter(
                 statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
@@ -164,13 +171,18 @@ class State:
             run = record.dagster_run
             key = f"run {_kind(run)}"
             if run.status == dg.DagsterRunStatus.SUCCESS:
-                open_.pop(key, None)
+                done = _work(run, key)
+                undone = [work for work in undone if work.undone_after(done)]
             elif run.tags.get("dagster/will_retry") != "true" and (
                 alert := self._failure(run, key, record.end_time)
             ):
-                open_.setdefault(key, alert)
+                failed = _work(run, key)
+                undone = [*(work for work in undone if work.undone_after(failed)), failed]
+                alerts.setdefault(key, alert)
         until = max((r.update_timestamp.timestamp() for r in records), default=began)
-        return told.model_copy(update={"runs_until": until}), list(open_.values())
+        faults = [alerts[kind] for kind in dict.fromkeys(work.kind for work in undone)]
+        remembered = {"runs_until": until, "undone": undone[-MAX_UNDONE:]}
+        return told.model_copy(update=remembered), faults
 
     def _queue(self) -> Iterator[Alert]:
         """Runs that do not begin: others, of a higher priority, keep their places."""
@@ -259,6 +271,13 @@ def _kind(run: dg.DagsterRun) -> str:
         return f"{sensor} ({run.tags.get('topicberg/kind', 'run')})"
     keys = sorted(key.to_user_string() for key in run.asset_selection or ())
     return ", ".join(keys) or run.job_name
+
+
+def _work(run: dg.DagsterRun, kind: str) -> Work:
+    from topicberg.alerts import Work
+
+    first, last = asked_range(run.tags) or ("", "")
+    return Work(kind=kind, first=first, last=last)
 
 
 def _explained(errors: Iterable[SerializableErrorInfo]) -> tuple[str, str | None]:

@@ -21,6 +21,7 @@ from dagster._core.remote_origin import (
 )
 
 from assets.checks import result
+from assets.partitions import RANGE_END, RANGE_START
 from jobs.alerts import State, alert_sensor
 from topicberg.alerts import Alert, AlertSettings, Channel, Notice, Told, channels, tell
 from topicberg.alerts.channels import ALERTS_FILE
@@ -93,9 +94,11 @@ class Desk:
         self._seen = 0
         self.tick()
 
-    def run(self) -> None:
+    def run(self, partitions: tuple[str, str] | None = None) -> None:
         DEFS.resolve_job_def("shop").execute_in_process(
-            instance=self.instance, raise_on_error=False
+            instance=self.instance,
+            raise_on_error=False,
+            tags=dict(zip((RANGE_START, RANGE_END), partitions, strict=True)) if partitions else {},
         )
 
     def tick(self) -> list[tuple[str, str]]:
@@ -193,6 +196,48 @@ def test_a_run_that_fails_again_and_again_is_one_fault(desk: Desk) -> None:
     broken.clear()
     desk.run()
     assert desk.tick() == [("recovered", "run shop")]
+
+
+def test_a_failed_run_of_partitions_is_mended_by_one_that_covers_them(desk: Desk) -> None:
+    """A sensor asks for several runs of one kind at once: one that succeeds mends no other."""
+    early, late = ("2026-01-01-00:00", "2026-01-01-05:00"), ("2026-02-01-00:00", "2026-02-01-01:00")
+    broken.add("orders")
+    desk.run(early)
+    broken.clear()
+    desk.run(late)
+    assert desk.tick() == [("firing", "run shop")]
+    desk.run(late)
+    desk.run(("2026-01-01-01:00", "2026-01-01-05:00"))  # of six partitions, the first is missing
+    assert desk.tick() == []
+    broken.add("orders")
+    desk.run(early)
+    desk.run(("2026-01-01-00:00", "2026-01-01-06:00"))  # tried again, with what came meanwhile
+    assert desk.tick() == []
+    assert len(Told.parse(desk.cursor).undone) == 1
+    broken.clear()
+    desk.run((early[0], late[1]))
+    assert desk.tick() == [("recovered", "run shop")]
+
+
+def test_failed_runs_that_an_older_memory_has_are_mended_by_their_kind(desk: Desk) -> None:
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+    older = Told.parse(desk.cursor).model_dump(mode="json", exclude={"undone"})
+    desk.cursor = json.dumps(older)
+    assert desk.tick() == []
+    broken.clear()
+    desk.run()
+    assert desk.tick() == [("recovered", "run shop")]
+
+
+def test_the_memory_of_failed_runs_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.alerts.MAX_UNDONE", 2)
+    broken.add("orders")
+    for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
+        desk.run((day, day))
+    assert desk.tick() == [("firing", "run shop")]
+    assert len(Told.parse(desk.cursor).undone) == 2
 
 
 def test_a_run_that_a_blocking_check_stopped_is_told_as_the_check(desk: Desk) -> None:

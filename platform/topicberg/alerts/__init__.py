@@ -1,6 +1,6 @@
 """Alerts: what is wrong, told once to those who mend it, and told again when it is mended."""
 
-from topicberg.alerts.alert import Alert, Notice, Told, changes
+from topicberg.alerts.alert import Alert, Notice, Told, Work, changes
 from topicberg.alerts.channels import Channel, channels, tell
 from topicberg.alerts.settings import AlertSettings, alert_settings
 
@@ -10,6 +10,7 @@ __all__ = [
     "Channel",
     "Notice",
     "Told",
+    "Work",
     "alert_settings",
     "changes",
     "channels",

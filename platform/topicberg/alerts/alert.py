@@ -54,6 +54,21 @@ class Notice(BaseModel, frozen=True):
         return "\n".join([*lines, self.alert.link])
 
 
+class Work(BaseModel, frozen=True):
+    """What a run was to do."""
+
+    kind: str
+    """Key of the alert that tells of it."""
+    first: str = ""
+    last: str = ""
+    """Its partitions, whose keys sort as text; empty: it has none."""
+
+    def undone_after(self, done: Work) -> bool:
+        """Whether some of it is left to do after another run."""
+        covered = not self.first or done.first <= self.first <= self.last <= done.last
+        return not covered or self.kind != done.kind
+
+
 class Told(BaseModel):
     """What a teller remembers."""
 
@@ -63,6 +78,8 @@ class Told(BaseModel):
     """Notices that a channel did not take."""
     runs_until: float | None = None
     """Runs that ended before this time (seconds since 1970) were looked at."""
+    undone: list[Work] = []
+    """What runs that failed were to do, and none has done since; the newest last."""
 
     @staticmethod
     def parse(text: str | None) -> Told:
