@@ -158,6 +158,7 @@ class State:
         alerts = {key: alert for key, alert in told.alerts.items() if key.startswith("run ")}
         forgotten = alerts.keys() - {work.kind for work in told.undone}
         undone = [*(Work(kind=key) for key in sorted(forgotten)), *told.undone]
+        mended: set[str] = set()
         records = self.instance.get_run_records(
             dg.RunsFilter(
                 statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
@@ -170,19 +171,44 @@ class State:
         for record in records:
             run = record.dagster_run
             key = f"run {_kind(run)}"
-            if run.status == dg.DagsterRunStatus.SUCCESS:
-                done = _work(run, key)
-                undone = [work for work in undone if work.undone_after(done)]
-            elif run.tags.get("dagster/will_retry") != "true" and (
-                alert := self._failure(run, key, record.end_time)
-            ):
-                failed = _work(run, key)
-                undone = [*(work for work in undone if work.undone_after(failed)), failed]
-                alerts.setdefault(key, alert)
+            succeeded = run.status == dg.DagsterRunStatus.SUCCESS
+            if succeeded and not undone:
+                continue
+            done, failed = self._work(run, key)
+            undone = [left for work in undone if (left := work.after(done))]
+            mended |= alerts.keys() - {work.kind for work in undone}
+            if succeeded or run.tags.get("dagster/will_retry") == "true":
+                continue
+            if alert := self._failure(run, key, record.end_time):
+                others = [work for work in undone if work.kind != key or work.after(failed)]
+                undone, alerts[key] = [*others, failed], alert
         until = max((r.update_timestamp.timestamp() for r in records), default=began)
         faults = [alerts[kind] for kind in dict.fromkeys(work.kind for work in undone)]
-        remembered = {"runs_until": until, "undone": undone[-MAX_UNDONE:]}
+        anew = mended & {alert.key for alert in faults}  # another fault: it is told by itself
+        remembered = {
+            "alerts": {key: alert for key, alert in told.alerts.items() if key not in anew},
+            "runs_until": until,
+            "undone": undone[-MAX_UNDONE:],
+        }
         return told.model_copy(update=remembered), faults
+
+    def _work(self, run: dg.DagsterRun, kind: str) -> tuple[Work, Work]:
+        """What a run has done, and what it has left undone; one that failed has done no kind."""
+        from topicberg.alerts import Work
+
+        kinds = dg.DagsterEventType
+        keys = self.instance.get_asset_keys_for_run(run.run_id, kinds.ASSET_MATERIALIZATION_PLANNED)
+        planned = made = frozenset(key.to_user_string() for key in keys)
+        succeeded = run.status == dg.DagsterRunStatus.SUCCESS
+        if not succeeded:
+            events = {kinds.ASSET_MATERIALIZATION, kinds.ASSET_OBSERVATION}
+            keys = self.instance.get_asset_keys_for_run(run.run_id, events)
+            made = planned & {key.to_user_string() for key in keys}
+        first, last = asked_range(run.tags) or ("", "")
+        return (
+            Work(kind=kind if succeeded else "", assets=made, first=first, last=last),
+            Work(kind=kind, assets=planned - made, first=first, last=last),
+        )
 
     def _queue(self) -> Iterator[Alert]:
         """Runs that do not begin: others, of a higher priority, keep their places."""
@@ -271,13 +297,6 @@ def _kind(run: dg.DagsterRun) -> str:
         return f"{sensor} ({run.tags.get('topicberg/kind', 'run')})"
     keys = sorted(key.to_user_string() for key in run.asset_selection or ())
     return ", ".join(keys) or run.job_name
-
-
-def _work(run: dg.DagsterRun, kind: str) -> Work:
-    from topicberg.alerts import Work
-
-    first, last = asked_range(run.tags) or ("", "")
-    return Work(kind=kind, first=first, last=last)
 
 
 def _explained(errors: Iterable[SerializableErrorInfo]) -> tuple[str, str | None]:

@@ -29,7 +29,7 @@ from topicberg.checks.finding import Finding
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
 
-ORDERS = dg.AssetKey(["iceberg", "orders"])
+ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
 SECRET = "never-to-be-told"  # part of the address of a channel
 
 verdicts: dict[str, Finding] = {}
@@ -43,6 +43,12 @@ def orders() -> None:
             raise RuntimeError("org.example.DiskException: 28 at java.base/Thread.run")
         except RuntimeError as error:
             raise TopicbergError("the disk is full", hint="`free it`") from error
+
+
+@dg.asset(key=INVOICES, group_name="shop")
+def invoices() -> None:
+    if "invoices" in broken:
+        raise TopicbergError("the bucket is gone")
 
 
 @dg.multi_asset_check(
@@ -60,7 +66,7 @@ def checks() -> Iterator[dg.AssetCheckResult]:
 
 JOB = dg.define_asset_job("shop", selection=dg.AssetSelection.all())
 DEFS = dg.Definitions(
-    assets=[orders], asset_checks=[checks], jobs=[JOB], sensors=[alert_sensor()],
+    assets=[orders, invoices], asset_checks=[checks], jobs=[JOB], sensors=[alert_sensor()],
     executor=dg.in_process_executor,
 )  # fmt: skip
 
@@ -99,6 +105,13 @@ class Desk:
             instance=self.instance,
             raise_on_error=False,
             tags=dict(zip((RANGE_START, RANGE_END), partitions, strict=True)) if partitions else {},
+        )
+
+    def materialize(self, *keys: dg.AssetKey) -> None:
+        """By hand, as in the UI."""
+        job = DEFS.resolve_implicit_global_asset_job_def()
+        job.execute_in_process(
+            instance=self.instance, raise_on_error=False, asset_selection=[*keys]
         )
 
     def tick(self) -> list[tuple[str, str]]:
@@ -217,6 +230,64 @@ def test_a_failed_run_of_partitions_is_mended_by_one_that_covers_them(desk: Desk
     broken.clear()
     desk.run((early[0], late[1]))
     assert desk.tick() == [("recovered", "run shop")]
+
+
+def test_a_failed_run_is_mended_by_others_that_make_its_assets(desk: Desk) -> None:
+    by_hand = "run iceberg/invoices, iceberg/orders"
+    broken.update(("orders", "invoices"))
+    desk.materialize(ORDERS, INVOICES)
+    assert desk.tick() == [("firing", by_hand)]
+    broken.discard("orders")
+    desk.materialize(ORDERS)
+    assert desk.tick() == []
+    broken.clear()
+    desk.materialize(INVOICES)
+    assert desk.tick() == [("recovered", by_hand)]
+    broken.add("orders")
+    desk.materialize(ORDERS)
+    assert desk.tick() == [("firing", "run iceberg/orders")]
+    broken.clear()
+    desk.run()  # the job of the whole group
+    assert desk.tick() == [("recovered", "run iceberg/orders")]
+
+
+def test_what_a_failed_run_has_made_need_not_be_made_again(desk: Desk) -> None:
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+    broken.clear()
+    desk.materialize(ORDERS)
+    assert desk.tick() == [("recovered", "run shop")]
+
+
+def test_what_was_mended_step_by_step_is_mended(desk: Desk) -> None:
+    """Executed again from failure: a run that fails as well may have made some of it."""
+    by_hand = "run iceberg/invoices, iceberg/orders"
+    broken.update(("orders", "invoices"))
+    desk.materialize(ORDERS, INVOICES)
+    assert desk.tick() == [("firing", by_hand)]
+    broken.discard("orders")
+    desk.materialize(ORDERS, INVOICES)
+    assert desk.tick() == []
+    broken.clear()
+    desk.materialize(INVOICES)
+    assert desk.tick() == [("recovered", by_hand)]
+
+
+def test_a_run_that_fails_again_after_it_was_mended_is_told_with_its_own_link(desk: Desk) -> None:
+    """Both may end between two ticks."""
+    broken.add("orders")
+    desk.materialize(ORDERS)
+    assert desk.tick() == [("firing", "run iceberg/orders")]
+    before = desk.notices()[-1].alert
+    broken.clear()
+    desk.run()
+    broken.add("orders")
+    desk.materialize(ORDERS)
+    assert desk.tick() == [("firing", "run iceberg/orders")]
+    after = desk.notices()[-1].alert
+    assert after.link != before.link
+    assert after.since > before.since
 
 
 def test_failed_runs_that_an_older_memory_has_are_mended_by_their_kind(desk: Desk) -> None:

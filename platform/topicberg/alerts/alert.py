@@ -55,18 +55,24 @@ class Notice(BaseModel, frozen=True):
 
 
 class Work(BaseModel, frozen=True):
-    """What a run was to do."""
+    """What a run was to do, or has done."""
 
     kind: str
     """Key of the alert that tells of it."""
+    assets: frozenset[str] = frozenset()
+    """None: it is done by the next run of its kind."""
     first: str = ""
     last: str = ""
     """Its partitions, whose keys sort as text; empty: it has none."""
 
-    def undone_after(self, done: Work) -> bool:
-        """Whether some of it is left to do after another run."""
-        covered = not self.first or done.first <= self.first <= self.last <= done.last
-        return not covered or self.kind != done.kind
+    def after(self, done: Work) -> Work | None:
+        """What is left of it to do after another run; None: nothing."""
+        if self.first and not done.first <= self.first <= self.last <= done.last:
+            return self
+        if not self.assets:
+            return None if self.kind == done.kind else self
+        left = self.assets - done.assets
+        return self.model_copy(update={"assets": left}) if left else None
 
 
 class Told(BaseModel):
