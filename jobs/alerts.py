@@ -17,7 +17,6 @@ from assets.checks import CAUSE, MEND, SINCE, last_evaluated, last_evaluations
 from assets.partitions import asked_range
 
 if TYPE_CHECKING:
-    from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
     from dagster_shared.error import SerializableErrorInfo
 
     from topicberg.alerts import Alert, Told, Work
@@ -47,7 +46,7 @@ def alert_sensor() -> dg.SensorDefinition:
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         chosen, told = alert_settings(), Told.parse(context.cursor)
-        state = State(context.instance, context.repository_def.asset_graph, chosen.ui_url)
+        state = State(context.instance, context.repository_def, chosen.ui_url)
         told, now = state.faults(told)
         told, problems = tell(told, now, channels(settings(), chosen))
         for problem in problems:
@@ -62,9 +61,12 @@ def alert_sensor() -> dg.SensorDefinition:
 class State:
     """What is wrong now, as the instance knows it."""
 
-    def __init__(self, instance: dg.DagsterInstance, graph: BaseAssetGraph, ui_url: str) -> None:
+    def __init__(
+        self, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition, ui_url: str
+    ) -> None:
         self.instance = instance
-        self.graph = graph
+        self.repository = repository
+        self.graph = repository.asset_graph
         self.ui = ui_url.rstrip("/")
 
     def faults(self, told: Told) -> tuple[Told, dict[str, Alert]]:
@@ -157,7 +159,9 @@ class State:
         began = told.runs_until or datetime.now(UTC).timestamp()
         alerts = {key: alert for key, alert in told.alerts.items() if key.startswith("run ")}
         forgotten = alerts.keys() - {work.kind for work in told.undone}
-        undone = [*(Work(kind=key) for key in sorted(forgotten)), *told.undone]
+        known = {key.to_user_string() for key in self.graph.get_all_asset_keys()}
+        wanted = [work for work in told.undone if not work.assets or work.assets & known]
+        undone = [*(Work(kind=key) for key in sorted(forgotten)), *wanted]
         mended: set[str] = set()
         records = self.instance.get_run_records(
             dg.RunsFilter(
@@ -260,20 +264,24 @@ class State:
                 yield event.step_failure_data.error
 
     def _ticks(self) -> Iterator[Alert]:
+        """Dagster also knows sensors and schedules that are gone, with a topic for example."""
         from dagster._core.scheduler.instigation import TickStatus
 
         from topicberg.alerts import Alert
 
         for state in self.instance.all_instigator_state():
+            name, kind = state.instigator_name, state.instigator_type.value.lower()
+            has = self.repository.has_sensor_def(name) or self.repository.has_schedule_def(name)
+            if not has or not state.is_running:
+                continue
             ticks = self.instance.get_ticks(
                 state.instigator_origin_id,
                 state.selector_id,
                 limit=1,
                 statuses=[TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE],
             )
-            if not state.is_running or not ticks or ticks[0].status != TickStatus.FAILURE:
+            if not ticks or ticks[0].status != TickStatus.FAILURE:
                 continue
-            name, kind = state.instigator_name, state.instigator_type.value.lower()
             what, mend = _explained([ticks[0].error] if ticks[0].error else [])
             yield Alert(
                 key=f"tick {name}",

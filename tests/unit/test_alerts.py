@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,9 +17,18 @@ import pytest
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 from dagster._core.remote_origin import (
     RegisteredCodeLocationOrigin,
+    RemoteInstigatorOrigin,
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    InstigatorType,
+    TickData,
+    TickStatus,
+)
+from dagster._utils.error import SerializableErrorInfo
 
 from assets.checks import result
 from assets.partitions import RANGE_END, RANGE_START
@@ -31,6 +41,8 @@ from topicberg.settings import Settings, settings
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
 SECRET = "never-to-be-told"  # part of the address of a channel
+
+ORIGIN = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("topicberg"), "__repository__")
 
 verdicts: dict[str, Finding] = {}
 broken: set[str] = set()
@@ -124,6 +136,28 @@ class Desk:
         fresh = self.notices()[self._seen :]
         self._seen += len(fresh)
         return [(notice.state, notice.alert.key) for notice in fresh]
+
+    def ticked(self, kind: InstigatorType, name: str, status: TickStatus, **more: Any) -> None:
+        """As the daemon notes the tick of a sensor or schedule that is on."""
+        state = InstigatorState(
+            RemoteInstigatorOrigin(ORIGIN, name), kind, InstigatorStatus.DECLARED_IN_CODE
+        )
+        if (
+            self.instance.get_instigator_state(state.instigator_origin_id, state.selector_id)
+            is None
+        ):
+            self.instance.add_instigator_state(state)
+        self.instance.create_tick(
+            TickData(
+                state.instigator_origin_id,
+                name,
+                kind,
+                status,
+                time.time(),
+                selector_id=state.selector_id,
+                **more,
+            )
+        )
 
     def notices(self) -> list[Notice]:
         file = settings().state_dir / ALERTS_FILE
@@ -327,13 +361,10 @@ def test_since_when_stays_while_a_fault_lasts(desk: Desk) -> None:
 
 
 def test_runs_that_do_not_begin(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    location = RegisteredCodeLocationOrigin("topicberg")
     run = desk.instance.create_run_for_job(
         DEFS.resolve_job_def("shop"),
         status=dg.DagsterRunStatus.QUEUED,
-        remote_job_origin=RemoteJobOrigin(
-            RemoteRepositoryOrigin(location, "__repository__"), "shop"
-        ),
+        remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
     )
     assert desk.tick() == []
     monkeypatch.setattr("jobs.alerts.QUEUED_TOO_LONG", timedelta(0))
@@ -342,6 +373,26 @@ def test_runs_that_do_not_begin(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
     assert run.run_id in desk.notices()[-1].alert.link
     desk.instance.report_run_canceled(run)
     assert desk.tick() == [("recovered", "queue")]
+
+
+def test_a_sensor_that_fails_is_told_while_there_is_one(desk: Desk) -> None:
+    """Dagster remembers the last tick of a sensor whose topic is gone, and shows no page of it."""
+    error = SerializableErrorInfo("topicberg.errors.TopicbergError: no\n  → `mend it`", [], None)
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.FAILURE, error=error)
+    desk.ticked(InstigatorType.SENSOR, "gone_snapshots", TickStatus.FAILURE, error=error)
+    assert desk.tick() == [("firing", "tick alerts")]
+    assert desk.notices()[-1].alert.mend == "`mend it`"
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED)
+    assert desk.tick() == [("recovered", "tick alerts")]
+
+
+def test_a_failed_run_of_assets_that_are_gone_is_told_no_more(desk: Desk) -> None:
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+    told = Told.parse(desk.cursor)
+    without = dg.Definitions(assets=[invoices]).get_repository_def()
+    assert list(State(desk.instance, without, "http://ui").faults(told)[1]) == []
 
 
 def test_a_late_table_is_told_by_its_check_or_else_by_its_policy(desk: Desk) -> None:
@@ -359,7 +410,7 @@ def test_a_late_table_is_told_by_its_check_or_else_by_its_policy(desk: Desk) -> 
     def told(since: datetime) -> list[str]:
         late(CHECKED, since)
         late(UNCHECKED, since)
-        state = State(desk.instance, LATE.get_repository_def().asset_graph, "http://ui")
+        state = State(desk.instance, LATE.get_repository_def(), "http://ui")
         return sorted(state.faults(Told())[1])
 
     now = datetime.now(UTC)
