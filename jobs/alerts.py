@@ -1,22 +1,27 @@
 """The sensor that tells people what is wrong, and when it is mended.
 
 Every minute it looks at the state of everything, not at events: checks and freshness as they
-are now, the last run of each kind, the last tick of each sensor and schedule. So nothing is missed
-while the daemon was down, nothing is told twice, and what is mended is told as well.
+are now, what failed runs were to do and none has done since, the last tick of each sensor and
+schedule. So nothing is missed while the daemon was down, nothing is told twice, and what is mended
+is told as well. While the checks do not run, it tells that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from assets.checks import CAUSE, MEND, SINCE, last_evaluated, last_evaluations
 from assets.partitions import asked_range
+from jobs.checks import CHECK
+from jobs.schedules import schedule_name
 
 if TYPE_CHECKING:
+    from dagster._core.scheduler.instigation import InstigatorState, InstigatorTick
     from dagster_shared.error import SerializableErrorInfo
 
     from topicberg.alerts import Alert, Told, Work
@@ -27,7 +32,11 @@ MAX_UNDONE = 100
 """Failed runs whose work is remembered; of older ones, that their kind failed."""
 CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule of the checks asks for them every five minutes."""
+UNCHECKED_TICKS = 10
+"""So many minutes more they may not run. Of this sensor, not of the clock: a daemon that begins, or
+was down all night, finds no check of late, and its schedule needs a moment as well."""
 QUEUED_TOO_LONG = timedelta(minutes=30)
+_SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 
 
@@ -70,9 +79,11 @@ class State:
         self.ui = ui_url.rstrip("/")
 
     def faults(self, told: Told) -> tuple[Told, dict[str, Alert]]:
-        """Key → fault; and the memory, with the time until which runs were looked at."""
+        """Key → fault; and the memory, with what was seen now."""
         told, runs = self._runs(told)
-        found = [*self._checks(), *self._freshness(), *runs, *self._queue(), *self._ticks()]
+        told, unchecked = self._unchecked(told)
+        found = [*self._checks(), *unchecked, *self._freshness(), *runs, *self._queue()]
+        found += self._ticks()
         return told, {alert.key: alert for alert in found}
 
     def _checks(self) -> Iterator[Alert]:
@@ -101,6 +112,62 @@ class State:
                 cause=f"check {known[CAUSE]}" if CAUSE in known else None,
             )
 
+    def _unchecked(self, told: Told) -> tuple[Told, list[Alert]]:
+        """The checks do not run: all of them stay as they were, whatever becomes of the tables.
+
+        A local stack that does not run was stopped, or never started, by whoever would be told.
+        """
+        from topicberg.alerts import Alert
+        from topicberg.endpoints import runtime_file
+        from topicberg.settings import settings
+
+        config = settings()
+        stopped = config.deployment == "local" and not runtime_file(config).exists()
+        unchecked = told.unchecked + 1 if self._blind and not stopped else 0
+        told = told.model_copy(update={"unchecked": unchecked})
+        if unchecked < UNCHECKED_TICKS:
+            return told, []
+        what, mend = self._why_unchecked()
+        return told, [
+            Alert(
+                key="checks",
+                title="the checks do not run",
+                what=f"no table is checked: {what}",
+                severity="error",
+                since=self._checked or datetime.now(UTC),
+                link=f"{self.ui}/automation",
+                mend=mend or f"see {_SCHEDULE} (Automation) and the runs of {CHECK}",
+                cause=f"tick {_SCHEDULE}",
+            )
+        ]
+
+    def _why_unchecked(self) -> tuple[str, str | None]:
+        """And the mend, if it is known."""
+        for state, tick in self._instigators:
+            if state.instigator_name != _SCHEDULE:
+                continue
+            if not state.is_running:
+                return f"{_SCHEDULE} is off", f"turn it on: Automation, {_SCHEDULE}"
+            if tick and tick.skip_reason:
+                said, hint = _said(tick.skip_reason)
+                return f"{_SCHEDULE} was skipped: {said}", hint
+        return f"no run of {CHECK} ends", None
+
+    @cached_property
+    def _checked(self) -> datetime | None:
+        """When the checks ran last, well or not: a run that fails is told by itself."""
+        statuses = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+        ended = dg.RunsFilter(job_name=CHECK, statuses=statuses)
+        newest = self.instance.get_run_records(ended, limit=1)
+        return newest[0].update_timestamp if newest else None
+
+    @property
+    def _blind(self) -> bool:
+        """Whether the checks were to run, and have not for long."""
+        if not self.repository.has_schedule_def(_SCHEDULE):
+            return False
+        return self._checked is None or datetime.now(UTC) - self._checked > CHECKED_WITHIN
+
     def _freshness(self) -> Iterator[Alert]:
         from dagster._core.definitions.freshness import FreshnessState
 
@@ -126,14 +193,14 @@ class State:
                 severity="error" if record.freshness_state == FreshnessState.FAIL else "warning",
                 since=record.updated_at,
                 link=self._asset(key),
-                mend="see its checks; if there are none newer than this, see whether the daemon "
-                "and the schedule check_tables_schedule run",
+                mend=f"see its checks, and why the last run of {CHECK} did not evaluate them",
             )
 
     def _explained_by_checks(self, late: Mapping[dg.AssetKey, datetime]) -> set[dg.AssetKey]:
         """Assets with a check that says why they are late, or will within :data:`CHECKED_WITHIN`.
 
         One that is content all the same means that nothing came: the check of the topic says so.
+        That checks do not run is told by itself.
 
         :param late: asset → since when
         """
@@ -148,7 +215,8 @@ class State:
         return {
             key
             for check, key in own.items()
-            if now - late[key] < CHECKED_WITHIN
+            if self._blind
+            or now - late[key] < CHECKED_WITHIN
             or (check in evaluated and evaluated[check][1] > late[key])
         }
 
@@ -263,32 +331,43 @@ class State:
             if event and event.step_failure_data.error:
                 yield event.step_failure_data.error
 
+    @cached_property
+    def _instigators(self) -> list[tuple[InstigatorState, InstigatorTick | None]]:
+        """The sensors and schedules, those that are on with the last tick that came to an end.
+
+        Dagster also knows those that are gone, with a topic for example.
+        """
+        from dagster._core.scheduler.instigation import TickStatus
+
+        ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
+        found: list[tuple[InstigatorState, InstigatorTick | None]] = []
+        for state in self.instance.all_instigator_state():
+            name, origin = state.instigator_name, state.instigator_origin_id
+            if self.repository.has_sensor_def(name) or self.repository.has_schedule_def(name):
+                ticks = (
+                    self.instance.get_ticks(origin, state.selector_id, limit=1, statuses=ended)
+                    if state.is_running
+                    else []
+                )
+                found.append((state, ticks[0] if ticks else None))
+        return found
+
     def _ticks(self) -> Iterator[Alert]:
-        """Dagster also knows sensors and schedules that are gone, with a topic for example."""
         from dagster._core.scheduler.instigation import TickStatus
 
         from topicberg.alerts import Alert
 
-        for state in self.instance.all_instigator_state():
+        for state, tick in self._instigators:
+            if tick is None or tick.status != TickStatus.FAILURE:
+                continue
             name, kind = state.instigator_name, state.instigator_type.value.lower()
-            has = self.repository.has_sensor_def(name) or self.repository.has_schedule_def(name)
-            if not has or not state.is_running:
-                continue
-            ticks = self.instance.get_ticks(
-                state.instigator_origin_id,
-                state.selector_id,
-                limit=1,
-                statuses=[TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE],
-            )
-            if not ticks or ticks[0].status != TickStatus.FAILURE:
-                continue
-            what, mend = _explained([ticks[0].error] if ticks[0].error else [])
+            what, mend = _explained([tick.error] if tick.error else [])
             yield Alert(
                 key=f"tick {name}",
                 title=f"{kind} {name} fails",
                 what=what or f"the last tick of {kind} {name} failed",
                 severity="error",
-                since=datetime.fromtimestamp(ticks[0].timestamp, UTC),
+                since=datetime.fromtimestamp(tick.timestamp, UTC),
                 link=f"{self.ui}/automation",
                 mend=mend or f"its page in the UI shows the error of the tick: Automation, {name}",
             )
@@ -319,7 +398,12 @@ def _explained(errors: Iterable[SerializableErrorInfo]) -> tuple[str, str | None
         own = [each for each in chain if each.message.startswith("topicberg.")]
         error = (own or chain)[-1]
         name, _, text = error.message.strip().partition(": ")
-        message, _, hint = text.partition("\n  → ")
-        said = " ".join((message or name).split())
-        return said[:500], hint.strip() or None
+        said, hint = _said(text)
+        return said or " ".join(name.split()), hint
     return "", None
+
+
+def _said(text: str) -> tuple[str, str | None]:
+    """The message of an error that topicberg raised, and its hint."""
+    message, _, hint = text.partition("\n  → ")
+    return " ".join(message.split())[:500], hint.strip() or None

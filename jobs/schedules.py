@@ -20,11 +20,15 @@ def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.Ski
     return dg.SkipReason(f"run {runs[0].run_id} is still under way") if runs else None
 
 
+def schedule_name(job: str) -> str:
+    return f"{job}_schedule"
+
+
 def schedule_unless_busy(job: str, cron: str) -> dg.ScheduleDefinition:
     """Runs of the job, if the deployment is there and the last run has ended."""
 
     @dg.schedule(
-        name=f"{job}_schedule",
+        name=schedule_name(job),
         job_name=job,
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.RUNNING,

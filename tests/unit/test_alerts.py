@@ -25,23 +25,28 @@ from dagster._core.scheduler.instigation import (
     InstigatorState,
     InstigatorStatus,
     InstigatorType,
+    ScheduleInstigatorData,
     TickData,
     TickStatus,
 )
-from dagster._utils.error import SerializableErrorInfo
+from dagster_shared.error import SerializableErrorInfo
 
 from assets.checks import result
 from assets.partitions import RANGE_END, RANGE_START
-from jobs.alerts import State, alert_sensor
-from topicberg.alerts import Alert, AlertSettings, Channel, Notice, Told, channels, tell
+from jobs.alerts import UNCHECKED_TICKS, State, alert_sensor
+from jobs.checks import CHECK, check_schedule
+from resources import RESOURCES
+from topicberg.alerts import Alert, AlertSettings, Channel, Notice, Told, changes, channels, tell
 from topicberg.alerts.channels import ALERTS_FILE
 from topicberg.checks.finding import Finding
+from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
 SECRET = "never-to-be-told"  # part of the address of a channel
 
+ERROR = SerializableErrorInfo("topicberg.errors.TopicbergError: no\n  → `mend it`", [], None)
 ORIGIN = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("topicberg"), "__repository__")
 
 verdicts: dict[str, Finding] = {}
@@ -101,6 +106,11 @@ def up_to_date() -> dg.AssetCheckResult:
 
 
 LATE = dg.Definitions(assets=[totals, report], asset_checks=[up_to_date])
+WATCHED = dg.Definitions(
+    assets=[totals, report], asset_checks=[up_to_date],
+    jobs=[dg.define_asset_job(CHECK, selection=dg.AssetSelection.checks(up_to_date))],
+    schedules=[check_schedule()], resources=RESOURCES, executor=dg.in_process_executor,
+)  # fmt: skip
 
 
 class Desk:
@@ -139,8 +149,9 @@ class Desk:
 
     def ticked(self, kind: InstigatorType, name: str, status: TickStatus, **more: Any) -> None:
         """As the daemon notes the tick of a sensor or schedule that is on."""
+        cron = ScheduleInstigatorData("*/5 * * * *") if kind == InstigatorType.SCHEDULE else None
         state = InstigatorState(
-            RemoteInstigatorOrigin(ORIGIN, name), kind, InstigatorStatus.DECLARED_IN_CODE
+            RemoteInstigatorOrigin(ORIGIN, name), kind, InstigatorStatus.DECLARED_IN_CODE, cron
         )
         if (
             self.instance.get_instigator_state(state.instigator_origin_id, state.selector_id)
@@ -377,9 +388,8 @@ def test_runs_that_do_not_begin(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_sensor_that_fails_is_told_while_there_is_one(desk: Desk) -> None:
     """Dagster remembers the last tick of a sensor whose topic is gone, and shows no page of it."""
-    error = SerializableErrorInfo("topicberg.errors.TopicbergError: no\n  → `mend it`", [], None)
-    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.FAILURE, error=error)
-    desk.ticked(InstigatorType.SENSOR, "gone_snapshots", TickStatus.FAILURE, error=error)
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.FAILURE, error=ERROR)
+    desk.ticked(InstigatorType.SENSOR, "gone_snapshots", TickStatus.FAILURE, error=ERROR)
     assert desk.tick() == [("firing", "tick alerts")]
     assert desk.notices()[-1].alert.mend == "`mend it`"
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED)
@@ -395,33 +405,114 @@ def test_a_failed_run_of_assets_that_are_gone_is_told_no_more(desk: Desk) -> Non
     assert list(State(desk.instance, without, "http://ui").faults(told)[1]) == []
 
 
+def late(desk: Desk, key: dg.AssetKey, since: datetime) -> None:
+    change = FreshnessStateChange(
+        key=key,
+        new_state=FreshnessState.FAIL,
+        previous_state=FreshnessState.PASS,
+        state_change_timestamp=since.timestamp(),
+    )
+    desk.instance._report_runless_asset_event(change)
+
+
 def test_a_late_table_is_told_by_its_check_or_else_by_its_policy(desk: Desk) -> None:
     """A table whose check was evaluated since is not told twice, nor one whose source is late."""
 
-    def late(key: dg.AssetKey, since: datetime) -> None:
-        change = FreshnessStateChange(
-            key=key,
-            new_state=FreshnessState.FAIL,
-            previous_state=FreshnessState.PASS,
-            state_change_timestamp=since.timestamp(),
-        )
-        desk.instance._report_runless_asset_event(change)
-
     def told(since: datetime) -> list[str]:
-        late(CHECKED, since)
-        late(UNCHECKED, since)
+        late(desk, CHECKED, since)
+        late(desk, UNCHECKED, since)
         state = State(desk.instance, LATE.get_repository_def(), "http://ui")
         return sorted(state.faults(Told())[1])
 
     now = datetime.now(UTC)
     checked, unchecked = (f"freshness {key.to_user_string()}" for key in (CHECKED, UNCHECKED))
     assert told(now) == [unchecked]  # the next evaluation of the check says why
-    assert told(now - timedelta(hours=1)) == [checked, unchecked]  # checks do not run
+    assert told(now - timedelta(hours=1)) == [checked, unchecked]  # its check was not evaluated
     desk.instance.report_runless_asset_event(dg.AssetCheckEvaluation(CHECKED, "up_to_date", True))
     assert told(now - timedelta(hours=1)) == [unchecked]  # nothing came to compute it with
     verdict = dg.AssetCheckEvaluation(CHECKED, "up_to_date", False)
     desk.instance.report_runless_asset_event(verdict)
     assert told(now - timedelta(hours=1)) == ["check iceberg/totals:up_to_date", unchecked]
+
+
+# --- checks that do not run ---
+
+
+class Watch:
+    """Looks at an instance whose checks have a schedule."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.told = Told()
+        runtime_file(settings()).touch()
+
+    def faults(self, ticks: int = 1) -> dict[str, Alert]:
+        """After so many ticks."""
+        now: dict[str, Alert] = {}
+        for _ in range(ticks):
+            state = State(self.desk.instance, WATCHED.get_repository_def(), "http://ui")
+            self.told, now = state.faults(Told.parse(self.told.model_dump_json()))
+        return now
+
+    def check(self) -> None:
+        WATCHED.resolve_job_def(CHECK).execute_in_process(instance=self.desk.instance)
+
+    def skipped(self, reason: str) -> None:
+        self.desk.ticked(
+            InstigatorType.SCHEDULE, f"{CHECK}_schedule", TickStatus.SKIPPED, skip_reason=reason
+        )
+
+
+@pytest.fixture
+def watch(desk: Desk) -> Watch:
+    return Watch(desk)
+
+
+def test_checks_that_do_not_run_are_told_and_the_schedule_says_why(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch.skipped("Secrets Manager refuses the credentials: they are expired\n  → `aws sso login`")
+    assert watch.faults(UNCHECKED_TICKS - 1) == {}  # the daemon has just begun
+    fault = watch.faults()["checks"]
+    assert "Secrets Manager refuses the credentials: they are expired" in fault.what
+    assert fault.mend == "`aws sso login`"
+    watch.check()
+    assert watch.faults() == {}
+    monkeypatch.setattr("jobs.alerts.CHECKED_WITHIN", timedelta(0))
+    assert watch.faults(UNCHECKED_TICKS - 1) == {}
+    assert list(watch.faults()) == ["checks"]
+
+
+def test_a_schedule_of_the_checks_that_is_off_is_told(watch: Watch) -> None:
+    watch.skipped("the stack is not running")
+    (state,) = watch.desk.instance.all_instigator_state()
+    watch.desk.instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
+    fault = watch.faults(UNCHECKED_TICKS)["checks"]
+    assert "check_tables_schedule is off" in fault.what
+    assert "turn it on" in (fault.mend or "")
+
+
+def test_a_local_stack_that_was_stopped_is_no_fault(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late(watch.desk, CHECKED, datetime.now(UTC) - timedelta(hours=1))
+    runtime_file(settings()).unlink()
+    assert watch.faults(2 * UNCHECKED_TICKS) == {}
+    monkeypatch.setenv("TOPICBERG_DEPLOYMENT", "cloud")
+    settings.cache_clear()
+    assert list(watch.faults(UNCHECKED_TICKS)) == ["checks"]
+
+
+def test_what_follows_from_checks_that_do_not_run_is_not_told_as_well(watch: Watch) -> None:
+    late(watch.desk, CHECKED, datetime.now(UTC) - timedelta(hours=1))
+    assert list(watch.faults(UNCHECKED_TICKS)) == ["checks"]
+    schedule = f"{CHECK}_schedule"
+    watch.desk.ticked(InstigatorType.SCHEDULE, schedule, TickStatus.FAILURE, error=ERROR)
+    now = watch.faults()
+    assert list(now) == ["checks", f"tick {schedule}"]
+    assert [notice.alert.key for notice in changes(now, {}, datetime.now(UTC))] == [
+        f"tick {schedule}"
+    ]
 
 
 # --- channels ---

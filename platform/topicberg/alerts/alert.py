@@ -86,6 +86,8 @@ class Told(BaseModel):
     """Runs that ended before this time (seconds since 1970) were looked at."""
     undone: list[Work] = []
     """What runs that failed were to do, and none has done since; the newest last."""
+    unchecked: int = 0
+    """Looks in a row at which the checks had not run for long."""
 
     @staticmethod
     def parse(text: str | None) -> Told:
