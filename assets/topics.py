@@ -47,20 +47,6 @@ def topic_assets(spec: TopicSpec, config: Settings) -> Iterator[dg.AssetsDefinit
 def _kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
     key = kafka_key(spec)
 
-    @dg.multi_observable_source_asset(
-        name="__".join(key.path),
-        specs=[
-            dg.AssetSpec(
-                key,
-                group_name=spec.pipeline,
-                description=f"{spec.description}\n\nKafka topic `{spec.name}`, {spec.partitions} "
-                f"partitions, {spec.value_schema.format} values (subject `{spec.value_subject}`).",
-                kinds={"kafka"},
-                owners=list(spec.owners),
-                metadata={"partitions": spec.partitions, "dagster/table_name": spec.name},
-            )
-        ],
-    )
     def observe(lakehouse: Lakehouse) -> dg.ObserveResult:
         from topicberg import kafka
 
@@ -72,7 +58,20 @@ def _kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
             key, metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
         )
 
-    return observe
+    described = dg.AssetSpec(
+        key,
+        group_name=spec.pipeline,
+        description=f"{spec.description}\n\nKafka topic `{spec.name}`, {spec.partitions} "
+        f"partitions, {spec.value_schema.format} values (subject `{spec.value_subject}`).",
+        kinds={"kafka"},
+        owners=list(spec.owners),
+        metadata={"partitions": spec.partitions, "dagster/table_name": spec.name},
+    )
+    # Dagster's decorator for one asset takes no owners.
+    observed: dg.AssetsDefinition = dg.multi_observable_source_asset(
+        name="__".join(key.path), specs=[described]
+    )(observe)
+    return observed
 
 
 def kafka_data_version(end: dict[int, int]) -> dg.DataVersion:
