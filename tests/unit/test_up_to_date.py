@@ -287,6 +287,21 @@ def test_a_lookup_counts_for_everything_after_it(pair: Pair) -> None:
     assert pair.check(60, remember=False, reach=FOREVER).passed
 
 
+def test_what_looks_back_is_late_when_its_hour_has_come(pair: Pair) -> None:
+    """A row of this hour counts for the next one as well, which has no partition yet."""
+    now = datetime.now(UTC)
+    this_hour = int(now.timestamp()) // 3600 - FIRST
+    left = 60 - now.minute  # or a little more than is left of this hour
+    pair.arrive(this_hour)
+    pair.compute(this_hour, this_hour)
+    hour = timedelta(hours=1)
+    assert pair.check(reach=hour).passed
+    assert pair.asked == []
+    assert pair.check(left + 5, reach=hour).passed
+    assert pair.asked == [f"{this_hour + 1:02}"]
+    assert not pair.check(left + 31, reach=hour).passed
+
+
 def test_a_source_that_had_no_rows_was_not_read(pair: Pair) -> None:
     pair.compute(0, 9, None)
     pair.arrive(1)
