@@ -1,14 +1,13 @@
 """What the documents say can be done: commands exist, links lead somewhere, examples are right.
 
-Every command is parsed by the program that it names. The ``bash`` blocks of some pages also run:
-those that need a stack in tests/e2e, that of docs/checks.md here.
+Every command is parsed by the program that it names. They also run: in tests/e2e those that need a
+stack, the ``bash`` blocks of some pages as they stand; that of docs/checks.md here.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import typer
 import yaml
 from dagster._cli import create_dagster_cli
 from dagster_webserver.cli import create_dagster_webserver_cli
-from documents import run_block
+from documents import DOCUMENTS, RUN, blocks, commands, run_block
 
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
@@ -26,12 +25,6 @@ from topicberg.local.state import save_endpoints
 from topicberg.settings import PROJECT_ROOT, Settings
 from topicberg.topics import TopicSpec
 
-DOCUMENTS = sorted(
-    path
-    for folder in (PROJECT_ROOT, PROJECT_ROOT / "docs")
-    for path in folder.glob("*.md")
-    if path.name != "CHANGELOG.md"  # tells of the past
-)
 COMMAND_LINES: dict[str, Any] = {
     "topicberg": lambda: typer.main.get_command(app),
     "dagster": create_dagster_cli,
@@ -39,41 +32,12 @@ COMMAND_LINES: dict[str, Any] = {
 }
 FOREIGN = {"git", "cd", "cp", "chmod", "export", "docker", "kubectl", "helm", "aws", "confluent"}
 """Not ours to check."""
-RUN = {"quick-start.md", "add-a-topic.md", "add-a-pipeline.md", "checks.md"}
-"""Pages whose ``bash`` blocks run."""
 EXAMPLES = re.compile(r"orders|shop\b|test_shop|\.\.\.|…|[<>*{]")
 """In paths: files that a page tells the reader to make, and patterns."""
 
 
 def ids(path: Path) -> str:
     return path.name
-
-
-def blocks(path: Path) -> Iterator[tuple[str, str]]:
-    """Language (may be empty) and text of every fenced block."""
-    text = re.sub(r"^ +(?=```)", "", path.read_text(), flags=re.MULTILINE)
-    yield from re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-def commands(path: Path) -> Iterator[list[str]]:
-    """Every command of the document as words: of its blocks, and in the midst of its text."""
-    for language, text in blocks(path):
-        if language not in ("", "bash", "console", "sh"):
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            # what follows wide space explains; brackets are around what may be left out
-            shown = re.split(r"\s{3,}", line.strip())[0].replace("[-", "-").replace("]", "")
-            if language in ("bash", "console") or program(shown) in COMMAND_LINES:
-                for part in re.split(r" (?:&&|\|\|?) ", shown):
-                    if words := shlex.split(part, comments=True):
-                        yield words
-    prose = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for text in re.findall(r"`((?:topicberg|make|dagster) [^`]+)`", prose):
-        yield shlex.split(" ".join(text.split()))
-
-
-def program(line: str) -> str:
-    return Path(line.split()[0]).name if line.split() else ""
 
 
 def parse(command: Any, words: list[str]) -> None:
