@@ -17,7 +17,7 @@ def retried() -> Iterator[None]:
 
     :raises dagster.RetryRequested: the failure passes by itself
     """
-    from topicberg.transient import kind_of
+    from topicberg.transient import kind_of, said
 
     try:
         yield
@@ -29,4 +29,4 @@ def retried() -> Iterator[None]:
         wait = kind.wait(context.retry_number)
         if context.retry_number < kind.retries:
             context.log.warning(f"{kind.name}, trying again in {wait:.0f} s: {error}")
-        raise dg.RetryRequested(max_retries=kind.retries, seconds_to_wait=wait) from error
+        raise dg.RetryRequested(max_retries=kind.retries, seconds_to_wait=wait) from said(error)

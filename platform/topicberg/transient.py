@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topicberg.errors import CommitConflictError, ThrottledError, UnreachableError
+from topicberg.answers import raised_in
+from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,15 @@ CONFLICT = Kind("another commit came first", retries=5, first_wait_seconds=1)
 UNREACHABLE = Kind("a service does not answer", retries=4, first_wait_seconds=5)
 THROTTLED = Kind("a service asks to slow down", retries=5, first_wait_seconds=10)
 
-_THROTTLING = re.compile(r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|status.?code.?429")
+_THROTTLING = re.compile(
+    r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|status.?code.?429|"
+    r"AWS Error (SLOW_DOWN|THROTTLING)"
+)
 _SILENT = re.compile(
     r"StatusCode\.UNAVAILABLE|Connection (refused|reset|aborted)|UnknownHost|failed to connect|"
     r"Unable to execute HTTP request|INVALID_HANDLE\.SESSION|SparkContext was shut down|"
-    r"Lost executor|ExecutorLostFailure|Status Code: 50[0-4]",
+    r"Lost executor|ExecutorLostFailure|Status Code: 50[0-4]|"
+    r"AWS Error (NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT)",
     re.IGNORECASE,
 )
 _SERVICES = (
@@ -46,6 +51,17 @@ _SERVICES = (
 
 py4j raises those of a Spark that is not behind Spark Connect, as in a job of EMR Serverless.
 """
+_NAMED_BY_TEXT = (
+    ("the object store", re.compile(r"AWS Error [A-Z_]+ during|awssdk|SdkClientException")),
+    ("Iceberg's catalog", re.compile(r"org\.apache\.iceberg\.(rest\.|exceptions\.RESTException)")),
+)
+"""What Spark, the catalog and PyArrow pass on of the services behind them."""
+_NAMED_BY_CLIENT = (
+    ("Iceberg's catalog", "pyiceberg.catalog"),
+    ("AWS", "botocore"),
+    ("Snowflake", "snowflake.connector"),
+    ("Spark", "pyspark"),
+)
 _SILENT_CLASSES = frozenset(
     {
         "botocore.exceptions.EndpointConnectionError",
@@ -76,12 +92,49 @@ def kind_of(error: BaseException) -> Kind | None:
             return CONFLICT
         if name in _SILENT_CLASSES:
             return UNREACHABLE
-        if name.startswith(_SERVICES):
+        if name.startswith(_SERVICES) or _of_arrow(each):
             if _THROTTLING.search(str(each)):
                 return THROTTLED
             if _SILENT.search(str(each)):
                 return UNREACHABLE
     return None
+
+
+def silent_service(error: BaseException) -> str | None:
+    """Who did not answer, of a failure that a vendor's client tells; None: nobody knows.
+
+    The clients' texts name an address at best, often of another service than was asked.
+    """
+    for each in _causes(error):
+        for service, pattern in _NAMED_BY_TEXT:
+            if pattern.search(str(each)):
+                return service
+    for each in _causes(error):
+        for service, library in _NAMED_BY_CLIENT:
+            if raised_in(each.__traceback__, library):
+                return service
+    return None
+
+
+def said(error: BaseException) -> BaseException:
+    """The failure as people are told it: of a vendor's client that has no answer, who is silent."""
+    if any(isinstance(each, TopicbergError) for each in _causes(error)):
+        return error
+    service = silent_service(error)
+    if service is None or kind_of(error) != UNREACHABLE:
+        return error
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    named = UnreachableError(
+        f"{service} does not answer: {reason[:300]}",
+        hint="`topicberg status` shows whether it runs",
+    )
+    named.__cause__ = error
+    return named
+
+
+def _of_arrow(error: BaseException) -> bool:
+    """PyArrow has no class of its own for what the object store says."""
+    return type(error) is OSError and "AWS Error " in str(error)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dagster as dg
 import pytest
 import requests
+from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 from py4j.protocol import Py4JError
 from pyiceberg.exceptions import CommitFailedException
@@ -14,6 +15,7 @@ from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrp
 
 from assets.retries import retried
 from topicberg import transient
+from topicberg.endpoints import Endpoints
 from topicberg.errors import (
     CommitConflictError,
     SpecError,
@@ -21,7 +23,10 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
 )
-from topicberg.transient import CONFLICT, THROTTLED, UNREACHABLE, Kind, kind_of
+from topicberg.settings import Settings
+from topicberg.transient import CONFLICT, THROTTLED, UNREACHABLE, Kind, kind_of, said
+
+NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -49,10 +54,60 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (TopicbergError("x"), None),
         (ValueError("Connection refused, says a user's text"), None),
         (FileNotFoundError("x"), None),
+        (OSError("AWS Error NETWORK_CONNECTION during HeadObject operation"), UNREACHABLE),
+        (OSError("AWS Error SLOW_DOWN during GetObject operation"), THROTTLED),
+        (OSError("AWS Error ACCESS_DENIED during GetObject operation"), None),
+        (OSError("Connection refused, says a user's text"), None),
     ],
 )
 def test_kinds(error: Exception, kind: Kind | None) -> None:
     assert kind_of(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "service"),
+    [
+        (OSError("AWS Error NETWORK_CONNECTION during HeadObject operation"), "the object store"),
+        (Py4JError("SdkClientException: Unable to execute HTTP request"), "the object store"),
+        (SparkConnectGrpcException("o.a.iceberg: Connection refused"), None),
+        (
+            SparkConnectGrpcException(
+                "(org.apache.iceberg.exceptions.RESTException) Connection refused"
+            ),
+            "Iceberg's catalog",
+        ),
+        (OSError("AWS Error ACCESS_DENIED during GetObject operation"), None),
+        (UnreachableError("Kafka does not answer"), None),
+        (ValueError("x"), None),
+    ],
+)
+def test_who_is_silent_is_named(error: Exception, service: str | None) -> None:
+    told = said(error)
+    if service is None:
+        assert told is error
+    else:
+        assert isinstance(told, UnreachableError)
+        assert told.message == f"{service} does not answer: {error}"
+        assert told.hint
+        assert told.__cause__ is error
+
+
+def test_a_client_names_its_service() -> None:
+    """Its text has an address alone."""
+    endpoints = Endpoints.model_validate(
+        dict.fromkeys(("schema_registry", "s3", "iceberg_rest", "aws", "confluent"), NOBODY)
+        | {"kafka_bootstrap": "127.0.0.1:9", "spark_connect": "sc://127.0.0.1:9"}
+        | {"snowflake": {"account": "topicberg", "user": "TOPICBERG"}}
+        | {"s3_access_key": "key", "s3_secret_key": "secret"}
+        | {"aws_access_key": "key", "aws_secret_key": "secret"}
+    )
+    once = Config(retries={"total_max_attempts": 1})
+    with pytest.raises(EndpointConnectionError) as glue:
+        endpoints.boto3("glue", Settings(), once).get_databases()
+    assert str(said(glue.value)).startswith("AWS does not answer: ")
+    with pytest.raises(requests.ConnectionError) as refused:
+        endpoints.catalog(Settings())
+    assert str(said(refused.value)).startswith("Iceberg's catalog does not answer: ")
 
 
 def test_the_wait_doubles() -> None:

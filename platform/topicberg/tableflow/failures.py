@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from pyiceberg.exceptions import RESTError
 
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.transient import silent_service
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,10 @@ def explain(what: str, error: BaseException) -> TopicbergError:
         lines = [details[1]]
     reason = lines[0][:300] if lines else type(error).__name__
     if _CONNECTION.search(text):
-        return TopicbergError(
-            f"{what}: a service does not answer: {reason}",
-            hint="`topicberg status` shows which; the batch is written again when it is back",
+        service = silent_service(error)
+        return UnreachableError(
+            f"{what}: {service or 'a service'} does not answer: {reason}",
+            hint=f"`topicberg status` shows {'whether it runs' if service else 'which'}; "
+            "the batch is written again when it is back",
         )
     return TopicbergError(f"{what}: {type(error).__name__}: {reason}")
