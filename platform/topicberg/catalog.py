@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import requests
@@ -17,6 +18,8 @@ TABLES = "topicberg.tables"
 """Property: the folder of the tables. ``warehouse`` is what the catalog goes by, which for Glue's
 REST API is the number of an account.
 """
+TIMEOUT_SECONDS = (10.0, 120.0)
+"""To connect, and to wait for an answer's next byte: PyIceberg would wait for ever."""
 _TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
 
 
@@ -25,6 +28,7 @@ class CheckedCatalog(RestCatalog):
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
+        session.request = partial(session.request, timeout=TIMEOUT_SECONDS)  # type: ignore[method-assign]
         session.hooks["response"].append(_catalog_answer)
         return session
 

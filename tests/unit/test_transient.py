@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import dagster as dg
@@ -14,8 +15,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrpcException
 
 from assets.retries import retried
-from topicberg import transient
-from topicberg.endpoints import Endpoints
+from topicberg import catalog, transient
+from topicberg.endpoints import Endpoints, LakeEndpoints
 from topicberg.errors import (
     CommitConflictError,
     SpecError,
@@ -108,6 +109,18 @@ def test_a_client_names_its_service() -> None:
     with pytest.raises(requests.ConnectionError) as refused:
         endpoints.catalog(Settings())
     assert str(said(refused.value)).startswith("Iceberg's catalog does not answer: ")
+
+
+def test_a_catalog_that_is_silent_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", (5, 0.2))
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it takes connections
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(requests.ReadTimeout) as silent:
+            LakeEndpoints(iceberg_rest=url).catalog(Settings())
+    assert kind_of(silent.value) == UNREACHABLE
+    assert str(said(silent.value)).startswith("Iceberg's catalog does not answer: ")
 
 
 def test_the_wait_doubles() -> None:
