@@ -174,7 +174,7 @@ def table_checks(lake: Lake) -> Iterator[tuple[LakeTable, str, list[TableCheck]]
         checks = [_up_to_date(derived, lake), *_rows_checks(derived.rules, None, table)]
         yield table, "iceberg", checks
     for table in lake.tables():
-        yield table, "glue", [_pointer(table)]
+        yield table, "glue", [_pointer(table, derived=table.name in lake.derived_by_name)]
         yield table, "snowflake", [_parity(table)]
 
 
@@ -443,7 +443,9 @@ def _allowed_minutes(root: TopicSpec) -> int:
     return root.freshness.warn_minutes if root.freshness else ALLOWED_MINUTES
 
 
-def _pointer(table: LakeTable) -> TableCheck:
+def _pointer(table: LakeTable, *, derived: bool) -> TableCheck:
+    gone = f"{_key(table, 'iceberg')}:up_to_date" if derived else None
+
     def pointer(probe: Probe) -> "Finding":
         from topicberg.checks.catalogs import check_pointer
 
@@ -454,6 +456,7 @@ def _pointer(table: LakeTable) -> TableCheck:
             table.sync,
             probe.now,
             _patience(probe.lakehouse.config),
+            gone,
         )
 
     return TableCheck(

@@ -295,6 +295,10 @@ def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
         client.create_table(DatabaseName="shop", TableInput={"Name": "orders"})
         assert not judge().passed
         assert "shop.orders, which is gone from Iceberg's catalog" in judge().what
+        dropped = check_pointer(
+            None, client, ("shop", "orders"), "-", NOW, timedelta(0), "iceberg/orders:up_to_date"
+        )
+        assert dropped.cause == "iceberg/orders:up_to_date"
 
 
 def test_checks_are_tried_again_while_a_service_does_not_answer(

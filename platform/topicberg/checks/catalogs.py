@@ -60,16 +60,20 @@ def check_pointer(
     mend: str,
     now: datetime,
     patience: timedelta,
+    gone: str | None = None,
 ) -> Finding:
     """Glue points to a state of the table, not an old one, and has its columns.
 
     :param table: None: there is none in Iceberg's catalog
+    :param gone: the check that tells as well that it was dropped, if there is one
     """
     if table is not None and table.current_snapshot() is None:
         return good("the table has no rows yet")
     found = glue.get_table(client, *glue_table)
+    if table is None and found:
+        return _dropped(".".join(glue_table), gone)
     if table is None:
-        return _dropped(".".join(glue_table)) if found else good("there is no such table yet")
+        return good("there is no such table yet")
     table.refresh()
     if found is None:
         return _missing(f"Glue has no table {'.'.join(glue_table)}", table, mend, now, patience)
@@ -172,15 +176,15 @@ def check_parity(
     if wrong := columns ^ {column.upper() for column in seen.columns}:
         return bad(f"Snowflake has other columns than the table: {', '.join(sorted(wrong))}", None)
     if rows != seen.rows:
-        return bad(
-            f"the table has {rows:,} rows, Snowflake counts {seen.rows:,}: look for deletes that "
-            "Snowflake cannot read (check equality_deletes)",
-            None,
-        )
+        why = "look for deletes that Snowflake cannot read (check equality_deletes)"
+        if seen.rows < rows:
+            why = "a data file is not what was written, or Snowflake does not read it whole; "
+            why += "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
+        return bad(f"the table has {rows:,} rows, Snowflake counts {seen.rows:,}: {why}", None)
     return good("Iceberg, Glue and Snowflake agree", **facts)
 
 
-def _dropped(name: str) -> Finding:
+def _dropped(name: str, cause: str | None) -> Finding:
     return Finding(
         passed=False,
         what=f"Glue has table {name}, which is gone from Iceberg's catalog: somebody dropped it, "
@@ -188,6 +192,7 @@ def _dropped(name: str) -> Finding:
         mend="make it again: materialize all partitions of its asset `iceberg/…` (a backfill); of "
         "a topic, the engine does so from what the topic holds. If it is to stay away, drop it in "
         "Glue and Snowflake as well",
+        cause=cause,
     )
 
 

@@ -98,8 +98,9 @@ def _catch_up(spec: TopicSpec) -> str:
     if not settings().own_engine:
         return f"see what Confluent Cloud says of the Tableflow of topic {spec.name}"
     return (
-        f"`topicberg tableflow run {spec.name} --once` brings the table up to date, "
-        f"`topicberg tableflow status {spec.name}` says what the engine does"
+        f"`topicberg tableflow run {spec.name} --once` brings the table up to date; "
+        "`topicberg status` shows whether the engine runs (tableflow), "
+        f"`topicberg tableflow status {spec.name}` what it did last"
     )
 
 
