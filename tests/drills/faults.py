@@ -1,8 +1,9 @@
-"""Four ways for a component of the stack to fail; each is lifted at the end of its block."""
+"""How a component of the stack may fail; each fault is lifted at the end of its block."""
 
 from __future__ import annotations
 
 import random
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -66,17 +67,48 @@ def _limit(process: psutil.Process, size: int) -> None:
 
 
 @contextmanager
+def down(component: str) -> Iterator[None]:
+    """It does not run, and nobody starts it again; connections are refused."""
+    control = _supervisor()
+    control.stopProcess(component, True)
+    try:
+        yield
+    finally:
+        control.startProcess(component, False)
+
+
+@contextmanager
+def robbed(component: str) -> Iterator[None]:
+    """Another program has its port: the supervisor starts it again and again, in vain."""
+    control = _supervisor()
+    control.stopProcess(component, True)
+    with socket.create_server(_address(component)):
+        control.startProcess(component, False)
+        yield
+
+
+def _supervisor() -> Any:
+    context = state.load_context(settings())
+    assert context is not None
+    return Control(context)._api
+
+
+def _address(component: str) -> tuple[str, int]:
+    context = state.load_context(settings())
+    assert context is not None
+    return "127.0.0.1", context.ports[component]
+
+
+@contextmanager
 def lying(component: str) -> Iterator[None]:
     """Something else answers at its address: garbage, with a "200 OK" wherever there is HTTP.
 
     What is written to the object store is refused, though: against a store that acknowledges and
     throws away there is no help.
     """
-    context = state.load_context(settings())
-    assert context is not None
-    control = Control(context)._api
+    control = _supervisor()
     control.stopProcess(component, True)
-    address = ("127.0.0.1", context.ports[component])
+    address = _address(component)
     server: socketserver.TCPServer
     if component in ("kafka", "spark"):
         socketserver.ThreadingTCPServer.allow_reuse_address = True
@@ -128,3 +160,4 @@ FAULTS: dict[str, Callable[[str], AbstractContextManager[None]]] = {
     "full": full,
     "lying": lying,
 }
+"""Those that pass within seconds; the others last."""

@@ -16,10 +16,11 @@ from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from pyiceberg.table import Table
 
-from topicberg import kafka
+from topicberg import glue, kafka
 from topicberg.endpoints import Endpoints
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
+from topicberg.snowflake import sync
 from topicberg.tableflow import control
 from topicberg.tableflow.subjects import wire_prefix
 from topicberg.tableflow.wait import wait_for
@@ -148,6 +149,17 @@ class Load(threading.Thread):
         lost += sum(found.get(key) != number for key, number in self.newest.items())
         twice += len(held) - len(found) + len(found.keys() - self.newest.keys())
         return lost, twice
+
+    def to_snowflake(self) -> int:
+        """The append topic's table to Glue and Snowflake, as its assets do it; rows there."""
+        import snowflake.connector
+
+        at = (self.config.cluster_id, self.append)
+        glue.register(self.endpoints.boto3("glue", self.config), self.table(self.append), *at)
+        account = self.endpoints.snowflake.model_dump()
+        account["password"] = self.endpoints.snowflake.password.get_secret_value()
+        with snowflake.connector.connect(**account, login_timeout=10) as connection:
+            return sync(connection, self.config, self.append.upper(), at).rows
 
     def _send(self, topic: str, value: bytes | None, key: bytes) -> None:
         kafka.produce(self._producer, topic, value, key, self._delivered)

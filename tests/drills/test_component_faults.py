@@ -23,12 +23,10 @@ import pytest
 from faults import FAULTS
 from load import Load
 
-from topicberg import glue
 from topicberg.deploy.confluent.api import Api
 from topicberg.endpoints import Endpoints
 from topicberg.local import stack as local_stack
 from topicberg.settings import settings
-from topicberg.snowflake import sync
 from topicberg.tableflow.status import read_status
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -92,24 +90,10 @@ class Watch(threading.Thread):
         self.join()
 
 
-def to_snowflake(load: Load) -> int:
-    """The append topic's table to Glue and Snowflake, as its assets do it; rows in Snowflake."""
-    import snowflake.connector
-
-    table = load.table(load.append)
-    client = load.endpoints.boto3("glue", load.config)
-    at = (load.config.cluster_id, load.append)
-    glue.register(client, table, *at)
-    account = load.endpoints.snowflake.model_dump()
-    account["password"] = load.endpoints.snowflake.password.get_secret_value()
-    with snowflake.connector.connect(**account, login_timeout=10) as connection:
-        return sync(connection, load.config, load.append.upper(), at).rows
-
-
 def ask(component: str, load: Load) -> None:
     """One use of a component that the engine does not need."""
     if component in PUBLISHERS:
-        to_snowflake(load)
+        load.to_snowflake()
     elif component == "confluent":
         endpoints = load.endpoints
         assert endpoints.confluent_api_key
@@ -170,7 +154,7 @@ def test_fault(load: Load, faults: Faults) -> None:
     lost, twice = load.lost_and_twice()
     _record(faults, watch, seconds, lost, twice)
     assert (lost, twice) == (0, 0)
-    assert to_snowflake(load) == load.sent
+    assert load.to_snowflake() == load.sent
     for message in watch.messages:  # whatever it was, in one line that is no stack trace
         assert len(message) < 600
         assert "\tat " not in message

@@ -1,0 +1,90 @@
+"""Who runs the checks and the alerts in a drill, and reads what they say."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import dagster as dg
+
+from assets import Lake, lake_assets, lake_checks
+from assets.derived import DerivedTable
+from jobs import alert_sensor, check_job
+from resources import RESOURCES
+from topicberg.alerts import Notice
+from topicberg.alerts.channels import alerts_file
+from topicberg.settings import settings
+from topicberg.topics import TopicSpec
+
+PATIENCE_SECONDS = 600.0
+COMMAND = re.compile(r"`((?:topicberg|dagster) [^`]+)`")
+
+
+class Operator:
+    """Runs checks and the alert sensor as the daemon does, and reads what they say."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, spec: TopicSpec, *derived: DerivedTable
+    ) -> None:
+        lake = Lake(settings(), (spec,), derived)
+        self.defs = dg.Definitions(
+            assets=list(lake_assets(lake)),
+            asset_checks=list(lake_checks(lake)),
+            jobs=[check_job(lake)],
+            sensors=[alert_sensor()],
+            resources=RESOURCES,
+            executor=dg.in_process_executor,
+        )
+        self.instance = instance
+        self.cursor: str | None = None
+        self.seen = 0
+        self.alerts()
+
+    def check(self) -> dg.ExecuteInProcessResult:
+        """A run of the checks; of one that fails some came to no verdict."""
+        job = self.defs.resolve_job_def("check_tables")
+        return job.execute_in_process(instance=self.instance, raise_on_error=False)
+
+    def failing(self) -> dict[str, dg.AssetCheckEvaluation]:
+        """``asset:check`` → what the check says, of those of the topic that fail."""
+        found = self.check().get_asset_check_evaluations()
+        assert {f"{e.asset_key.path[0]}" for e in found} == {"iceberg", "glue", "snowflake"}
+        return {f"{e.asset_key.to_user_string()}:{e.check_name}": e for e in found if not e.passed}
+
+    def alerts(self) -> list[Notice]:
+        """What the next tick of the alert sensor tells."""
+        repository = self.defs.get_repository_def()
+        context = dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursor, repository_def=repository
+        )
+        tick = repository.get_sensor_def("alerts").evaluate_tick(context)
+        self.cursor = tick.cursor or self.cursor
+        file = alerts_file(settings())
+        lines = file.read_text().splitlines() if file.exists() else []
+        fresh, self.seen = lines[self.seen :], len(lines)
+        return [Notice.model_validate_json(line) for line in fresh]
+
+    def diagnose(self, check: str, says: str) -> str:
+        """The fault is told by that check, and paged once; the command that mends it."""
+        failing = self.failing()
+        assert check in failing, failing
+        text = failing[check].description or ""
+        assert re.search(says, text), text
+        assert "Since 20" in text
+        told = [n for n in self.alerts() if n.state == "firing"]
+        assert [n.alert.key for n in told] == [f"check {check}"], told
+        assert not self.alerts()
+        assert told[0].alert.link.startswith("http://")
+        (command, *_) = COMMAND.findall(told[0].alert.mend or "")
+        assert command in text
+        return str(command)
+
+    def await_green(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while failing := self.failing():
+            if time.monotonic() > deadline:
+                raise AssertionError({key: found.description for key, found in failing.items()})
+            time.sleep(2)
+        told = self.alerts()
+        assert told
+        assert all(n.state == "recovered" for n in told), told

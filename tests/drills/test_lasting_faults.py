@@ -1,0 +1,251 @@
+"""A component that stays down, or hangs: what is told, once, by name and with a mend; and no more.
+
+Every other component works meanwhile, records are produced, and the operator's checks and alerts
+run. Then it is back, and nobody does anything: all that was told is told as recovered, and both
+tables hold every record once. As in the cloud, who looks starts nothing; the last two drills are
+about the local stack, where the checks do.
+
+With TOPICBERG_TEST_DRILL_RESULTS=<file>, each drill adds a line of JSON there, of which
+``tests/drills/table.py`` makes the second table in docs/drills.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from faults import down, robbed, stopped
+from load import Load
+from operators import Operator
+from waiting import wait_until
+
+from resources import snowflake as snowflake_resource
+from topicberg import catalog, endpoints, kafka, transient
+from topicberg.alerts import Notice
+from topicberg.checks import topic as topic_checks
+from topicberg.endpoints import Endpoints
+from topicberg.local import stack as local_stack
+from topicberg.settings import settings
+from topicberg.tableflow import control
+from topicberg.topics import TopicSpec
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PATIENCE_SECONDS = 180.0
+ENGINE, LAG, RUN = "check iceberg/…:tableflow", "check iceberg/…:kafka_lag", "run check_tables"
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """A fault, and what must be told of it: key of the alert → what its text says."""
+
+    component: str
+    told: dict[str, str] = field(default_factory=dict)
+    fault: Callable[[str], AbstractContextManager[None]] = down
+    max_lag_records: int = 100_000
+
+    def __str__(self) -> str:
+        return f"{self.component}-{self.fault.__name__}"
+
+
+FAULTS = (
+    Lasting(
+        "kafka",
+        {ENGINE: "Kafka at .* does not answer", RUN: "Kafka at .* does not answer"},
+    ),
+    Lasting("schema_registry", {ENGINE: "the schema registry does not answer"}),
+    Lasting("s3", {ENGINE: "the object store", RUN: "the object store"}),
+    Lasting(
+        "iceberg_rest",
+        {ENGINE: "Iceberg's catalog does not answer", RUN: "Iceberg's catalog does not answer"},
+    ),
+    Lasting("spark", {ENGINE: "Spark does not answer"}),
+    Lasting("aws", {RUN: "AWS does not answer"}),
+    Lasting("snowflake", {RUN: "Snowflake does not answer"}),
+    Lasting("confluent"),  # the control plane: deployments alone ask it
+    Lasting(
+        "tableflow",
+        {LAG: "records behind Kafka(?s:.*)shows whether the engine"},
+        max_lag_records=100,
+    ),
+    # It takes connections. The engine waits for longer than this drill does.
+    Lasting("iceberg_rest", {RUN: "Iceberg's catalog does not answer"}, stopped),
+)
+
+
+@pytest.fixture(scope="module")
+def load(stack: Endpoints) -> Iterator[Load]:
+    load = Load(stack, "lasting", rate=100)
+    load.start()
+    load.go()
+    load.pause()
+    assert load.caught_up()
+    yield load
+    load.close()
+    time.sleep(3)  # the engine has let go of both
+    for topic in load.topics:
+        load.table(topic).catalog.purge_table((load.config.cluster_id, topic))
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing waits for long: what is tried again is so twice, at once; clients give up soon."""
+    monkeypatch.setattr(
+        transient, "UNREACHABLE", replace(transient.UNREACHABLE, retries=1, first_wait_seconds=0.1)
+    )
+    monkeypatch.setattr(topic_checks, "PATIENCE_MS", 3000)
+    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", (3.0, 5.0))
+    monkeypatch.setattr(snowflake_resource, "TIMEOUT_SECONDS", 5)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    endpoints._catalog.cache_clear()
+    yield
+    endpoints._catalog.cache_clear()
+
+
+@pytest.fixture
+def unassisted(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects starts nothing, as in the cloud."""
+    monkeypatch.setattr(local_stack, "ensure_running", lambda _: None)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as instance:
+        yield instance
+
+
+@pytest.mark.parametrize("lasting", FAULTS, ids=str)
+def test_fault_that_lasts(
+    load: Load, lasting: Lasting, instance: dg.DagsterInstance, unassisted: None
+) -> None:
+    assert load.to_snowflake() == load.sent
+    operator = Operator(instance, _spec(load, lasting.max_lag_records))
+    assert not operator.failing()
+    assert not operator.alerts()
+    expected = {key.replace("…", load.append) for key in lasting.told}
+    load.go()
+    began = time.monotonic()
+    with lasting.fault(lasting.component):
+        told = _told(operator, expected)
+        seconds_told = time.monotonic() - began
+        again = _round(operator)
+    began = time.monotonic()
+    assert sorted(notice.alert.key for notice in told) == sorted(expected)
+    assert not again, again
+    for key, says in lasting.told.items():
+        (notice,) = (n for n in told if n.alert.key == key.replace("…", load.append))
+        _assert_useful(notice, says)
+    local_stack.up(settings())
+    load.pause()
+    assert load.caught_up(PATIENCE_SECONDS)
+    recovered = _recovered(operator, expected)
+    seconds_back = time.monotonic() - began
+    assert sorted(notice.alert.key for notice in recovered) == sorted(expected)
+    lost, twice = load.lost_and_twice()
+    _record(str(lasting), told, seconds_told, seconds_back, lost, twice)
+    assert (lost, twice) == (0, 0)
+    assert load.to_snowflake() == load.sent
+
+
+def test_who_looks_starts_what_was_stopped(
+    load: Load, instance: dg.DagsterInstance, hasty: None
+) -> None:
+    """In the local stack the checks themselves start what does not run; nothing is told."""
+    load.to_snowflake()
+    operator = Operator(instance, _spec(load))
+    with down("aws"):
+        assert not operator.failing()
+        assert not operator.alerts()
+        assert all(service.running for service in local_stack.status(settings()))
+
+
+def test_a_component_that_cannot_start(
+    load: Load, instance: dg.DagsterInstance, hasty: None
+) -> None:
+    """Another program has its port, say: its own last words are told."""
+    load.to_snowflake()
+    operator = Operator(instance, _spec(load))
+    began = time.monotonic()
+    with robbed("aws"):
+        told = _round(operator)
+        seconds_told = time.monotonic() - began
+        assert not _round(operator)
+    began = time.monotonic()
+    assert [notice.alert.key for notice in told] == [RUN]
+    _assert_useful(told[0], "aws ends as soon as it starts: .*[Aa]ddress already in use")
+    recovered = _recovered(operator, {RUN})
+    assert [notice.alert.key for notice in recovered] == [RUN]
+    _record("aws-robbed", told, seconds_told, time.monotonic() - began, 0, 0)
+
+
+def _spec(load: Load, max_lag_records: int = 100_000) -> TopicSpec:
+    """Of the append topic, which has no file."""
+    spec = control.find_topic(settings(), load.append)
+    checks = spec.checks.model_copy(update={"max_lag_records": max_lag_records})
+    return spec.model_copy(update={"checks": checks})
+
+
+def _round(operator: Operator) -> list[Notice]:
+    operator.check()
+    return operator.alerts()
+
+
+def _told(operator: Operator, expected: set[str]) -> list[Notice]:
+    """What is told until all that is expected was."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    told = _round(operator)
+    while not expected <= {notice.alert.key for notice in told}:
+        assert time.monotonic() < deadline, told
+        time.sleep(2)
+        told += _round(operator)
+    assert all(notice.state == "firing" for notice in told), told
+    return told
+
+
+def _recovered(operator: Operator, expected: set[str]) -> list[Notice]:
+    """What is told once every check comes to a verdict again, and is content."""
+
+    def green() -> bool:
+        result = operator.check()
+        return result.success and all(e.passed for e in result.get_asset_check_evaluations())
+
+    wait_until(green, PATIENCE_SECONDS, pause=1)
+    told = operator.alerts()
+    assert all(notice.state == "recovered" for notice in told), told
+    assert not _round(operator)
+    return told
+
+
+def _assert_useful(notice: Notice, says: str) -> None:
+    """It names the component and a mend, and is no stack trace."""
+    assert re.search(says, notice.text), notice.text
+    assert "`topicberg " in (notice.alert.mend or ""), notice.alert.mend
+    assert "\tat " not in notice.text
+    assert "Traceback" not in notice.text
+
+
+def _record(
+    fault: str, told: list[Notice], seconds_told: float, seconds_back: float, lost: int, twice: int
+) -> None:
+    path = os.environ.get("TOPICBERG_TEST_DRILL_RESULTS")
+    if not path:
+        return
+    row = {
+        "lasting": fault,
+        "told": [(n.alert.key, n.alert.severity, n.alert.what, n.alert.mend) for n in told],
+        "seconds_told": round(seconds_told, 1),
+        "seconds_back": round(seconds_back, 1),
+        "lost": lost,
+        "twice": twice,
+    }
+    with Path(path).open("a") as file:
+        file.write(json.dumps(row) + "\n")
