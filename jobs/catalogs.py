@@ -16,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from assets import Lake
 from assets.tables import LakeTable, history_lake_table
-from jobs.schedules import UNFINISHED, under_way
+from jobs.schedules import UNFINISHED, under_way, unless_silent
 from resources import Lakehouse
 from topicberg import glue
 from topicberg.errors import TopicbergError
@@ -50,6 +50,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         description="Registers derived tables in Glue and Snowflake again after maintenance or "
         "publishing has changed their metadata.",
     )
+    @unless_silent
     def catalogs(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:

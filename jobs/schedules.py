@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import dagster as dg
 
 from resources import Lakehouse
@@ -18,6 +22,30 @@ def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.Ski
     """Why to skip a tick, if there is such a run."""
     runs = instance.get_runs(unfinished, limit=1)
     return dg.SkipReason(f"run {runs[0].run_id} is still under way") if runs else None
+
+
+P = ParamSpec("P")
+Found = TypeVar("Found")
+
+
+def unless_silent(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
+    """For sensors: a service that does not answer is a reason to skip the tick, no failure of it.
+
+    The checks tell of the service once; beside them, each sensor would.
+    """
+
+    @wraps(tick)
+    def skipping(*args: P.args, **kwargs: P.kwargs) -> Found | dg.SkipReason:
+        from topicberg.transient import kind_of, said
+
+        try:
+            return tick(*args, **kwargs)
+        except Exception as error:
+            if kind_of(error) is None:
+                raise
+            return dg.SkipReason(str(said(error)))
+
+    return skipping
 
 
 def schedule_name(job: str) -> str:

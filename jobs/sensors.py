@@ -38,6 +38,7 @@ from assets.partitions import (
 )
 from assets.tables import CATALOGS, history_lake_table, kafka_key, upsert_view_table
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
+from jobs.schedules import unless_silent
 from jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     Cursor,
@@ -177,6 +178,7 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Watches `{name}`. {reports}Requests runs: {', '.join(requests)}.",
     )
+    @unless_silent
     def snapshots(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:

@@ -10,13 +10,15 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from botocore.exceptions import EndpointConnectionError
+from pyiceberg.exceptions import ServerError
 
 from assets import Lake, find_derived, lake_assets, lake_checks
 from assets.derived import DerivedTable
 from definitions import defs
 from jobs import everything, pipeline_jobs, snapshot_sensors
 from jobs.sensors import watches
-from resources import RESOURCES
+from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
 from topicberg.derived import reached
 from topicberg.errors import SpecError
@@ -163,6 +165,39 @@ def test_a_sensor_skips_while_the_stack_is_down() -> None:
             )
         )
     assert "not running" in (tick.skip_message or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "skips"),
+    [
+        (EndpointConnectionError(endpoint_url="x"), True),  # no OSError, as all of botocore
+        (ServerError("500"), True),
+        (OSError("AWS Error NETWORK_CONNECTION during HeadObject operation"), True),
+        (ValueError("x"), False),
+    ],
+)
+@pytest.mark.parametrize("name", ["stock_trades_snapshots", "catalogs"])
+def test_a_sensor_skips_while_a_service_is_silent(
+    name: str, error: Exception, skips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks tell of it; each sensor would as well."""
+
+    def fail(_: Lakehouse) -> None:
+        raise error
+
+    monkeypatch.setattr(Lakehouse, "peek", fail)
+    sensor = REPOSITORY.get_sensor_def(name)
+    with dg.instance_for_test() as instance:
+        context = dg.build_sensor_context(
+            instance=instance,
+            repository_def=REPOSITORY,
+            resources={"lakehouse": RESOURCES["lakehouse"]},
+        )
+        if skips:
+            assert str(error) in (sensor.evaluate_tick(context).skip_message or "")
+        else:
+            with pytest.raises(ValueError, match="x"):
+                sensor.evaluate_tick(context)
 
 
 @pytest.mark.usefixtures("nothing_runs")
