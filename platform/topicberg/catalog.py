@@ -18,8 +18,10 @@ TABLES = "topicberg.tables"
 """Property: the folder of the tables. ``warehouse`` is what the catalog goes by, which for Glue's
 REST API is the number of an account.
 """
-TIMEOUT_SECONDS = (10.0, 120.0)
-"""To connect, and to wait for an answer's next byte: PyIceberg would wait for ever."""
+TIMEOUT_SECONDS = (10.0, 30.0)
+"""To connect, and to wait for an answer's next byte. PyIceberg would wait for ever; Dagster gives a
+sensor a minute.
+"""
 _TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
 
 

@@ -51,13 +51,14 @@ _SERVICES = (
 
 py4j raises those of a Spark that is not behind Spark Connect, as in a job of EMR Serverless.
 """
+_CATALOG = "Iceberg's catalog"
 _NAMED_BY_TEXT = (
     ("the object store", re.compile(r"AWS Error [A-Z_]+ during|awssdk|SdkClientException")),
-    ("Iceberg's catalog", re.compile(r"org\.apache\.iceberg\.(rest\.|exceptions\.RESTException)")),
+    (_CATALOG, re.compile(r"org\.apache\.iceberg\.(rest\.|exceptions\.RESTException)")),
 )
 """What Spark, the catalog and PyArrow pass on of the services behind them."""
 _NAMED_BY_CLIENT = (
-    ("Iceberg's catalog", "pyiceberg.catalog"),
+    (_CATALOG, "pyiceberg.catalog"),
     ("AWS", "botocore"),
     ("Snowflake", "snowflake.connector"),
     ("Spark", "pyspark"),
@@ -116,6 +117,13 @@ def silent_service(error: BaseException) -> str | None:
     return None
 
 
+def where_to_look(service: str | None) -> str:
+    """A hint for who meets a service that does not answer."""
+    if service == _CATALOG:  # it tries for minutes to read a table's metadata, and says nothing
+        return "`topicberg status` shows whether it runs, and the object store (s3) that it reads"
+    return f"`topicberg status` shows {'whether it runs' if service else 'which'}"
+
+
 def said(error: BaseException) -> BaseException:
     """The failure as people are told it: of a vendor's client that has no answer, who is silent."""
     if any(isinstance(each, TopicbergError) for each in _causes(error)):
@@ -126,7 +134,7 @@ def said(error: BaseException) -> BaseException:
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     named = UnreachableError(
         f"{service} does not answer: {reason[:300]}",
-        hint="`topicberg status` shows whether it runs",
+        hint=where_to_look(service),
     )
     named.__cause__ = error
     return named

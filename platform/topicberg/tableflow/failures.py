@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pyiceberg.exceptions import RESTError
 
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.transient import silent_service
+from topicberg.transient import silent_service, where_to_look
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,6 @@ def explain(what: str, error: BaseException) -> TopicbergError:
         service = silent_service(error)
         return UnreachableError(
             f"{what}: {service or 'a service'} does not answer: {reason}",
-            hint=f"`topicberg status` shows {'whether it runs' if service else 'which'}; "
-            "the batch is written again when it is back",
+            hint=f"{where_to_look(service)}; the batch is written again when it is back",
         )
     return TopicbergError(f"{what}: {type(error).__name__}: {reason}")
