@@ -20,7 +20,7 @@ from topicberg import kafka
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.settings import Settings
-from topicberg.spark import new_session, quote
+from topicberg.spark import check_spark, new_session, quote
 from topicberg.tableflow import commit, failures, upsert
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.keys import KeyIndex, key_folder
@@ -140,6 +140,7 @@ class Ingestor:
         session, self._spark, self._fitted = self._spark, None, None
         if session is not None:
             try:
+                check_spark(self.endpoints.spark_connect)  # its client would try for a minute
                 session.stop()
             except Exception as error:  # the server may be gone, and then so is the session
                 logger.debug("topic %s: closing the Spark session: %s", self.spec.name, error)
