@@ -9,7 +9,7 @@ import dagster as dg
 
 from assets import Lake, lake_assets, lake_checks
 from assets.derived import DerivedTable
-from jobs import alert_sensor, check_job
+from jobs import alert_sensor, catalog_sensor, check_job, snapshot_sensors
 from resources import RESOURCES
 from topicberg.alerts import Notice
 from topicberg.alerts.channels import alerts_file
@@ -31,7 +31,7 @@ class Operator:
             assets=list(lake_assets(lake)),
             asset_checks=list(lake_checks(lake)),
             jobs=[check_job(lake)],
-            sensors=[alert_sensor()],
+            sensors=[alert_sensor(), *snapshot_sensors(lake), catalog_sensor(lake)],
             resources=RESOURCES,
             executor=dg.in_process_executor,
         )
@@ -44,6 +44,21 @@ class Operator:
         """A run of the checks; of one that fails some came to no verdict."""
         job = self.defs.resolve_job_def("check_tables")
         return job.execute_in_process(instance=self.instance, raise_on_error=False)
+
+    def look(self) -> None:
+        """A tick of each other sensor; one that fails is told.
+
+        :raises Exception: it fails
+        """
+        repository = self.defs.get_repository_def()
+        for sensor in repository.sensor_defs:
+            if sensor.name != "alerts":
+                context = dg.build_sensor_context(
+                    instance=self.instance,
+                    repository_def=repository,
+                    resources={"lakehouse": RESOURCES["lakehouse"]},
+                )
+                sensor.evaluate_tick(context)
 
     def failing(self) -> dict[str, dg.AssetCheckEvaluation]:
         """``asset:check`` → what the check says, of those of the topic that fail."""
