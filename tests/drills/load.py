@@ -7,6 +7,8 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -167,3 +169,18 @@ class Load(threading.Thread):
     def _delivered(self, error: Any, _message: object) -> None:
         if error is not None:
             self.failures.append(str(error))
+
+
+@contextmanager
+def paused_load(stack: Endpoints, name: str, rate: int) -> Iterator[Load]:
+    """Topics whose tables hold what came so far; they are deleted at the end."""
+    load = Load(stack, name, rate=rate)
+    load.start()
+    load.go()
+    load.pause()
+    assert load.caught_up()
+    yield load
+    load.close()
+    time.sleep(3)  # the engine has let go of both
+    for topic in load.topics:
+        load.table(topic).catalog.purge_table((load.config.cluster_id, topic))

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 from faults import FAULTS
-from load import Load
+from load import Load, paused_load
 
 from topicberg.deploy.confluent.api import Api
 from topicberg.endpoints import Endpoints
@@ -106,16 +106,8 @@ def ask(component: str, load: Load) -> None:
 
 @pytest.fixture(scope="module")
 def load(stack: Endpoints) -> Iterator[Load]:
-    load = Load(stack, "drill", rate=400)
-    load.start()
-    load.go()
-    load.pause()
-    assert load.caught_up()
-    yield load
-    load.close()
-    time.sleep(3)  # the engine has let go of both
-    for topic in load.topics:
-        load.table(topic).catalog.purge_table((load.config.cluster_id, topic))
+    with paused_load(stack, "drill", rate=400) as load:
+        yield load
 
 
 def _name(faults: Faults) -> str:

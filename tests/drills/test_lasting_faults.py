@@ -23,7 +23,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from faults import down, robbed, stopped
-from load import Load
+from load import Load, paused_load
 from operators import Operator
 from waiting import wait_until
 
@@ -87,16 +87,8 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def load(stack: Endpoints) -> Iterator[Load]:
-    load = Load(stack, "lasting", rate=100)
-    load.start()
-    load.go()
-    load.pause()
-    assert load.caught_up()
-    yield load
-    load.close()
-    time.sleep(3)  # the engine has let go of both
-    for topic in load.topics:
-        load.table(topic).catalog.purge_table((load.config.cluster_id, topic))
+    with paused_load(stack, "lasting", rate=100) as load:
+        yield load
 
 
 @pytest.fixture
