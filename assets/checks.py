@@ -9,7 +9,7 @@ A check of one's own is a function: see docs/checks.md.
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -566,6 +566,7 @@ def result(
         if since is None and before is not None and not before.passed and SINCE in before.metadata:
             since = datetime.fromtimestamp(float(str(before.metadata[SINCE].value)), UTC)
         since = since or datetime.now(UTC)
+        finding = replace(finding, since=since)
         metadata[SINCE] = dg.MetadataValue.timestamp(since.astimezone(UTC))
         if finding.mend:
             metadata[MEND] = dg.MetadataValue.md(finding.mend)

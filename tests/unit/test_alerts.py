@@ -369,6 +369,8 @@ def test_since_when_stays_while_a_fault_lasts(desk: Desk) -> None:
     )
     again = result(ORDERS, "tableflow", bad("broken"), before)
     assert again.metadata["since"] == first.metadata["since"]
+    assert "Since 20" in (first.description or "")
+    assert again.description == first.description
 
 
 def test_runs_that_do_not_begin(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
