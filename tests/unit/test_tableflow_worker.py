@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from topicberg.errors import UnreachableError
 from topicberg.settings import Settings
 from topicberg.tableflow import service
 from topicberg.tableflow.status import read_status
@@ -30,3 +31,24 @@ def test_a_status_that_cannot_be_written_is_written_later(
     assert read_status(config, topic.name).phase == "PENDING"
     worker._report()
     assert read_status(config, topic.name).phase == "RUNNING"
+
+
+def test_a_table_that_cannot_be_looked_at_is_no_failure_of_delta(tmp_path: Path) -> None:
+    """And a topic without Delta looks at nothing."""
+
+    class Silent:
+        def table(self) -> None:
+            raise UnreachableError("the schema registry does not answer")
+
+    config, silent = Settings(state_dir=tmp_path), cast("Any", Silent())
+    topic = load_topic("stock_trades", config)
+    for formats in (("ICEBERG",), ("ICEBERG", "DELTA")):
+        tableflow = topic.tableflow.model_copy(update={"table_formats": formats})
+        spec = topic.model_copy(update={"tableflow": tableflow})
+        worker = service.Worker(spec, cast("Any", None), config)
+        if "DELTA" in formats:
+            with pytest.raises(UnreachableError):
+                worker._sync_delta(silent)
+        else:
+            worker._sync_delta(silent)
+        assert not worker.status.failing_table_formats

@@ -124,10 +124,16 @@ class Worker(threading.Thread):
         return 0.0 if commit.backlog else POLL_SECONDS
 
     def _sync_delta(self, ingestor: Ingestor) -> None:
-        """Let the Delta log follow, if the topic has one; its failure does not stop Iceberg."""
+        """Let the Delta log follow, if the topic has one; its failure does not stop Iceberg.
+
+        :raises TopicbergError: the table cannot be looked at, which is no failure of Delta's
+        """
+        if "DELTA" not in self.spec.tableflow.table_formats:
+            return
+        table = ingestor.table()
         failing: list[FailingFormat] = []
         try:
-            delta.sync(ingestor.table(), self.spec)
+            delta.sync(table, self.spec)
         except TopicbergError as error:
             logger.warning("topic %s: %s", self.spec.name, error)
             failing.append(FailingFormat(format="DELTA", error_message=str(error)))
