@@ -128,15 +128,14 @@ class Worker(threading.Thread):
 
         :raises TopicbergError: the table cannot be looked at, which is no failure of Delta's
         """
-        if "DELTA" not in self.spec.tableflow.table_formats:
-            return
-        table = ingestor.table()
         failing: list[FailingFormat] = []
-        try:
-            delta.sync(table, self.spec)
-        except TopicbergError as error:
-            logger.warning("topic %s: %s", self.spec.name, error)
-            failing.append(FailingFormat(format="DELTA", error_message=str(error)))
+        if "DELTA" in self.spec.tableflow.table_formats:
+            table = ingestor.table()
+            try:
+                delta.sync(table, self.spec)
+            except TopicbergError as error:
+                logger.warning("topic %s: %s", self.spec.name, error)
+                failing.append(FailingFormat(format="DELTA", error_message=str(error)))
         self._report(failing_table_formats=failing)
 
     def _measure_lag(self) -> None:
