@@ -62,10 +62,20 @@ def lasting(results: Iterable[Result]) -> list[Row]:
             result["lasting"].replace("-", " "),
             "<br>".join(f"{', '.join(keys)}: {what}" for (what, _), keys in said.items())
             or "nothing",
-            "<br>".join(dict.fromkeys(mend for _, mend in said)) or "–",
+            "<br>".join(_short([mend for _, mend in said])) or "–",
             after if result["told"] else after.replace(" s;", " s, nothing to tell;"),
         )
     return [*rows.values()]
+
+
+def _short(texts: list[str]) -> list[str]:
+    """Each once, and none that only says more than another one."""
+    found = [*dict.fromkeys(texts)]
+    return [
+        text
+        for text in found
+        if not any(text != other and text.startswith(other) for other in found)
+    ]
 
 
 def write(text: str, name: str, heads: Row, rows: list[Row]) -> str:

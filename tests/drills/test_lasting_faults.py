@@ -231,6 +231,8 @@ def _recovered(operator: Operator) -> list[Notice]:
 def _assert_useful(notice: Notice, says: str) -> None:
     """It names the component and a mend, and is no stack trace."""
     assert re.search(says, notice.text), notice.text
+    if notice.alert.key.endswith(":tableflow"):
+        assert notice.alert.what.startswith("Tableflow tries again and again: ")
     assert "`topicberg " in (notice.alert.mend or ""), notice.alert.mend
     assert "\tat " not in notice.text
     assert "Traceback" not in notice.text
