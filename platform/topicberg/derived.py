@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
@@ -157,6 +158,13 @@ class Written:
     rows_by_hour: Mapping[int, int] | None = None
     snapshot_id: int | None = None
     sources: Mapping[str, int | None] | None = None
+
+
+def computations(table: Table) -> Iterator[tuple[Snapshot, dict[str, int | None]]]:
+    """Snapshots that were computed, from the newest on: source → the snapshot that was read."""
+    for snapshot in ancestry(table):
+        if text := summary(snapshot).get(SOURCE_SNAPSHOTS):
+            yield snapshot, json.loads(text)
 
 
 def write_window(

@@ -20,6 +20,7 @@ from topicberg.derived import (
     ATTEMPTS,
     SOURCE_SNAPSHOTS,
     TableName,
+    computations,
     ensure_table,
     is_conflict,
     optional,
@@ -28,7 +29,7 @@ from topicberg.derived import (
 from topicberg.errors import CommitConflictError
 from topicberg.snapshots import changes_since
 from topicberg.spark import quote
-from topicberg.tableflow.commit import DATA_TTL_RUN, ancestry, summary
+from topicberg.tableflow.commit import DATA_TTL_RUN, summary
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -65,7 +66,7 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
         source = catalog.load_table(view.source)
         target = ensure_table(catalog, view.target, optional(source.schema().as_arrow()))
         head = source.current_snapshot()
-        base = _merged(target, view)
+        base = merged(target, view.source)
         if head is None or head.snapshot_id == base:
             return target
         new = _new_records(spark, view, source, base, head)
@@ -87,13 +88,10 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
     )
 
 
-def _merged(target: Table, view: UpsertView) -> int | None:
+def merged(target: Table, source: tuple[str, ...]) -> int | None:
     """The source's snapshot that the view holds; compaction says nothing about it."""
-    for snapshot in ancestry(target):
-        if said := summary(snapshot).get(SOURCE_SNAPSHOTS):
-            found = json.loads(said).get(".".join(view.source))
-            return int(found) if found is not None else None
-    return None
+    _, read = next(computations(target), (None, {}))
+    return read.get(".".join(source))
 
 
 def _new_records(

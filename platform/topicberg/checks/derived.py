@@ -7,7 +7,6 @@ expire, on both sides, so an evaluation leaves to the next one what is unread, i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 from pyiceberg.table.snapshots import Operation
 
-from topicberg.checks.finding import Finding, age, from_ms, good
-from topicberg.derived import SOURCE_SNAPSHOTS, WINDOW, Window, reached
+from topicberg.checks.finding import Finding, age, from_ms, good, late
+from topicberg.derived import WINDOW, Window, computations, reached
 from topicberg.snapshots import Hours, changes_since, held_hours, touched_hours
 from topicberg.tableflow.commit import ancestry, summary
+from topicberg.upsert_view import merged
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -107,8 +107,9 @@ def check_up_to_date(
         )
     if memory and (memory.table not in (None, made) or (table and _forgotten(table, memory.at))):
         memory = None
+    writes = list(_writes(table)) if table else []
     looked = {
-        name: _look(name, source, table, memory.sources.get(name) if memory else None, now)
+        name: _look(name, source, table, writes, memory.sources.get(name) if memory else None, now)
         for name, source in sources.items()
     }
     left = Memory(at=_ms(now), table=made, sources=looked)
@@ -120,38 +121,25 @@ def check_up_to_date(
         return good("everything that its sources hold was read", **facts)
     # What looks back at a row has its hour still to come, and can be computed from then on.
     oldest = from_ms(min(max(each.since, each.start * 3_600_000) for each in due))
-    seconds = (now - oldest).total_seconds()
     which = keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
     names = ", ".join(name for name, one in looked.items() if one.unread)
     said = f"rows of {names} in {len(keys):,} partitions ({which}) were not read yet, the oldest "
-    said += f"for {age(seconds)}"
-    if seconds <= allowed_minutes * 60:
-        return good(said, **facts)
-    return Finding(
-        passed=False,
-        what=f"the table is late: {said}; {allowed_minutes} min are allowed",
-        mend=mend(keys),
-        since=oldest,
-        facts=facts,
-    )
+    said += f"for {age((now - oldest).total_seconds())}"
+    return late(said, oldest, allowed_minutes, now, mend(keys), **facts)
 
 
 def check_merged(
     view: Table | None, source: Table, allowed_minutes: int, now: datetime, mend: str
 ) -> Finding:
     """Whether an upsert view has read everything that its source held some time ago."""
-    read = next((found for _, found in _noted(view)), {}) if view else {}
-    last = read.get(".".join(source.name()))
+    last = merged(view, source.name()) if view else None
     missing = [each for each in changes_since(source, last).new if _adds_rows(each)]
     if not missing:
         return good("every record that the topic's table holds was read")
     since = from_ms(missing[0].timestamp_ms)
-    seconds = (now - since).total_seconds()
-    said = f"{len(missing):,} snapshots were not read yet, the oldest for {age(seconds)}"
-    if seconds <= allowed_minutes * 60:
-        return good(said)
-    what = f"the table is late: {said}; {allowed_minutes} min are allowed"
-    return Finding(passed=False, what=what, mend=mend, since=since)
+    said = f"{len(missing):,} snapshots were not read yet, the oldest for "
+    said += age((now - since).total_seconds())
+    return late(said, since, allowed_minutes, now, mend)
 
 
 def _adds_rows(snapshot: Snapshot) -> bool:
@@ -161,10 +149,14 @@ def _adds_rows(snapshot: Snapshot) -> bool:
 
 
 def _look(
-    name: str, source: SourceTable, table: Table | None, before: Looked | None, now: datetime
+    name: str,
+    source: SourceTable,
+    table: Table | None,
+    writes: Sequence[_Write],
+    before: Looked | None,
+    now: datetime,
 ) -> Looked:
     """What is unread of one source."""
-    writes = list(_writes(table)) if table else []
     line = [*ancestry(source.table)][::-1]
     # Of two writers the one whose clock is slow may come second.
     times = dict(
@@ -189,32 +181,32 @@ def _look(
         return undone.timestamp_ms if undone else min(write.at, oldest - 1)
 
     computed = [(write.hours, read_until(write)) for write in writes]
-    unread: list[Unread] = []
+    known: list[Unread] = []
     new = line
     if before and before.last in times:
-        unread = before.unread
+        known = before.unread
         new = line[[*times].index(before.last) + 1 :]
     elif before:
-        unread = before.unread
+        known = before.unread
         new = [snapshot for snapshot in line if times[snapshot.snapshot_id] > before.until]
     elif table and _forgotten(table):  # what the writes that expired have read, nobody knows
-        known = min((read for _, read in computed), default=max(times.values()))
-        new = [snapshot for snapshot in line if times[snapshot.snapshot_id] > known]
+        expired = min((read for _, read in computed), default=max(times.values()))
+        new = [snapshot for snapshot in line if times[snapshot.snapshot_id] > expired]
     else:  # all hours that there are must have been computed; what came later has its snapshots
         since = _made(table) if table else _ms(now)
         held = _union(held_hours(source.table, source.time))
-        unread = _left((Unread(hours.start, hours.stop, since, 0) for hours in held), computed)
+        known = _left((Unread(hours.start, hours.stop, since, 0) for hours in held), computed)
     touched: list[Unread] = []
     for snapshot in new:
         time, committed = times[snapshot.snapshot_id], from_ms(snapshot.timestamp_ms)
         hours = touched_hours(source.table, snapshot, source.time)
         ranges = _union(reached(each, source.reach, committed) for each in hours)
         touched += [Unread(each.start, each.stop, time, time) for each in ranges]
-    unread = _left(_joined([*unread, *touched]), computed)
+    left = _left(_joined([*known, *touched]), computed)
     return Looked(
         last=line[-1].snapshot_id,
         until=max(times.values()),
-        unread=_coarse(_joined(unread)),
+        unread=_coarse(_joined(left)),
     )
 
 
@@ -228,16 +220,9 @@ def _left(unread: Iterable[Unread], computed: Iterable[tuple[Hours, int]]) -> li
 
 def _writes(table: Table) -> Iterator[_Write]:
     """From the newest on."""
-    for snapshot, read in _noted(table):
+    for snapshot, read in computations(table):
         if window := summary(snapshot).get(WINDOW):
             yield _Write(Window.parse(window).hours, read, snapshot.timestamp_ms)
-
-
-def _noted(table: Table) -> Iterator[tuple[Snapshot, dict[str, int | None]]]:
-    """Snapshots that were computed, from the newest on: source → the snapshot that was read."""
-    for snapshot in ancestry(table):
-        if text := summary(snapshot).get(SOURCE_SNAPSHOTS):
-            yield snapshot, json.loads(text)
 
 
 def _forgotten(table: Table, since: int | None = None) -> bool:

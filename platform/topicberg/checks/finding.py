@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 Severity = Literal["warning", "error"]
@@ -37,6 +37,16 @@ class Finding:
 
 def good(what: str, **facts: Any) -> Finding:
     return Finding(passed=True, what=what, facts=facts)
+
+
+def late(
+    said: str, since: datetime, allowed_minutes: int, now: datetime, mend: str, **facts: Any
+) -> Finding:
+    """The verdict on what a table has not read since some time: late if that is not allowed."""
+    if now - since <= timedelta(minutes=allowed_minutes):
+        return good(said, **facts)
+    what = f"the table is late: {said}; {allowed_minutes} min are allowed"
+    return Finding(passed=False, what=what, mend=mend, since=since, facts=facts)
 
 
 def moment(time: datetime) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.snapshots import Operation
 
 from topicberg import kafka
-from topicberg.checks.finding import Finding, age, from_ms, good
+from topicberg.checks.finding import Finding, age, from_ms, good, late
 from topicberg.settings import settings
 from topicberg.snapshots import report
 from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry, committed
@@ -173,16 +173,8 @@ def check_history(
     if missing is None:
         return good("every record that the topic's own table holds was read")
     since = from_ms(missing.timestamp_ms)
-    seconds = (now - since).total_seconds()
-    said = f"records that came {age(seconds)} ago were not read yet"
-    if seconds <= allowed_minutes * 60:
-        return good(said)
-    return Finding(
-        passed=False,
-        what=f"the table is late: {said}; {allowed_minutes} min are allowed",
-        mend=mend,
-        since=since,
-    )
+    said = f"records that came {age((now - since).total_seconds())} ago were not read yet"
+    return late(said, since, allowed_minutes, now, mend)
 
 
 def check_skipped(spec: TopicSpec, table: Table) -> Finding:
