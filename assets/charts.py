@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from dagster import MarkdownMetadataValue, MetadataValue
 
+from topicberg.security.text import one_line
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -55,7 +57,7 @@ def minute_bars(drawn: Axes, points: Iterable[tuple[str, datetime, float]]) -> N
         days = [float(date2num(minute)) for minute, _ in bars]
         heights = [height for _, height in bars]
         below = [bottom.get(minute, 0.0) for minute, _ in bars]
-        drawn.bar(days, heights, _MINUTE, below, align="edge", label=name)
+        drawn.bar(days, heights, _MINUTE, below, align="edge", label=one_line(name))
         bottom |= {minute: bottom.get(minute, 0.0) + height for minute, height in bars}
     times(drawn)
 
@@ -63,7 +65,9 @@ def minute_bars(drawn: Axes, points: Iterable[tuple[str, datetime, float]]) -> N
 def legend(drawn: Axes) -> None:
     """Beside the chart, if there is anything in it."""
     if drawn.get_legend_handles_labels()[0]:
-        drawn.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
+        shown = drawn.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
+        for text in shown.get_texts():
+            text.set_parse_math(False)  # a name from a record may hold a "$"
 
 
 def png(figure: Figure) -> bytes:

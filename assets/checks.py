@@ -25,6 +25,8 @@ from assets.tables import LakeTable, history_lake_table, topic_table
 from resources import Lakehouse, Snowflake, Spark
 from topicberg.derived import FOREVER, read_window
 from topicberg.errors import TopicbergError
+from topicberg.security.redaction import redact
+from topicberg.security.text import markdown_line
 from topicberg.settings import Settings
 from topicberg.snapshots import Hours
 from topicberg.topics import Rules, TopicSpec
@@ -569,7 +571,7 @@ def result(
         finding = replace(finding, since=since)
         metadata[SINCE] = dg.MetadataValue.timestamp(since.astimezone(UTC))
         if finding.mend:
-            metadata[MEND] = dg.MetadataValue.md(finding.mend)
+            metadata[MEND] = dg.MetadataValue.md(markdown_line(redact(finding.mend)))
         if finding.cause:
             metadata[CAUSE] = finding.cause
     return dg.AssetCheckResult(
@@ -577,9 +579,14 @@ def result(
         check_name=name,
         passed=finding.passed,
         severity=dg.AssetCheckSeverity.WARN if warning else dg.AssetCheckSeverity.ERROR,
-        description=finding.text,
+        description=_description(finding),
         metadata=metadata,
     )
+
+
+def _description(finding: "Finding") -> str:
+    """Everything as Markdown, in which only what the check itself marked as a command is one."""
+    return "  \n".join(markdown_line(redact(line)) for line in finding.lines)
 
 
 def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetChecksDefinition:

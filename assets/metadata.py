@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from dagster import (
     TableSchema,
 )
 
+from topicberg.security.text import markdown_cell, markdown_line
 from topicberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
 from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED, summary
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 SAMPLE_ROWS = 10
 _CELL = 40
-_PLAIN = re.compile(r"(?:[^\W_]|[ ,:+-]|(?<=\d)\.(?=\d))*")
-"""Words, numbers and times: what is neither Markdown nor an address that becomes a link."""
 
 
 def column_schema(schema: Schema) -> TableSchema:
@@ -38,7 +36,7 @@ def column_schema(schema: Schema) -> TableSchema:
             TableColumn(
                 name=field.name,
                 type=str(field.field_type),
-                description=field.doc,
+                description=markdown_line(field.doc) if field.doc else None,
                 constraints=TableColumnConstraints(nullable=not field.required),
             )
             for field in schema.fields
@@ -138,7 +136,7 @@ def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
 
 def markdown(rows: pa.Table) -> str:
     """Rows as a Markdown table, in which names and values are text, whatever they are made of."""
-    lines = [_row(map(_verbatim, rows.column_names)), "|" + "---|" * rows.num_columns]
+    lines = [_row(map(markdown_cell, rows.column_names)), "|" + "---|" * rows.num_columns]
     lines += [
         _row(_cell(column[number]) for column in rows.columns) for number in range(rows.num_rows)
     ]
@@ -157,21 +155,4 @@ def _cell(scalar: pa.Scalar) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     shown = "" if value is None else str(value)
-    return _verbatim(shown if len(shown) <= _CELL else shown[: _CELL - 1] + "…")
-
-
-def _verbatim(text: str) -> str:
-    """As code, where nothing means anything: a record must not put a link or a picture into the UI.
-
-    But for ``|``, which ends a cell even there, and has a backslash between two pieces of code.
-    """
-    text = re.sub(r"[\r\n]", " ", text)
-    return text if _PLAIN.fullmatch(text) else "\\|".join(map(_code, text.split("|")))
-
-
-def _code(text: str) -> str:
-    if not text.strip(" "):
-        return text
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    pad = " " if text[0] in " `" or text[-1] in " `" else ""  # one on both sides is not shown
-    return f"{fence}{pad}{text}{pad}{fence}"
+    return markdown_cell(shown if len(shown) <= _CELL else shown[: _CELL - 1] + "…")

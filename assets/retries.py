@@ -17,6 +17,7 @@ def retried() -> Iterator[None]:
 
     :raises dagster.RetryRequested: the failure passes by itself
     """
+    from topicberg.errors import safe
     from topicberg.transient import kind_of, said
 
     try:
@@ -24,9 +25,10 @@ def retried() -> Iterator[None]:
     except Exception as error:
         kind = kind_of(error)
         if kind is None:
-            raise
+            raise safe(error)  # noqa: B904  a cause would show what was taken out
         context = dg.OpExecutionContext.get()
         wait = kind.wait(context.retry_number)
         if context.retry_number < kind.retries:
-            context.log.warning(f"{kind.name}, trying again in {wait:.0f} s: {error}")
-        raise dg.RetryRequested(max_retries=kind.retries, seconds_to_wait=wait) from said(error)
+            context.log.warning(f"{kind.name}, trying again in {wait:.0f} s: {safe(error)}")
+        retry = dg.RetryRequested(max_retries=kind.retries, seconds_to_wait=wait)
+        raise retry from safe(said(error))

@@ -2,10 +2,17 @@
 
 Every error that topicberg raises on purpose is a :class:`TopicbergError`: one clear message that
 names the file, field or resource, and a hint that says how to mend it. The command line prints
-both and exits with 2; Dagster shows them as the failure of the step.
+both and exits with 2; Dagster shows them as the failure of the step. Neither holds a secret that
+the process knows, nor a control character, whoever wrote the text that it quotes.
 """
 
 from __future__ import annotations
+
+from topicberg.security.redaction import redact
+from topicberg.security.text import terminal
+
+_DEPTH = 10
+"""Errors that one came from which are looked at."""
 
 
 class TopicbergError(Exception):
@@ -16,12 +23,30 @@ class TopicbergError(Exception):
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = terminal(redact(message))
+        self.hint = terminal(redact(hint)) if hint else hint
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+
+
+def safe(error: BaseException) -> BaseException:
+    """Return the error itself, or one without the secrets and control characters of its text.
+
+    The errors that it came from are looked at as well: Dagster shows all of them.
+    """
+    said: list[str] = []
+    each: BaseException | None = error
+    while each is not None and len(said) < _DEPTH:
+        said.append(f"{type(each).__name__}: {each}")
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    text = "\ncaused by ".join(said)
+    if terminal(redact(text)) == text:
+        return error
+    cleaned = TopicbergError(text)
+    cleaned.__suppress_context__ = True
+    return cleaned
 
 
 class SpecError(TopicbergError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,7 @@ from dagster._core.scheduler.instigation import (
     TickStatus,
 )
 from dagster_shared.error import SerializableErrorInfo
+from security.corpus import TEXTS
 
 from assets.checks import result
 from assets.partitions import RANGE_END, RANGE_START
@@ -37,7 +39,7 @@ from jobs.alerts import UNCHECKED_TICKS, State, alert_sensor
 from jobs.checks import CHECK, check_schedule
 from resources import RESOURCES
 from topicberg.alerts import Alert, AlertSettings, Channel, Notice, Told, changes, channels, tell
-from topicberg.alerts.channels import ALERTS_FILE
+from topicberg.alerts.channels import ALERTS_FILE, message_of
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
@@ -579,6 +581,34 @@ def test_a_channel_that_was_down_gets_it_later_and_the_others_once(
     assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == 1
     told, _ = tell(told, {"k": FAULT}, channels(config, chosen))
     assert len(hook.got) == 2
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_slack_message_of_any_fault_only_links_to_the_ui(
+    what: str, tmp_path: Path, hook: Hook
+) -> None:
+    chosen = AlertSettings(slack_url=hook.url)
+    fault = FAULT.model_copy(update={"what": what, "title": what, "mend": what})
+    tell(Told(), {"k": fault}, channels(Settings(state_dir=tmp_path), chosen))
+    (body,) = hook.got
+    (block,) = body["blocks"]
+    assert block["text"]["verbatim"]
+    for text in (body["text"], block["text"]["text"]):
+        assert re.findall("<.*?>", text) == ["<http://ui/>"]
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_mail_of_any_fault_is_text_to_the_team_alone(what: str) -> None:
+    fault = Alert(**{**FAULT.model_dump(), "title": what, "what": what})
+    notice = Notice(state="firing", alert=fault, at=datetime.now(UTC))
+    mail = message_of(AlertSettings(email_to="team@example.org"), notice)
+    assert mail.get_content_type() == "text/plain"
+    assert mail["To"] == "team@example.org"
+    assert set(mail.keys()) == {
+        *("Subject", "From", "To", "MIME-Version"),
+        *("Content-Type", "Content-Transfer-Encoding"),
+    }
+    assert mail.as_bytes()
 
 
 def test_a_file_that_cannot_be_written_does_not_silence_the_other_channels(

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from topicberg.checks.finding import Severity
+from topicberg.security.redaction import redact
+from topicberg.security.text import one_line
+
+Line = Annotated[str, AfterValidator(lambda text: one_line(redact(text)))]
+"""One line without secrets, whoever wrote what it quotes: a record cannot add one of its own."""
 
 
 class Alert(BaseModel, frozen=True):
@@ -20,13 +25,13 @@ class Alert(BaseModel, frozen=True):
 
     key: str
     """The same for the same fault: ``check iceberg/orders:tableflow``."""
-    title: str
-    what: str
+    title: Line
+    what: Line
     severity: Severity
     since: datetime
     link: str
     """The page of the UI that shows it."""
-    mend: str | None = None
+    mend: Line | None = None
     cause: str | None = None
     """Key of the fault that this one follows from, if that is one."""
 

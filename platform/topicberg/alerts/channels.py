@@ -5,6 +5,7 @@ Addresses are secrets: whoever has one can post to it. No error and no log shows
 
 from __future__ import annotations
 
+import re
 import smtplib
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from topicberg.alerts.alert import Alert, Notice, Told, after, changes
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Severity
 from topicberg.errors import TopicbergError
+from topicberg.security.text import slack
 from topicberg.settings import Settings
 
 TIMEOUT_SECONDS = 10
@@ -84,10 +86,10 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
             chosen.least,
         )
     if chosen.slack_url:
-        slack = chosen.slack_url
+        hook = chosen.slack_url
         yield Channel(
             "slack",
-            lambda notice: _post("slack", slack, {"text": f"*{notice.subject}*\n{notice.text}"}),
+            lambda notice: _post("slack", hook, _for_slack(notice)),
             chosen.least,
         )
     if chosen.email_to:
@@ -117,11 +119,30 @@ def _post(name: str, url: SecretStr, body: object) -> None:
         raise _undelivered(name, f"HTTP status {answer.status_code}")
 
 
-def _mail(chosen: AlertSettings, notice: Notice) -> None:
+def _for_slack(notice: Notice) -> dict[str, object]:
+    """Return a message in which only the link to the UI, which is its last line, acts.
+
+    Source: Slack, "Composition objects", ``verbatim``: no word becomes a link or a mention.
+    """
+    subject, lines = slack(notice.subject), slack(notice.text).splitlines()
+    if re.fullmatch(r"https?://[^\s<>|]+", notice.alert.link):
+        lines[-1] = f"<{lines[-1]}>"
+    text = "\n".join([f"*{subject}*", *lines])
+    section = {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
+    return {"text": text, "blocks": [section], "unfurl_links": False, "unfurl_media": False}
+
+
+def message_of(chosen: AlertSettings, notice: Notice) -> EmailMessage:
+    """Return a notice as an e-mail, which is plain text."""
     message = EmailMessage()
     message["Subject"] = notice.subject
     message["From"], message["To"] = chosen.email_from, chosen.email_to
     message.set_content(notice.text)
+    return message
+
+
+def _mail(chosen: AlertSettings, notice: Notice) -> None:
+    message = message_of(chosen, notice)
     try:
         with smtplib.SMTP(chosen.smtp_host, chosen.smtp_port, timeout=TIMEOUT_SECONDS) as server:
             if chosen.smtp_tls:

@@ -8,10 +8,11 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
+from topicberg.security.redaction import HoldsSecrets
 from topicberg.settings import ENV_FILE
 
 
-class AlertSettings(BaseSettings):
+class AlertSettings(HoldsSecrets, BaseSettings):
     """Each channel is on when its address is set; the file in the state directory always is."""
 
     model_config = SettingsConfigDict(

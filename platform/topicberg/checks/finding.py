@@ -25,14 +25,19 @@ class Finding:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def text(self) -> str:
-        """Everything as one text."""
+    def lines(self) -> list[str]:
+        """Everything, in sentences."""
         lines = [f"{self.what}."]
         if not self.passed and self.since:
             lines.append(f"Since {moment(self.since)}.")
         if not self.passed and self.mend:
             lines.append(f"Mend: {self.mend}")
-        return "  \n".join(lines)
+        return lines
+
+    @property
+    def text(self) -> str:
+        """Everything as one text."""
+        return "  \n".join(self.lines)
 
 
 def good(what: str, **facts: Any) -> Finding:

@@ -11,6 +11,7 @@ from importlib import import_module  # noqa: E402
 
 import typer  # noqa: E402
 
+from topicberg.cli.output import echo  # noqa: E402
 from topicberg.errors import TopicbergError  # noqa: E402
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ def main() -> None:
     try:
         app()
     except TopicbergError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
+        echo(f"error: {error}", fg="red", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

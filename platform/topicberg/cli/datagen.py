@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from topicberg.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from topicberg.datagen.status import DatagenStatus
@@ -41,12 +42,12 @@ def start(
 
     if not foreground:
         status = runner.start(settings(), topic, rate, count, seed)
-        typer.echo(f"{_line(status)}; log: {runner.log_file(settings(), topic)}")
+        echo(f"{_line(status)}; log: {runner.log_file(settings(), topic)}")
         return
     status = runner.run_here(
-        settings(), topic, rate, count, seed, on_report=lambda status: typer.echo(_line(status))
+        settings(), topic, rate, count, seed, on_report=lambda status: echo(_line(status))
     )
-    typer.echo(_line(status))
+    echo(_line(status))
 
 
 @app.command()
@@ -55,7 +56,7 @@ def stop(topic: Topic) -> None:
     from topicberg.datagen import runner
     from topicberg.settings import settings
 
-    typer.echo(_line(runner.stop(settings(), topic)))
+    echo(_line(runner.stop(settings(), topic)))
 
 
 @app.command()
@@ -79,12 +80,12 @@ def status(
             {**s.model_dump(mode="json"), "achieved_rate": round(s.achieved_rate, 1)}
             for s in statuses
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows)
         return
     if not statuses:
-        typer.echo("no generator was ever started")
+        echo("no generator was ever started")
     for one in statuses:
-        typer.echo(_line(one))
+        echo(_line(one))
 
 
 def _line(status: DatagenStatus) -> str:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topicberg.cli.output import cell
 from topicberg.cli.stack import start
 from topicberg.errors import TopicbergError
+from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -108,7 +110,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
         checks = materialize(config, endpoints, since)
     for name, passed, description in checks:
         mark = "[green]✓[/]" if passed else "[red]✗[/]"
-        console.print(f"  {mark} check {name}: {escape(description)}")
+        console.print(f"  {mark} check {name}: {escape(terminal(description))}")
     with steps.step("query the tables through Spark, DuckDB and Snowflake"):
         held = _records_in_kafka(config, endpoints)
         tables = list(_lake(config).tables())
@@ -287,5 +289,5 @@ def _print_totals(console: Console, config: Settings, endpoints: Endpoints) -> N
     result = run_query(sql, "snowflake", endpoints, config)
     table = Table(*result.columns, title=f"{TOTALS}, asked of Snowflake")
     for row in result.rows:
-        table.add_row(*(str(value) for value in row))
+        table.add_row(*map(cell, row))
     console.print(table)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topicberg.cli.output import cell, echo, echo_json
+
 if TYPE_CHECKING:
     from topicberg.deploy.resource import Resource, Step
     from topicberg.deploy.world import World
@@ -110,7 +112,7 @@ def create(
     if world.config.deployment == "local":
         _compute_derived(world)
     wanted = sum(resource.wanted for resource in graph)
-    typer.echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
+    echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
 
 
 @app.command()
@@ -139,16 +141,16 @@ def delete(
             found = engine.existing(graph, world, report)
         dies = [resource for resource, _ in found]
         if not dies:
-            typer.echo("there is nothing to delete")
+            echo("there is nothing to delete")
             return
-        typer.echo("These die, in this order; * with its data:")
+        echo("These die, in this order; * with its data:")
         told = {resource.name for resource in dies}
         for resource in dies:
-            typer.echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
+            echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
             for inside in sorted(set(resource.contents(world))):
                 if inside.rpartition(".")[2] not in told:
                     told.add(inside.rpartition(".")[2])
-                    typer.echo(f"      with table {inside}")
+                    echo(f"      with table {inside}")
         if not yes:
             typer.confirm(f"Delete these {len(dies)} resources?", abort=True)
         with _reporting() as report:
@@ -160,7 +162,7 @@ def delete(
             hint="run the command again: it goes on with what is left",
         )
     world.forget_note()
-    typer.echo(f"{len(dies)} resources are deleted")
+    echo(f"{len(dies)} resources are deleted")
 
 
 @app.command()
@@ -173,7 +175,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show every resource with its id. Exit code 1 when one is missing or differs."""
-    import json
 
     from topicberg.deploy.resource import Action
 
@@ -192,7 +193,7 @@ def status(
             }
             for step in steps
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows)
     else:
         _table(world, steps)
     if any(step.action is not Action.KEEP for step in steps):
@@ -216,8 +217,8 @@ def rotate(
 
     world, graph = _open(_flags(**_given(locals())))
     with exclusive(world):
-        rotated = rotate_keys(graph, world, typer.echo, force=now)
-    typer.echo(f"{rotated} keys rotated")
+        rotated = rotate_keys(graph, world, echo, force=now)
+    echo(f"{rotated} keys rotated")
 
 
 @app.command()
@@ -234,7 +235,7 @@ def graph(
 
     config = settings()
     draw([one for one in resources(config, load_topics(config)) if one.wanted], output)
-    typer.echo(f"wrote {output}")
+    echo(f"wrote {output}")
 
 
 def _start_stack() -> None:
@@ -270,7 +271,7 @@ def _compute_derived(world: World) -> None:
             return any(kafka.end_offsets(endpoints, topic).values())
 
         until(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
-    typer.echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
+    echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
     materialize(world.config, endpoints, datetime.now(UTC))
 
 
@@ -319,15 +320,15 @@ def _show(steps: list[Step], *, everything: bool) -> int:
             continue
         sign, color = _SIGNS[step.action.value]
         because = f" ({step.reason})" if step.reason else ""
-        typer.secho(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
+        echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
         for line in step.lines():
-            typer.echo(f"      {line}")
+            echo(f"      {line}")
     kept = counts.pop("keep", 0)
     if not counts:
-        typer.echo(f"nothing to do: {kept} resources are as they should be")
+        echo(f"nothing to do: {kept} resources are as they should be")
     else:
         told = ", ".join(f"{count} to {action}" for action, count in counts.items())
-        typer.echo(f"{told}; {kept} are as they should be")
+        echo(f"{told}; {kept} are as they should be")
     return sum(counts.values())
 
 
@@ -339,7 +340,8 @@ def _table(world: World, steps: list[Step]) -> None:
     for step in steps:
         state = "as it should be" if step.action.value == "keep" else f"[red]{step.action.value}"
         resource = step.resource
-        table.add_row(resource.key, resource.name, _id(world, resource) or "", state)
+        name, found = cell(resource.name), cell(_id(world, resource) or "")
+        table.add_row(resource.key, name, found, state)
     Console().print(table)
 
 
@@ -355,6 +357,6 @@ def _reporting() -> Iterator[Any]:
 
     def report(resource: Resource, what: str) -> None:
         with lock:
-            typer.echo(f"{what}: {resource.title}", err=True)
+            echo(f"{what}: {resource.title}", err=True)
 
     yield report

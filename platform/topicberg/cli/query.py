@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 import time
 from datetime import date, datetime
@@ -13,6 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from topicberg.cli.output import cell, echo, echo_json
+from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
     from topicberg.query import QueryResult
@@ -66,11 +68,12 @@ def query(
     seconds = time.monotonic() - started
     if form is Format.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
-        typer.echo(json.dumps(rows, indent=2, default=_plain))
+        echo_json(rows, _plain)
     elif form is Format.csv:
+        # A program gets the values as they are; on a terminal they must not act.
+        shown = _shown if sys.stdout.isatty() else _plain
         writer = csv.writer(sys.stdout)
-        writer.writerow(result.columns)
-        writer.writerows([_plain(value) for value in row] for row in result.rows)
+        writer.writerows(map(shown, row) for row in (result.columns, *result.rows))
     else:
         _print_table(result, engine, seconds)
 
@@ -78,22 +81,25 @@ def query(
 def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     if result.columns:
         table = Table(box=None, header_style="bold", pad_edge=False)
         for number, column in enumerate(result.columns):
             numeric = any(isinstance(row[number], int | float | Decimal) for row in result.rows)
-            table.add_column(Text(column), justify="right" if numeric else "left")
+            table.add_column(cell(column), justify="right" if numeric else "left")
         for row in result.rows:
-            table.add_row(*(Text("" if value is None else str(_plain(value))) for value in row))
+            table.add_row(*(cell(_shown(value)) for value in row))
         console.print(table)
     more = " shown, there are more" if result.more else ""
     noun = "row" if len(result.rows) == 1 else "rows"
-    typer.secho(
+    echo(
         f"{len(result.rows):,} {noun}{more} · {engine.value} · {seconds:.1f} s", dim=True, err=True
     )
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else terminal(str(_plain(value)))
 
 
 def _plain(value: Any) -> Any:

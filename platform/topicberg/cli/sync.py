@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.output import echo
+
 
 def register(app: typer.Typer) -> None:
     app.command()(sync)
@@ -33,9 +35,7 @@ def sync(
     chosen, lakehouse = tables[table], Lakehouse()
     iceberg = lakehouse.catalog().load_table(chosen.identifier)
     moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)
-    typer.echo(
-        f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}"
-    )
+    echo(f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}")
     with Snowflake().connection() as connection:
         seen = snowflake.sync(connection, config, chosen.snowflake_name, chosen.glue_table)
-    typer.echo(f"Snowflake: {seen.rows:,} rows")
+    echo(f"Snowflake: {seen.rows:,} rows")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from topicberg.cli.maintenance import maintain
+from topicberg.cli.output import cell, echo, echo_json
 from topicberg.errors import SpecError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def enable(
             raise SpecError(f"--write-mode {write_mode}: it is append or upsert")
         mode = "append" if write_mode == "append" else "upsert"
     control.enable(settings(), topic, given, mode)
-    typer.echo(f"{topic}: Tableflow is enabled; `topicberg tableflow status {topic}` shows it")
+    echo(f"{topic}: Tableflow is enabled; `topicberg tableflow status {topic}` shows it")
 
 
 def disable(
@@ -104,12 +104,12 @@ def disable(
     if drop_table and not yes:
         typer.confirm(f"Delete table {name} with all its files and snapshots?", abort=True)
     control.disable(config, topic)
-    typer.echo(f"{topic}: Tableflow is disabled")
+    echo(f"{topic}: Tableflow is disabled")
     if drop_table:
         catalog = load_endpoints(config).catalog(config)
         dropped = drop(catalog, spec.table_identifier(config))
         keys.forget(config, topic)
-        typer.echo(f"{name} is deleted" if dropped else f"{name} does not exist")
+        echo(f"{name} is deleted" if dropped else f"{name} does not exist")
 
 
 def resume(topic: Topic) -> None:
@@ -118,7 +118,7 @@ def resume(topic: Topic) -> None:
     from topicberg.tableflow import control
 
     control.resume(settings(), topic)
-    typer.echo(f"{topic}: the engine tries again")
+    echo(f"{topic}: the engine tries again")
 
 
 def acknowledge(topic: Topic) -> None:
@@ -132,7 +132,7 @@ def acknowledge(topic: Topic) -> None:
     identifier = find_topic(config, topic).table_identifier(config)
     count = checks.acknowledge(load_endpoints(config).catalog(config).load_table(identifier))
     records = "1 record that was" if count == 1 else f"{count:,} records that were"
-    typer.echo(f"{topic}: acknowledged {records} left out")
+    echo(f"{topic}: acknowledged {records} left out")
 
 
 def run(
@@ -149,6 +149,7 @@ def run(
     import threading
 
     from topicberg.endpoints import load_endpoints
+    from topicberg.security.logs import log_to_stderr
     from topicberg.settings import settings
     from topicberg.tableflow.control import find_topic
     from topicberg.tableflow.engine import run_once
@@ -156,11 +157,10 @@ def run(
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("topicberg").setLevel(logging.INFO)
+    log_to_stderr(logging.WARNING, levels={"topicberg": logging.INFO})
     if once:
         done = run_once(spec, endpoints, config)
-        typer.echo(f"{topic}: {done.records} records committed, snapshot {done.snapshot_id}")
+        echo(f"{topic}: {done.records} records committed, snapshot {done.snapshot_id}")
         return
     worker = Worker(spec, endpoints, config)
     worker.start()
@@ -198,7 +198,7 @@ def status(
     names = [control.find_topic(config, topic).name] if topic else sorted(enabled)
     states = [read_status(config, name) for name in names]
     if as_json:
-        typer.echo(json.dumps([state.model_dump() for state in states], indent=2))
+        echo_json([state.model_dump() for state in states])
         return
     # A narrow terminal must not cut what matters; the snapshot is in --json.
     table = Table(
@@ -210,7 +210,7 @@ def status(
     for state in states:
         phase = "SUSPENDED" if state.suspended else state.phase
         table.add_row(
-            state.topic,
+            cell(state.topic),
             phase if state.topic in enabled else "DISABLED",
             f"{state.rows_committed:,}",
             f"{state.rows_skipped:,}",
@@ -221,7 +221,7 @@ def status(
     for state in states:
         for message in (state.error_message, *_failing(state)):
             if message:
-                typer.secho(f"{state.topic}: {message}", fg="red", err=True)
+                echo(f"{state.topic}: {message}", fg="red", err=True)
 
 
 def _failing(state: TopicStatus) -> list[str]:

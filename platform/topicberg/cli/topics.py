@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
+
+from topicberg.cli.output import echo, echo_json
 
 app = typer.Typer(help="Look at and check the topic specs.", no_args_is_help=True)
 
@@ -22,13 +23,13 @@ def validate() -> None:
 
     specs, problems = check_topics(settings())
     for problem in problems:
-        typer.echo(problem, err=True)
+        echo(str(problem), err=True)
     if problems:
         files = len({problem.file for problem in problems})
         summary = f"error: topic specs: {len(problems)} mistakes in {files} files"
-        typer.secho(summary, fg="red", err=True)
+        echo(summary, fg="red", err=True)
         raise typer.Exit(2)
-    typer.echo(f"{len(specs)} topic specs are right: {', '.join(spec.name for spec in specs)}")
+    echo(f"{len(specs)} topic specs are right: {', '.join(spec.name for spec in specs)}")
 
 
 @app.command("list")
@@ -41,7 +42,7 @@ def list_topics(
     specs = load_topics()
     if as_json:
         documents = [spec.model_dump(mode="json", by_alias=True) for spec in specs]
-        typer.echo(json.dumps(documents, indent=2))
+        echo_json(documents)
         return
 
     from rich.console import Console
@@ -69,7 +70,7 @@ def schema() -> None:
     """Print the JSON Schema of a topic spec, for editors that complete and check YAML."""
     from topicberg.topics import TopicSpec
 
-    typer.echo(json.dumps(TopicSpec.model_json_schema(by_alias=True), indent=2))
+    echo_json(TopicSpec.model_json_schema(by_alias=True))
 
 
 @app.command()
@@ -92,8 +93,8 @@ def new(
     config = settings()
     group = pipeline or re.sub(r"[^a-z0-9_]", "_", name.lower())
     for path in new_topic(name, subject, group, load_endpoints(config), config):
-        typer.echo(f"wrote {path}")
-    typer.echo("`topicberg topics validate` checks it; reload the code location in the UI")
+        echo(f"wrote {path}")
+    echo("`topicberg topics validate` checks it; reload the code location in the UI")
 
 
 @app.command("restore-schema")
@@ -112,4 +113,4 @@ def restore_schema(
 
     config = settings()
     for subject, version in kafka.restore_schemas(load_topic(name), load_endpoints(config), config):
-        typer.echo(f"{subject}: version {version} is deleted")
+        echo(f"{subject}: version {version} is deleted")

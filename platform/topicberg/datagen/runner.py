@@ -31,6 +31,7 @@ from topicberg.datagen.status import (
 )
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topic
 
@@ -229,8 +230,11 @@ def _tail(log: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     """The background process; what it has to say goes to the log and to its status file."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # of the registry's client
+    log_to_stderr(
+        logging.INFO,
+        "%(asctime)s %(levelname)s %(message)s",
+        {"httpx2": logging.WARNING},  # of the registry's client
+    )
     topic, rate, count, seed = arguments
     try:
         status = run_here(

@@ -13,6 +13,7 @@ from pathlib import Path
 from topicberg.deploy.engine import in_order
 from topicberg.deploy.resource import Resource
 from topicberg.errors import TopicbergError
+from topicberg.security.text import dot, one_line
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 250, 26, 90, 10, 20
 COLORS = {"confluent": "#d9e8fb", "key": "#fdf0c8", "aws": "#fde3cf", "snowflake": "#d5f3f6"}
@@ -98,11 +99,12 @@ def _svg(graph: list[Resource]) -> bytes:
         parts.append(f'<path d="M{x1} {y1} C{bend} {y1} {bend} {y2} {x2} {y2}"/>')
     parts.append("</g>")
     for box in boxes.values():
-        title, key = escape(box.resource.title), escape(box.resource.key)
+        title = escape(one_line(box.resource.title))
+        key = escape(_short(one_line(box.resource.key)))
         parts.append(
             f'<g><title>{title}</title><rect x="{box.x}" y="{box.y}" width="{WIDTH}" '
             f'height="{HEIGHT}" rx="4" fill="{box.color}" stroke="{_LINE}"/>'
-            f'<text x="{box.x + 8}" y="{box.y + 17}">{_short(key)}</text></g>'
+            f'<text x="{box.x + 8}" y="{box.y + 17}">{key}</text></g>'
         )
     parts.append("</svg>\n")
     return "\n".join(parts).encode()
@@ -135,7 +137,7 @@ def _short(key: str) -> str:
 def _dot(graph: list[Resource]) -> bytes:
     lines = ["digraph platform {", "  rankdir=LR; node [shape=box, style=filled];"]
     for box in places(graph).values():
-        name, title = box.resource.key, box.resource.title.replace('"', '\\"')
-        lines.append(f'  "{name}" [fillcolor="{box.color}", tooltip="{title}"];')
-        lines += [f'  "{need}" -> "{name}";' for need in box.resource.needs]
+        name = dot(box.resource.key)
+        lines.append(f'  {name} [fillcolor="{box.color}", tooltip={dot(box.resource.title)}];')
+        lines += [f"  {dot(need)} -> {name};" for need in box.resource.needs]
     return "\n".join([*lines, "}", ""]).encode()

@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from topicberg.security.redaction import remember, remember_values
+
 CURRENT = "AWSCURRENT"
 _LABEL = "key-"
 MOVES = 3
@@ -30,6 +32,9 @@ class ApiKey:
 
     id: str
     secret: SecretStr
+
+    def __post_init__(self) -> None:
+        remember([self.secret.get_secret_value()])
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,14 @@ class Secrets:
             value = json.loads(answer.get("SecretString") or "null")  # a binary one has none
         except ValueError:
             return None
-        return value if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        remember_values(value)
+        return value
 
     def add(self, name: str, values: Mapping[str, str], label: str) -> str:
         """A new version, which is not the current one unless it is the first. Returns its id."""
+        remember_values(values)
         text = json.dumps(dict(values))
         stage = f"{_LABEL}{label}-{int(time.time() * 1000)}"
         described = self._describe(name)

@@ -12,10 +12,11 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
+from topicberg.security.redaction import HoldsSecrets
 from topicberg.settings import ENV_FILE, Settings
 
 
-class Addresses(BaseSettings):
+class Addresses(HoldsSecrets, BaseSettings):
     """Where the vendors are, for ``topicberg deploy`` and for the deployment that it made."""
 
     model_config = SettingsConfigDict(
@@ -160,7 +161,7 @@ def _local(config: Settings) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value and name not in stated}
 
 
-class _Stated(BaseSettings):
+class _Stated(HoldsSecrets, BaseSettings):
     """What is set outside, whether it is complete or not."""
 
     model_config = DeploySettings.model_config

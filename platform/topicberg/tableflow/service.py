@@ -10,13 +10,13 @@ import argparse
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
+from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, delta, failures
 from topicberg.tableflow.engine import Commit, Ingestor
@@ -254,12 +254,11 @@ def main(metrics_port: int | None) -> None:
 
     :raises TopicbergError: settings of the deployment are missing
     """
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(threadName)s %(message)s",
+    log_to_stderr(
+        logging.INFO,
+        "%(asctime)s %(levelname)s %(threadName)s %(message)s",
+        {"httpx2": logging.WARNING},  # a line for every request
     )
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every request
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 
 from topicberg.errors import StackError
+from topicberg.security.logs import log_to_stderr
 
 _KEY = "TOPICBERG_STAND_IN_API_KEY"
 _SECRET = "TOPICBERG_STAND_IN_API_SECRET"  # noqa: S105
@@ -79,8 +80,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # of the registry's client
+    log_to_stderr(
+        logging.INFO,
+        "%(asctime)s %(levelname)s %(name)s %(message)s",
+        {"httpx2": logging.WARNING},  # of the registry's client
+    )
     try:
         serve(arguments.host, arguments.port, arguments.state_dir)
     except StackError as error:

@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from topicberg.errors import StackError
+from topicberg.security.logs import log_to_stderr
 
 _NEEDED = (
     "TOPICBERG_SNOWFLAKE_USER",
@@ -92,9 +93,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for noisy in ("botocore", "snowflake.connector", "sqlglot", "fakesnow"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    noisy = ("botocore", "snowflake.connector", "sqlglot", "fakesnow")
+    log_to_stderr(
+        logging.INFO,
+        "%(asctime)s %(levelname)s %(name)s %(message)s",
+        dict.fromkeys(noisy, logging.ERROR),
+    )
     try:
         serve(arguments.host, arguments.port, arguments.state_dir)
     except StackError as error:

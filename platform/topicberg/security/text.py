@@ -1,0 +1,115 @@
+"""Text that producers, schema authors and vendors wrote, for a destination where text can act.
+
+One function for each destination. What each returns shows the same words to a reader, and does
+nothing: no link, mention, picture, control sequence or further line of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+# --- terminals and logs ---
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    "\u2028\u2029"  # further line breaks
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the order of what is read
+    "\ud800-\udfff]"  # halves of a pair, which no terminal can be sent
+)
+
+
+def terminal(text: str) -> str:
+    """Return text without control characters: each becomes a visible escape, such as ``\\x1b``.
+
+    Line breaks and tabs stay.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Return text as one line, with single spaces, without control characters."""
+    return terminal(" ".join(text.split()))
+
+
+def log(text: str) -> str:
+    """Return a log message whose further lines are indented, so that none looks like an entry."""
+    return terminal(text).replace("\n", "\n    ")
+
+
+# --- Markdown ---
+
+_SPAN = re.compile(r"(?<!`)`[^`\s](?:[^`\n]*[^`\s])?`(?!`)")
+"""Code that the author of a message marked as such, e.g. a command."""
+_ACTIVE = re.compile(r"[<>\[\]\\`*~|&$@^]|_{2}|(?<!\w)_|_(?!\w)|://|www\.", re.IGNORECASE)
+"""In a word: a link, a picture, HTML, an address, emphasis, a mention."""
+_BLOCK = re.compile(r"#{1,6}|[-+=]+|\d{1,9}[.)]")
+"""At the start of a line: a heading, a list, a rule."""
+_PLAIN = re.compile(r"(?:[^\W_]|[ ,:+-]|(?<=\d)\.(?=\d))*")
+"""Words, numbers and times: what is neither Markdown nor an address that becomes a link."""
+
+
+def markdown_line(text: str) -> str:
+    """Return a line of Markdown that shows the text. Words that would act are shown as code.
+
+    Commands in single backticks stay as they are.
+    """
+    line, shown, end = one_line(text), [], 0
+    for span in _SPAN.finditer(line):
+        before = line[end : span.start()]
+        left, right = before.rpartition(" ")[2], line[span.end() :].partition(" ")[0]
+        if not _is_punctuation(left + right):  # it is a part of a word
+            continue
+        shown += [_words(before, first=not end), span[0]]
+        end = span.end()
+    return "".join([*shown, _words(line[end:], first=not end)])
+
+
+def _is_punctuation(text: str) -> bool:
+    return not _ACTIVE.search(text) and not any(map(str.isalnum, text))
+
+
+def _words(text: str, *, first: bool) -> str:
+    """:param first: the text begins the line"""
+    words = text.split(" ")
+    for number, word in enumerate(words):
+        if _ACTIVE.search(word) or (first and number == 0 and _BLOCK.fullmatch(word)):
+            words[number] = code(word)
+    return " ".join(words)
+
+
+def markdown_cell(text: str) -> str:
+    """Return the text for a cell of a Markdown table: as code, unless it has words only.
+
+    ``|`` ends a cell even in code, so it has a backslash between two pieces of code.
+    """
+    text = re.sub(r"[\r\n]", " ", text)
+    return text if _PLAIN.fullmatch(text) else "\\|".join(map(code, text.split("|")))
+
+
+def code(text: str) -> str:
+    """Return the text as Markdown's code, where nothing has a meaning."""
+    if not text.strip(" "):
+        return text
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    pad = " " if text[0] in " `" or text[-1] in " `" else ""  # one on both sides is not shown
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+# --- Slack ---
+
+
+def slack(text: str) -> str:
+    """Return text for Slack's mrkdwn, where ``<…>`` is a link, a mention or a command.
+
+    A block that is ``verbatim`` makes no links and mentions of other words.
+    Source: Slack, "Formatting text for app surfaces", escaping text.
+    """
+    return terminal(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+# --- Graphviz ---
+
+
+def dot(text: str) -> str:
+    """Return a quoted string of Graphviz's language."""
+    return '"' + one_line(text).replace("\\", "\\\\").replace('"', '\\"') + '"'

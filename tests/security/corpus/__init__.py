@@ -1,0 +1,9 @@
+"""The corpus: see README.md beside this file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+TEXTS: list[str] = [json.loads(line) for line in (FOLDER / "texts.jsonl").read_text().splitlines()]
