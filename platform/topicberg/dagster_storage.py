@@ -115,6 +115,15 @@ class _OneDatabase:
 class _RunStorage(_OneDatabase, SqliteRunStorage):
     _database = "runs"
 
+    def optimize_for_webserver(
+        self, statement_timeout: int, pool_recycle: int, max_overflow: int
+    ) -> None:
+        """Guard the web server that opens this instance: Dagster calls this before it starts."""
+        from topicberg.settings import settings
+        from topicberg.webserver import guard_webservers
+
+        guard_webservers(settings(), same_user=True)
+
 
 class _ScheduleStorage(_OneDatabase, SqliteScheduleStorage):
     _database = "schedules"

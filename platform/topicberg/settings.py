@@ -80,6 +80,13 @@ class Settings(BaseSettings):
         description="how long Glue and Snowflake may be behind a table before checks say so",
     )
 
+    ui_hosts: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9.,\[\]:_ -]*$",
+        description="host names, with commas between them, by which browsers reach the Dagster UI "
+        "beside 127.0.0.1 and localhost; without ports",
+    )
+
     keep_runs_days: float = Field(
         default=30, gt=0, description="how long Dagster keeps runs and their logs"
     )

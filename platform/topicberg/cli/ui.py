@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.output import echo
+
 
 def register(app: typer.Typer) -> None:
     app.command()(ui)
@@ -31,7 +33,8 @@ def ui(
     # A busy laptop may answer Dagster's web server later than within the minute that it allows.
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
     os.chdir(config.project_root)
-    typer.echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
+    os.umask(0o077)  # Dagster's processes talk through sockets in the folder for temporary files
+    echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
     # Dagster ends its processes by it, and a script's shell ignores it for what it starts with `&`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]

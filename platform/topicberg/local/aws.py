@@ -35,6 +35,9 @@ from urllib.parse import parse_qs
 from topicberg.errors import StackError
 from topicberg.local.aws_auth import Refusal, authenticate
 from topicberg.local.aws_state import SERVICES, State, backends
+from topicberg.security.guard import Guard
+from topicberg.security.logs import log_to_stderr
+from topicberg.security.wsgi import guarded
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +258,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     except OSError as error:
         raise StackError(f"the AWS stand-in cannot listen on {host}:{port}: {error}") from None
     server = make_server(
-        *(host, port, application),
+        *(host, port, guarded(application, Guard())),
         threaded=True,
         request_handler=QuietHandler,
         fd=listener.fileno(),
@@ -277,8 +280,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    log_to_stderr(
+        logging.INFO, "%(asctime)s %(levelname)s %(message)s", {"werkzeug": logging.WARNING}
+    )
     try:
         serve(arguments.host, arguments.port, arguments.state_dir)
     except StackError as error:

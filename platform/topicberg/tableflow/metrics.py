@@ -10,9 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from topicberg.security.guard import Guard
+from topicberg.security.wsgi import serve
+from topicberg.settings import settings
 
 if TYPE_CHECKING:
     from topicberg.tableflow.status import TopicStatus
@@ -73,4 +77,6 @@ def serve_metrics(port: int, statuses: Callable[[], Iterable[TopicStatus]]) -> N
     """Answer scrapes on 127.0.0.1 until the process ends."""
     registry = CollectorRegistry()
     registry.register(StatusCollector(statuses))
-    start_http_server(port, addr="127.0.0.1", registry=registry)
+    # In production a Prometheus of the machine, which has a user of its own, may scrape.
+    guard = Guard(same_user=settings().deployment == "local")
+    serve(make_wsgi_app(registry), port, guard)

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -57,6 +58,8 @@ from topicberg.local.confluent.limits import RATE_LIMIT, Rate
 from topicberg.local.confluent.materialization import Tables
 from topicberg.local.confluent.operation import Call, Operation
 from topicberg.local.confluent.wire import Answer
+from topicberg.security.asgi import GuardMiddleware
+from topicberg.security.guard import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +100,8 @@ class Server:
                 Route("/health", _health, methods=["GET"]),
                 Route("/stand-in/v1/{what}", self.administer, methods=METHODS),
                 Route("/{path:path}", self.handle, methods=METHODS),
-            ]
+            ],
+            middleware=[Middleware(GuardMiddleware, Guard())],
         )
 
     async def handle(self, request: Request) -> Response:

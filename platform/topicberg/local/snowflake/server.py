@@ -19,6 +19,7 @@ from fakesnow.transforms import SERVER_VERSION
 from snowflake.connector.errors import ProgrammingError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -27,6 +28,8 @@ from topicberg.local.snowflake.account import Account
 from topicberg.local.snowflake.errors import unsupported
 from topicberg.local.snowflake.logins import Login, LoginRefused, Logins
 from topicberg.local.snowflake.session import Session
+from topicberg.security.asgi import GuardMiddleware
+from topicberg.security.guard import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,8 @@ class Server:
                 Route("/queries/v1/abort-request", self.abort, methods=["POST"]),
                 Route("/telemetry/send", _accept, methods=["POST"]),
                 Route("/health", _accept, methods=["GET"]),
-            ]
+            ],
+            middleware=[Middleware(GuardMiddleware, Guard())],
         )
 
     def interrupt(self) -> None:

@@ -1,0 +1,72 @@
+"""Which user is at the other end of a connection on this machine.
+
+Linux lists every TCP socket of the network namespace with the user id that owns it. A client cannot
+choose what is listed there, so this needs no secret.
+
+Source: proc(5), ``/proc/net/tcp``; Linux, ``net/ipv4/tcp_ipv4.c`` (``get_tcp4_sock``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""The second has IPv4 connections as well: those of clients whose sockets can do both."""
+_ESTABLISHED = "01"
+"""In every other state the process may have closed the socket, which is then listed as root's."""
+
+Address = tuple[str, int]
+"""IP address and port."""
+
+
+def is_supported() -> bool:
+    """Return whether this operating system says who owns a socket."""
+    return _TABLES[0].exists()
+
+
+def owner(client: Address, server: Address) -> int | None:
+    """Return the user id that owns the client's socket of a connection.
+
+    :returns: None if no such connection is open on this machine
+    """
+    wanted = {(_v4(client), _v4(server)), (_v6(client), _v6(server))}
+    for table in _TABLES:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, remote, state, _, _, _, uid, *_ = line.split()
+            if state == _ESTABLISHED and (local, remote) in wanted:
+                return int(uid)
+    return None
+
+
+def is_own(client: Address, server: Address) -> bool:
+    """Return whether the client is a process of this process's user, or of root."""
+    return owner(client, server) in (os.geteuid(), 0)
+
+
+def _v4(address: Address) -> str:
+    host, port = address
+    try:
+        return f"{_words(socket.inet_pton(socket.AF_INET, host))}:{port:04X}"
+    except OSError:
+        return ""
+
+
+def _v6(address: Address) -> str:
+    host, port = address
+    mapped = host if ":" in host else f"::ffff:{host}"
+    try:
+        return f"{_words(socket.inet_pton(socket.AF_INET6, mapped))}:{port:04X}"
+    except OSError:
+        return ""
+
+
+def _words(packed: bytes) -> str:
+    """Format an address as the kernel does: words of 32 bits in the machine's own byte order."""
+    return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
