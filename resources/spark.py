@@ -9,6 +9,7 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
 from resources.lakehouse import connect
+from topicberg.endpoints import NO_SUBSTITUTION
 from topicberg.spark import check_spark
 
 
@@ -28,6 +29,7 @@ class Spark(LazyPySparkResource):
             self.spark_config["spark.remote"] = remote
             # Texts are times in UTC wherever Spark runs; the functions of the tables rely on it.
             self.spark_config.setdefault("spark.sql.session.timeZone", "UTC")
+            self.spark_config.update(NO_SUBSTITUTION)
             super()._init_session()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:

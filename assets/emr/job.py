@@ -47,7 +47,7 @@ def _compute(pipes: PipesContext) -> Written:
     spark = SparkSession.builder.getOrCreate()
     try:
         plan = derivation(derived, lake)
-        return write_window(spark, asked.lake.catalog(config), plan, asked.window)
+        return write_window(spark, asked.endpoints().catalog(config), plan, asked.window)
     finally:
         spark.stop()
 

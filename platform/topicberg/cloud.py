@@ -41,6 +41,8 @@ class CloudSettings(Addresses):
     schema_registry_api_secret: SecretStr | None = None
     iceberg_rest_uri: str | None = None
     """By default the Iceberg REST API of AWS Glue."""
+    iceberg_rest_token: SecretStr | None = None
+    """A bearer token for that catalog; Glue's takes none."""
     s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """Of an object store that is not Amazon's."""
     spark_remote: str
@@ -71,6 +73,7 @@ def connect(config: Settings) -> Endpoints:
         schema_registry=registry,
         schema_registry_user_info=user_info,
         iceberg_rest=cloud.iceberg_rest_uri or glue_rest_uri(config),
+        iceberg_rest_token=cloud.iceberg_rest_token if cloud.iceberg_rest_uri else None,
         spark_connect=cloud.spark_remote,
         snowflake=_snowflake(cloud, config),
     )

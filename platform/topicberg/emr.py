@@ -6,14 +6,15 @@ Both sides speak through Dagster Pipes (:mod:`assets.emr.client` starts a run,
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from topicberg.derived import Window, Written
-from topicberg.endpoints import LakeEndpoints
+from topicberg.endpoints import TOKEN_VARIABLE, LakeEndpoints
 from topicberg.errors import (
     CommitConflictError,
     ThrottledError,
@@ -59,6 +60,13 @@ class Asked(BaseModel):
             window=window,
             settings=config.model_dump(mode="json", exclude=_HERE_ALONE),
             lake=LakeEndpoints(iceberg_rest=lake.iceberg_rest, s3=lake.s3),
+        )
+
+    def endpoints(self) -> LakeEndpoints:
+        """The addresses, with the catalog's token if the job's environment has one."""
+        token = os.environ.get(TOKEN_VARIABLE)
+        return self.lake.model_copy(
+            update={"iceberg_rest_token": SecretStr(token) if token else None}
         )
 
     def config(self) -> Settings:

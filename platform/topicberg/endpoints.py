@@ -12,10 +12,12 @@ import os
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.errors import StackError, StackNotRunningError
+from topicberg.security.redaction import HoldsSecrets, remember, remember_values
 from topicberg.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 RUNTIME_FILE = "runtime.json"
 CATALOG = "lake"
 """Name of the Iceberg catalog in Spark and in DuckDB."""
+TOKEN_VARIABLE = "TOPICBERG_ICEBERG_REST_TOKEN"  # noqa: S105
+"""Environment variable that holds the token of the Iceberg REST catalog."""
+NO_SUBSTITUTION = {"spark.sql.variable.substitute": "false"}
+"""Spark would replace ``${env:…}`` in SQL text by the variables of its process."""
 
 
 @lru_cache(maxsize=8)
@@ -37,7 +43,7 @@ def _catalog(properties: tuple[tuple[str, str], ...]) -> Catalog:
     return load_catalog(CATALOG, **dict(properties))
 
 
-class SnowflakeEndpoint(BaseModel):
+class SnowflakeEndpoint(HoldsSecrets):
     """How the Snowflake connector reaches the account: with a password or a key pair."""
 
     account: str
@@ -70,18 +76,26 @@ class SnowflakeEndpoint(BaseModel):
         return {"private_key": key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())}
 
 
-class LakeEndpoints(BaseModel):
+class LakeEndpoints(HoldsSecrets):
     """Where the tables are, for those who need nothing else. URLs have no trailing slash."""
 
     s3: str | None = Field(default=None, description="None: Amazon S3")
     s3_access_key: SecretStr | None = None
     s3_secret_key: SecretStr | None = None
     iceberg_rest: str
+    iceberg_rest_token: SecretStr | None = Field(
+        default=None, description="a bearer token; None: the catalog asks for none"
+    )
 
     @property
     def is_glue(self) -> bool:
         """Whether the catalog is Glue's Iceberg REST API, which wants AWS's signatures."""
         return self.iceberg_rest.startswith("https://glue.")
+
+    def iceberg_rest_headers(self) -> dict[str, str]:
+        """Headers for requests to the catalog that no Iceberg client makes."""
+        token = self.iceberg_rest_token
+        return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
 
     def catalog(self, config: Settings | None = None) -> Catalog:
         """The Iceberg REST catalog, through PyIceberg."""
@@ -96,6 +110,8 @@ class LakeEndpoints(BaseModel):
             "s3.region": config.aws_region,
             **self._glue(config),
         }
+        if self.iceberg_rest_token:
+            properties["token"] = self.iceberg_rest_token.get_secret_value()
         if self.s3:
             properties["s3.endpoint"] = self.s3
             properties["s3.force-virtual-addressing"] = "false"
@@ -108,7 +124,8 @@ class LakeEndpoints(BaseModel):
         """What Spark needs to have the same catalog as ``lake``, and UTC, which the tables rely on.
 
         The key of the object store is not among them: Spark's processes have it from their
-        environment or from their role.
+        environment or from their role. Nor is the catalog's token: they have it from the variable
+        :data:`TOKEN_VARIABLE`.
         """
         catalog = {
             "type": "rest",
@@ -121,9 +138,13 @@ class LakeEndpoints(BaseModel):
         }
         if self.s3:
             catalog |= {"s3.endpoint": self.s3, "s3.path-style-access": "true"}
+        if self.iceberg_rest_token:
+            # Iceberg's client reads the variable itself. It would exchange the token for another.
+            catalog |= {"token": f"env:{TOKEN_VARIABLE}", "token-refresh-enabled": "false"}
         name = f"spark.sql.catalog.{CATALOG}"
         return {
             "spark.sql.session.timeZone": "UTC",
+            **NO_SUBSTITUTION,
             "spark.sql.extensions": "org.apache.iceberg.spark.extensions."
             "IcebergSparkSessionExtensions",
             name: "org.apache.iceberg.spark.SparkCatalog",
@@ -167,6 +188,11 @@ class Endpoints(LakeEndpoints):
     confluent_admin_token: SecretStr | None = Field(
         default=None, description="of the local stand-in's faults and delays"
     )
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        remember(urlsplit(self.spark_connect).path.split("token=")[1:])
+        remember_values(self.kafka_client)
 
     def kafka_config(self) -> dict[str, Any]:
         """Configuration for any ``confluent_kafka`` client."""

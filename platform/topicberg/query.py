@@ -16,8 +16,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
-
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
@@ -108,7 +106,7 @@ def run_query(
     except Exception as error:
         if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
             raise
-        raise QueryError(f"{engine}: {_redacted(_one_line(error), endpoints)}") from None
+        raise QueryError(f"{engine}: {_one_line(error)}") from None
 
 
 def check_reads(sql: str, engine: Engine) -> None:
@@ -159,14 +157,17 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         connection.load_extension(str(folder / f"{name}.duckdb_extension"))
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(_s3_secret(endpoints, config))
+    warehouse, log_in = config.warehouse, "AUTHORIZATION_TYPE 'none'"
     if endpoints.is_glue:  # by the same secret as the object store
-        warehouse, log_in = config.aws_account_id, "'sigv4'"
-    else:
-        warehouse, log_in = config.warehouse, "'none'"
+        warehouse, log_in = config.aws_account_id, "AUTHORIZATION_TYPE 'sigv4'"
+    elif token := endpoints.iceberg_rest_token:
+        held = _literal(token.get_secret_value())
+        connection.execute(f"CREATE SECRET lake_catalog (TYPE iceberg, TOKEN {held})")
+        log_in = "SECRET lake_catalog"
     connection.execute(
         f"ATTACH {_literal(warehouse)} AS {CATALOG} (TYPE iceberg, READ_ONLY, "
         f"ENDPOINT {_literal(endpoints.iceberg_rest)}, "
-        f"AUTHORIZATION_TYPE {log_in}, ACCESS_DELEGATION_MODE 'none')"
+        f"{log_in}, ACCESS_DELEGATION_MODE 'none')"
     )
     schemas = [config.cluster_id] + [
         row[0]
@@ -346,11 +347,3 @@ def _one_line(error: Exception) -> str:
     if lines[0].endswith(":") and len(lines) > 1:
         return f"{lines[0]} {lines[1]}"
     return lines[0]
-
-
-def _redacted(text: str, endpoints: Endpoints) -> str:
-    secrets = [value for _, value in endpoints if isinstance(value, SecretStr)]
-    for secret in [*secrets, endpoints.snowflake.password, endpoints.snowflake.private_key]:
-        if secret and secret.get_secret_value():
-            text = text.replace(secret.get_secret_value(), "****")
-    return text

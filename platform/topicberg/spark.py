@@ -9,10 +9,17 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from topicberg.endpoints import NO_SUBSTITUTION
 from topicberg.errors import UnreachableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def without_token(remote: str) -> str:
+    """Return the address without its parameters, which may hold a token."""
+    address = urlsplit(remote)
+    return f"{address.scheme}://{address.netloc}"
 
 
 def check_spark(remote: str, timeout: float = 5.0) -> None:
@@ -22,12 +29,11 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     :raises UnreachableError: no connection within ``timeout`` seconds
     """
     address = urlsplit(remote)
-    shown = f"{address.scheme}://{address.netloc}"  # what follows may hold a token
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout).close()
     except OSError as error:
         raise UnreachableError(
-            f"Spark does not answer at {shown}: {error}",
+            f"Spark does not answer at {without_token(remote)}: {error}",
             hint="`topicberg status` shows whether it runs, `topicberg up` starts it",
         ) from None
 
@@ -49,6 +55,8 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
         # They print every error, with both stack traces, before anybody can handle it.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     session = ConnectSession.builder.remote(remote).create()
+    for name, value in NO_SUBSTITUTION.items():
+        session.conf.set(name, value)
     # What it registers for the end of the process keeps every session in memory until then, stopped
     # or not. Spark drops a session's cached models with the session.
     atexit.unregister(session.client._cleanup_ml_cache)

