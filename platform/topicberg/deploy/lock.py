@@ -1,27 +1,36 @@
 """One deploy at a time, from whatever machine: a lease in SSM Parameter Store.
 
-The parameter is made only where there is none, which AWS decides for one of several. Its holder
-renews it; one that stopped renewing is taken over. A write returns the parameter's new version, and
-versions only grow by one: who takes a lease over at version n and is told n + 1 was alone. A write
-may be carried out twice, when the first answer was lost: versions n + 1 to now are then all of the
-same holder, which the parameter's history tells. A holder that finds the lease another's has lost
-it. So there are never two holders.
+Every write to the parameter is a new version, with a time of AWS's. Who holds the lease follows
+from the versions alone, in the same way for everyone (:func:`state_of`): the first write after the
+lease before it has ended takes it, its holder's next writes renew it, and any other write is
+ignored. So a write that was late, lost or repeated does no harm, and no client's clock is asked
+whether a lease has ended. Nothing is ever deleted, as that could hit the next holder's lease.
+
+A holder measures by its own machine how long ago it *sent* its last renewal, time in which the
+machine slept included, and changes nothing from :data:`MARGIN_SECONDS` before the lease can end:
+each request that changes something asks :meth:`Lease.check` first.
+
+Sources: AWS Systems Manager, ``PutParameter`` and ``GetParameterHistory``; Gray and Cheriton,
+"Leases" (1989).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
-
-import psutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from topicberg.errors import TopicbergError
 
@@ -32,126 +41,270 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 90.0
 RENEW_SECONDS = 20.0
+MARGIN_SECONDS = 30.0
+"""For requests that are under way when the lease can no longer be renewed, and for AWS's clocks."""
+POLL_SECONDS = 2.0
+_PAGE = 50
+_LOOKS = 5
+"""Reads of the history until it has a version that was just written."""
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class LockedError(TopicbergError):
     """Another deploy is under way."""
 
 
+class LockLostError(TopicbergError):
+    """This deploy does not hold the lease any more, or cannot know that it does."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One version of the parameter.
+
+    :param at: when AWS wrote it, in seconds
+    :param holder: who wrote it; None: it gives the lease back
+    :param after: the holder that is known to have ended, whose lease is not waited for
+    :param who: the same holder, for people
+    """
+
+    version: int
+    at: float
+    holder: str | None
+    after: str | None = None
+    who: str = "unknown"
+
+
+@dataclass(frozen=True)
+class State:
+    """Who holds the lease; None: nobody. ``expires`` is in AWS's time."""
+
+    holder: str | None = None
+    expires: float = 0.0
+    who: str = ""
+
+
+def state_of(entries: Iterable[Entry]) -> State:
+    """Return who holds the lease after these versions, oldest first."""
+    state = State()
+    for entry in entries:
+        is_free = state.holder is None or entry.at > state.expires
+        if is_free or entry.holder == state.holder or entry.after == state.holder:
+            state = State(entry.holder, entry.at + LEASE_SECONDS, entry.who)
+    return state
+
+
+def seconds_since_boot() -> float:
+    """Return a time that goes on while the machine sleeps, and that nobody sets."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Lease:
+    """One client's part in the lease.
+
+    :param client: boto3's ``ssm``
+    :param me: the client's id, of its own
+    :param is_dead: whether the process behind a holder's id is known to have ended
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        name: str,
+        me: str,
+        is_dead: Callable[[str], bool] = lambda _: False,
+        now: Callable[[], float] = seconds_since_boot,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._me = me
+        self._is_dead = is_dead
+        self._now = now
+        self._version = 0
+        self._until = float("-inf")
+        self.state = State()
+        """As it was seen last."""
+
+    def acquire(self) -> bool:
+        """Take the lease if nobody has it. One attempt; :attr:`state` then says who has it."""
+        sent = self._now()
+        try:
+            self._hold(sent, self._write(overwrite=False))
+            return True
+        except self._client.exceptions.ParameterAlreadyExists:
+            entries, now = self._history()
+        self.state = state_of(entries)
+        holder, after = self.state.holder, None
+        if holder not in (None, self._me) and now <= self.state.expires:
+            if not self._is_dead(str(holder)):
+                return False
+            after = holder
+        sent = self._now()
+        return self._confirm(sent, self._write(overwrite=True, after=after))
+
+    def renew(self) -> None:
+        """Renew the lease.
+
+        :raises LockLostError: another client has it
+        """
+        sent = self._now()
+        written = self._write(overwrite=True)
+        if written == self._version + 1:  # nobody wrote in between
+            self._hold(sent, written)
+        elif not self._confirm(sent, written):
+            self._until = float("-inf")
+            raise LockLostError(f"another deploy took the lock: {self.state.who}")
+
+    def check(self) -> None:
+        """Ask before each change.
+
+        :raises LockLostError: the lease is lost, or was not renewed in time
+        """
+        if self._now() >= self._until:
+            raise LockLostError(
+                "the deploy lock could not be renewed in time, so nothing more is changed",
+                hint="run the command again when AWS answers: it resumes where it stopped",
+            )
+
+    def release(self) -> None:
+        """Give the lease back; if it is another client's by now, that changes nothing."""
+        self._until = float("-inf")
+        self._write(overwrite=True, holder=False, after=self._me)
+
+    def _hold(self, sent: float, version: int) -> None:
+        self._version = version
+        self._until = sent + LEASE_SECONDS - MARGIN_SECONDS
+
+    def _confirm(self, sent: float, version: int) -> bool:
+        """Whether the lease is this client's after its write of a version."""
+        for _ in range(_LOOKS):
+            entries, _ = self._history()
+            if any(entry.version == version for entry in entries):
+                self.state = state_of(entries)
+                if self.state.holder == self._me:
+                    self._hold(sent, version)
+                    return True
+                return False
+        return False
+
+    def _write(self, *, overwrite: bool, holder: bool = True, after: str | None = None) -> int:
+        """Returns the parameter's new version."""
+        value = {
+            "holder": self._me if holder else None,
+            "after": after,
+            "who": f"process {os.getpid()} on {socket.gethostname()}",
+        }
+        answer = self._client.put_parameter(
+            Name=self._name, Value=json.dumps(value), Type="String", Overwrite=overwrite
+        )
+        return int(answer["Version"])
+
+    def _history(self) -> tuple[list[Entry], float]:
+        """The versions that AWS still has, oldest first, and its time when it answered."""
+        entries: list[Entry] = []
+        more: dict[str, str] = {}
+        while True:
+            answer = self._client.get_parameter_history(Name=self._name, MaxResults=_PAGE, **more)
+            entries += [_entry(one) for one in answer["Parameters"]]
+            if not answer.get("NextToken"):
+                break
+            more = {"NextToken": answer["NextToken"]}
+        date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        entries.sort(key=lambda entry: entry.version)
+        return entries, parsedate_to_datetime(date).timestamp()
+
+
+def _entry(parameter: dict[str, Any]) -> Entry:
+    try:
+        value = json.loads(parameter["Value"])
+    except ValueError:
+        value = {}
+    if not isinstance(value, dict):
+        value = {}
+    return Entry(
+        version=int(parameter["Version"]),
+        at=parameter["LastModifiedDate"].timestamp(),
+        holder=value.get("holder"),
+        after=value.get("after"),
+        who=str(value.get("who", "unknown")),
+    )
+
+
 @contextmanager
 def exclusive(world: World, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Hold the deployment's lease.
+    """Hold the deployment's lease; every change through ``world`` asks for it.
 
     :raises LockedError: another one has it, and still has it after ``wait_seconds``
     """
-    client = world.aws("ssm")
-    name = world.names.lock
     me = uuid.uuid4().hex
-    _acquire(client, name, me, wait_seconds)
-    stop = threading.Event()
-    holder = threading.Thread(target=_renew, args=(client, name, me, stop), daemon=True)
-    holder.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        holder.join()
-        if _holder(client, name)[1].get("holder") == me:
-            with suppress(client.exceptions.ParameterNotFound):  # the first answer was lost
-                client.delete_parameter(Name=name)
-
-
-def _acquire(client: Any, name: str, me: str, wait_seconds: float) -> None:
-    deadline = time.monotonic() + wait_seconds
-    while True:
+    folder = world.config.state_dir / "deploy-locks"
+    with _alive(folder / me):
+        lease = Lease(world.new_client("ssm"), world.names.lock, me, lambda it: _ended(folder, it))
+        deadline = time.monotonic() + wait_seconds
+        while not lease.acquire():
+            if time.monotonic() >= deadline:
+                raise LockedError(
+                    f"another deploy is under way: {lease.state.who}",
+                    hint=f"wait for it; a deploy that was killed blocks others for at most "
+                    f"{LEASE_SECONDS:.0f} s",
+                )
+            time.sleep(POLL_SECONDS)
+        stop = threading.Event()
+        renewing = threading.Thread(target=_renew, args=(lease, stop), daemon=True)
+        renewing.start()
+        world.lease = lease
         try:
-            _write(client, name, me, overwrite=False)
-            return
-        except client.exceptions.ParameterAlreadyExists:
-            version, holder = _holder(client, name)
-        if holder.get("holder") == me:  # made by a request whose answer was lost
-            return
-        if version and _is_dead(holder):
-            written = _write(client, name, me, overwrite=True)
-            if all(_wrote(client, name, me, one) for one in range(version + 1, written)):
-                logger.info("took over the deploy lock of %s", _told(holder))
-                return
-        if time.monotonic() >= deadline:
-            raise LockedError(
-                f"another deploy is under way: {_told(holder)}",
-                hint=f"wait for it; one that was killed is passed by after {LEASE_SECONDS:.0f} s",
-            )
-        time.sleep(1.0)
+            yield
+        finally:
+            stop.set()
+            renewing.join()
+            world.lease = None
+            try:
+                lease.release()
+            except Exception as error:  # it ends by itself
+                logger.warning("the deploy lock could not be released: %s", type(error).__name__)
 
 
-def _write(client: Any, name: str, me: str, *, overwrite: bool) -> int:
-    """Returns the parameter's version."""
-    value = json.dumps(
-        {
-            "holder": me,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started": psutil.Process().create_time(),
-            "renewed": time.time(),
-        }
-    )
-    answer = client.put_parameter(Name=name, Value=value, Type="String", Overwrite=overwrite)
-    return int(answer["Version"])
-
-
-def _holder(client: Any, name: str) -> tuple[int, dict[str, Any]]:
-    """Version of the lease and who has it; 0: it was given back just now."""
-    try:
-        parameter = client.get_parameter(Name=name)["Parameter"]
-    except client.exceptions.ParameterNotFound:
-        return 0, {}
-    try:
-        holder = json.loads(parameter["Value"])
-    except ValueError:
-        holder = {}
-    return int(parameter["Version"]), holder if isinstance(holder, dict) else {}
-
-
-def _wrote(client: Any, name: str, me: str, version: int) -> bool:
-    """Whether a version that is not the newest any more is ours."""
-    try:
-        parameter = client.get_parameter(Name=f"{name}:{version}")["Parameter"]
-    except client.exceptions.ParameterNotFound:
-        return False
-    return f'"holder": "{me}"' in parameter["Value"]
-
-
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """It stopped renewing, or it was a process of this machine that is no more."""
-    if time.time() - float(holder.get("renewed", 0)) > LEASE_SECONDS:
-        return True
-    if holder.get("host") != socket.gethostname():
-        return False
-    try:
-        started = psutil.Process(int(holder["pid"])).create_time()
-    except psutil.Error:
-        return True
-    return abs(started - float(holder["started"])) > 1
-
-
-def _told(holder: dict[str, Any]) -> str:
-    if not holder:
-        return "somebody"
-    since = time.strftime("%H:%M:%S", time.localtime(float(holder.get("renewed", 0))))
-    return f"process {holder.get('pid')} on {holder.get('host')}, last seen {since}"
-
-
-def _renew(client: Any, name: str, me: str, stop: threading.Event) -> None:
+def _renew(lease: Lease, stop: threading.Event) -> None:
     while not stop.wait(RENEW_SECONDS):
         try:
-            version, holder = _holder(client, name)
-            if holder.get("holder") == me:
-                written = _write(client, name, me, overwrite=True)
-                if all(_wrote(client, name, me, one) for one in range(version + 1, written)):
-                    continue
+            lease.renew()
+        except LockLostError as error:
+            logger.error("%s; this one stops", error)
+            return
         except Exception as error:  # the next renewal may work; the lease lasts a few of them
             logger.warning("the deploy lock could not be renewed: %s", type(error).__name__)
-            continue
-        logger.error("another deploy took the lock over: this one stops")
-        os.kill(os.getpid(), 2)
-        return
+
+
+# --- processes of this machine ---
+
+
+@contextmanager
+def _alive(path: Path) -> Iterator[None]:
+    """Lock a file for as long as this process lives; the kernel unlocks it, whatever happens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _ended(folder: Path, holder: str) -> bool:
+    """Whether a holder was a process of this machine that has ended."""
+    if not _ID.fullmatch(holder):
+        return False
+    path = folder / holder
+    try:
+        file: IO[str] = path.open("r+")
+    except OSError:  # it is another machine's, or has a state directory of its own
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        path.unlink(missing_ok=True)
+    return True

@@ -25,11 +25,14 @@ from topicberg.settings import DEPLOYED_FILE, Settings
 from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:
+    from topicberg.deploy.lock import Lease
     from topicberg.deploy.snowflake.session import Session
 
 AWS_ATTEMPTS = 8
 WORKERS = 8
 """Resources that are worked on at the same time."""
+_READS = ("Get", "List", "Describe", "Head", "BatchGet", "Simulate")
+"""Actions of AWS whose names begin so change nothing."""
 ENVIRONMENT = "confluent/environment"
 CLUSTER = "confluent/cluster"
 REGISTRY = "confluent/schema_registry"
@@ -53,6 +56,8 @@ class World:
     purge_secrets: bool = False
     """Deleting a secret leaves no way back."""
     sleep: Callable[[float], None] = time.sleep
+    lease: Lease | None = None
+    """Of the deploy that is under way."""
     live: dict[str, Live] = field(default_factory=dict)
     _apis: dict[tuple[str, str], Api] = field(default_factory=dict, repr=False)
     _clients: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -63,6 +68,14 @@ class World:
     @cached_property
     def names(self) -> Names:
         return Names(self.config.prefix)
+
+    def check_lease(self) -> None:
+        """Ask before each change, if the deploy's lease is held.
+
+        :raises LockLostError: it is not any more
+        """
+        if self.lease is not None:
+            self.lease.check()
 
     # --- what was seen ---
 
@@ -135,7 +148,8 @@ class World:
         with self._lock:
             found = self._apis.get((url, key.id))
             if found is None:
-                found = self._apis[url, key.id] = Api(url, key.id, key.secret, self.sleep)
+                found = Api(url, key.id, key.secret, self.sleep, check_lease=self.check_lease)
+                self._apis[url, key.id] = found
             return found
 
     # --- AWS ---
@@ -144,12 +158,12 @@ class World:
         """A boto3 client: thread-safe, and retrying as AWS's SDK does."""
         with self._lock:
             if service not in self._clients:
-                client = self._clients[service] = self._client(service)
-                client.meta.events.register("before-parse", _without_body)
-                client.meta.events.register("needs-retry", _too_many)
+                client = self._clients[service] = self.new_client(service)
+                client.meta.events.register("before-send", self._before_send)
             return self._clients[service]
 
-    def _client(self, service: str) -> Any:
+    def new_client(self, service: str) -> Any:
+        """A boto3 client that does not ask for the lease."""
         from botocore.config import Config
 
         retries: Any = {"mode": "standard", "max_attempts": AWS_ATTEMPTS}
@@ -159,9 +173,20 @@ class World:
             own = self.deploy.aws_endpoint_url if service != "s3" else None
             if own:  # something that stands between
                 endpoints = endpoints.model_copy(update={"aws": own})
-            return endpoints.boto3(service, self.config, options)
-        session = aws_session(profile_name=self.deploy.profile, region_name=self.config.aws_region)
-        return session.client(service, config=options)
+            client = endpoints.boto3(service, self.config, options)
+        else:
+            profile, region = self.deploy.profile, self.config.aws_region
+            client = aws_session(profile_name=profile, region_name=region).client(
+                service, config=options
+            )
+        client.meta.events.register("before-parse", _without_body)
+        client.meta.events.register("needs-retry", _too_many)
+        return client
+
+    def _before_send(self, event_name: str, **_: Any) -> None:
+        """Each attempt of a request; what is not known to read only may change something."""
+        if not event_name.rpartition(".")[2].startswith(_READS):
+            self.check_lease()
 
     @property
     def deploy_on_aws(self) -> bool:

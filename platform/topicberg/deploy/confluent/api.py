@@ -98,6 +98,8 @@ class Api:
     secret: SecretStr = field(repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     attempts: int = ATTEMPTS
+    check_lease: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called before each attempt of a request that changes something."""
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     def get(self, path: str, **params: str | int) -> Any:
@@ -188,6 +190,8 @@ class Api:
         expected: type,
     ) -> Any:
         what = f"{method} {self.url}{path}"
+        if method != "GET":
+            self.check_lease()
         try:
             response = self._session().request(
                 method,

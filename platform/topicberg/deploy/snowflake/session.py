@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 60
+_READS = ("SHOW ", "DESC ", "DESCRIBE ", "SELECT ")
 _ADMIN_KEYS = ("snowflake_account_identifier", "admin_service_user", "active_key_number")
 
 
@@ -29,12 +31,15 @@ class Session:
 
     connection: SnowflakeConnection
     role: str = ""
+    check_lease: Callable[[], None] = lambda: None
 
     def run(self, statement: str, role: str) -> list[dict[str, Any]]:
         """The rows of a statement, columns in lower case."""
         if role != self.role:
             ask(self.connection, f"USE ROLE {role}")
             self.role = role
+        if not statement.lstrip().upper().startswith(_READS):
+            self.check_lease()
         columns, rows = ask(self.connection, statement)
         names = [column.lower() for column in columns]
         return [dict(zip(names, row, strict=True)) for row in rows]
@@ -55,7 +60,7 @@ def open_session(world: World) -> Session:
     """
     :raises TopicbergError: the admin's secret is missing or incomplete
     """
-    return Session(_connect(world, **admin(world)))
+    return Session(_connect(world, **admin(world)), check_lease=world.check_lease)
 
 
 def admin(world: World) -> dict[str, Any]:
