@@ -22,7 +22,7 @@ DECODED = "__topicberg_decoded"
 
 
 class Format(Protocol):
-    """What the engine asks of a format."""
+    """The functions of a format's module."""
 
     def fields(
         self,
@@ -31,11 +31,33 @@ class Format(Protocol):
         ids: Iterator[int],
         message: str | None = None,
     ) -> list[NestedField]:
-        """The columns of a schema in its order, every one optional, with ids from ``ids``.
+        """Return the columns of a schema in its order, every one optional, with ids from ``ids``.
 
-        :param message: Protobuf alone: the message type; None: the file's first one
-
+        :param message: Protobuf only: the message type; None: the file's first one
         :raises TableflowError: the schema has no table (no record, recursive, a reference missing)
+        """
+        ...
+
+    def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
+        """Return the name by which two schemas are of the same type; None: the type has no name.
+
+        Avro: the full name of the record. JSON Schema: ``title``, else ``$id``. Protobuf: the full
+        name of the message. A schema of another subject is accepted only if it has the identity of
+        the subject's latest schema.
+
+        :raises TableflowError: the schema cannot be read
+        """
+        ...
+
+    def written(
+        self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+    ) -> frozenset[str]:
+        """Return the names of the columns that the writer's schema has a field for.
+
+        A field that the latest schema renames (Avro: by an alias, Protobuf: by its number) counts
+        under the latest name.
+
+        :raises TableflowError: a schema cannot be read
         """
         ...
 
@@ -48,19 +70,45 @@ class Format(Protocol):
         fields: Sequence[NestedField],
         message: str | None = None,
     ) -> tuple[DataFrame, Column]:
-        """A record as a struct of its fields by name and :data:`DECODED`.
+        """Return a record as a struct of its columns and :data:`DECODED`.
 
         And the records, with the columns that it is computed from.
 
-        Never raises for a broken record: the struct, or its :data:`DECODED`, is null or false.
-        The engine takes the fields that the table has, and casts them to the table's types.
+        Each field of the struct has the name and exactly the type of a column in ``fields``. A
+        column that the struct lacks is null. At every depth, a field that the writer's schema lacks
+        has the latest schema's default where the format gives one to readers, else null; a field
+        that the latest schema dropped keeps its column and its value.
+
+        Spark never fails for a malformed record: the struct, or its :data:`DECODED`, is null or
+        false. It is also false for a value that its column cannot hold exactly: there are no casts
+        after this.
 
         :param records: Kafka's columns
-        :param payload: the record without the wire format's five bytes; null: a tombstone
+        :param payload: the record without the wire format's five bytes; null: a tombstone, or a
+            record of another writer
         :param writer: the schema that it was written with
         :param latest: the subject's newest schema, which gives renamed fields and defaults
-        :param fields: the table's columns for the value
-        :param message: Protobuf alone: the message type
+        :param fields: the table's columns, also those that come from elsewhere
+        :param message: Protobuf only: the message type
+        :raises TableflowError: no record of this writer can be a row of the table
+        """
+        ...
+
+    def explain(
+        self,
+        payload: bytes,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> str:
+        """Return why a record is malformed, from its bytes; called for malformed records only.
+
+        Names the path of the field, the expected type and the value, or where the record ends:
+        ``field price (decimal(4,2)): value 1234.5 exceeds the precision``. Does not name the
+        record's place in Kafka.
+
+        :param payload: the record without the wire format's five bytes
         """
         ...
 
