@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import avro
+from topicberg.tableflow.formats import avro, avro_schema
 from topicberg.tableflow.layout import Half, Layout, table_schema
 from topicberg.tableflow.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.table import partition_spec
@@ -81,6 +81,11 @@ def record(*fields: dict[str, Any]) -> str:
             ["null", "string", "int"],
             "struct<2: member0: optional string, 3: member1: optional int>",
         ),
+        (
+            [{"type": "int", "logicalType": "date"}, "long"],
+            "struct<2: member0: optional date, 3: member1: optional long>",
+        ),
+        ([{"type": "int"}, "long"], "long"),
     ],
 )
 def test_types(kind: Any, column: str) -> None:
@@ -102,7 +107,8 @@ def test_named_types_are_reused() -> None:
     [
         (record({"name": "next", "type": ["null", "R"]}), "recursive"),
         (record({"name": "x", "type": "Missing"}), "not defined"),
-        ('"string"', "no record"),
+        ('"string"', "not a record but string"),
+        (record({"name": "f", "type": {"type": "array", "items": "null"}}), "nothing but null"),
         (record({"name": "$$offset", "type": "long"}), "metadata column"),
     ],
 )
@@ -141,8 +147,8 @@ def test_a_referenced_type_is_defined_where_it_is_first_used() -> None:
     price, tax = value_fields(text, *references)
     assert [f.name for f in price.field_type.fields] == ["amount", "currency"]  # type: ignore[attr-defined]
     assert str(tax.field_type).replace("5", "2").replace("6", "3") == str(price.field_type)
-    resolved = avro.resolve("s", registered(text, *references))
-    assert resolved["fields"][1]["type"] == ["null", "m.Money"]
+    resolved = avro_schema.parse("s", registered(text, *references))
+    assert resolved.fields[1].type.members == (resolved.fields[0].type,)
 
 
 def test_equal_short_names_in_two_namespaces_are_two_types() -> None:
@@ -162,11 +168,12 @@ def test_equal_short_names_in_two_namespaces_are_two_types() -> None:
 
 
 def test_null_fields_have_no_column_and_empty_records_are_refused() -> None:
-    assert value_fields(record({"name": "nothing", "type": "null"})) == []
+    for nothing in ("null", {"type": "null"}, ["null"]):
+        assert value_fields(record({"name": "nothing", "type": nothing})) == []
     with pytest.raises(TableflowError, match="without fields"):
         value_fields(record({"name": "e", "type": {"type": "record", "name": "E", "fields": []}}))
     too_precise = {"type": "bytes", "logicalType": "decimal", "precision": 39}
-    with pytest.raises(TableflowError, match="not 39 and 0"):
+    with pytest.raises(TableflowError, match="precision 39 and scale 0"):
         value_fields(record({"name": "d", "type": too_precise}))
 
 

@@ -1,0 +1,212 @@
+"""Avro schemas as types whose names are resolved."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.subjects import RegisteredSchema
+
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_LOGICAL = frozenset(
+    {
+        ("int", "date"),
+        ("int", "time-millis"),
+        ("long", "time-micros"),
+        *(
+            ("long", f"{place}timestamp-{unit}")
+            for place in ("", "local-")
+            for unit in ("millis", "micros", "nanos")
+        ),
+        ("bytes", "decimal"),
+        ("fixed", "decimal"),
+    }
+)
+"""Logical types that change what a value means; all others are as the type below them."""
+NO_DEFAULT: Final = object()
+
+
+@dataclass(eq=False)
+class Type:
+    """A type; that of a recursive schema contains itself.
+
+    ``kind``: a primitive's name, ``record``, ``enum``, ``fixed``, ``array``, ``map`` or ``union``.
+    """
+
+    kind: str
+    logical: str | None = None
+    precision: Any = None
+    scale: Any = 0
+    name: str = ""
+    """In full; of a record, an enum or a fixed."""
+    aliases: frozenset[str] = frozenset()
+    """In full."""
+    fields: list[Field] = field(default_factory=list)
+    symbols: tuple[str, ...] = ()
+    size: int = 0
+    inner: Type | None = None
+    """The items of an array, the values of a map."""
+    branches: tuple[Type, ...] = ()
+
+    @property
+    def members(self) -> tuple[Type, ...]:
+        """The types of values that are not null: of a union its other branches, else this type."""
+        branches = self.branches if self.kind == "union" else (self,)
+        return tuple(branch for branch in branches if branch.kind != "null")
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the column of this type is a struct with a member for each branch.
+
+        Two numbers of one kind are one column of the wider type.
+        """
+        kinds = {(branch.kind, branch.logical) for branch in self.members}
+        numbers = ({("int", None), ("long", None)}, {("float", None), ("double", None)})
+        return len(self.members) > 1 and kinds not in numbers
+
+    @property
+    def is_decimal(self) -> bool:
+        """Whether Avro takes it for a decimal: an invalid logical type is ignored."""
+        precision, scale = self.precision, self.scale
+        if self.logical != "decimal" or type(precision) is not int or type(scale) is not int:
+            return False
+        return 1 <= precision <= self.digits and 0 <= scale <= precision
+
+    @property
+    def digits(self) -> int:
+        """How many decimal digits its bytes can always hold."""
+        if self.kind != "fixed":
+            return 2**31 - 1
+        return math.floor(math.log10(2) * (8 * self.size - 1)) if self.size else 0
+
+    def __str__(self) -> str:
+        if self.logical == "decimal":
+            return f"decimal({self.precision},{self.scale})"
+        if self.kind == "union":
+            return f"union of {', '.join(map(str, self.branches))}"
+        return " ".join(filter(None, (self.logical or self.kind, self.name)))
+
+
+@dataclass(eq=False)
+class Field:
+    """A field of a record. ``default``: as JSON, or :data:`NO_DEFAULT`."""
+
+    name: str
+    type: Type
+    default: Any = NO_DEFAULT
+    aliases: tuple[str, ...] = ()
+    doc: str | None = None
+
+
+def parse(where: str, schema: RegisteredSchema) -> Type:
+    """Return the type that a schema defines; its references define names.
+
+    :param where: the subject or schema, for the error
+    :raises TableflowError: it is not Avro, or refers to a name that is not defined
+    """
+    parser = _Parser(where)
+    try:
+        for _, text in schema.references:
+            parser.type(json.loads(text), "")
+        return parser.type(json.loads(schema.text), "")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise TableflowError(
+            f"{where}: the schema is not Avro: {type(error).__name__}: {error}"
+        ) from None
+
+
+def parse_record(where: str, schema: RegisteredSchema) -> Type:
+    """Return the record that a schema defines.
+
+    :raises TableflowError: it is not a record, not Avro, or refers to a name that is not defined
+    """
+    found = parse(where, schema)
+    if found.kind != "record":
+        raise TableflowError(
+            f"{where}: the schema is not a record but {found}",
+            hint="a table needs named columns: register a record",
+        )
+    return found
+
+
+class _Parser:
+    """A name without a namespace is of the enclosing namespace, else of none."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.named: dict[str, Type] = {}
+
+    def type(self, schema: Any, namespace: str) -> Type:
+        if isinstance(schema, list):
+            branches = tuple(self.type(branch, namespace) for branch in schema)
+            return Type("union", branches=branches)
+        if isinstance(schema, str):
+            return self.by_name(schema, namespace)
+        kind = schema["type"]
+        if isinstance(kind, dict | list):
+            return self.type(kind, namespace)
+        if kind in ("record", "error", "enum", "fixed"):
+            return self.define(schema, namespace)
+        if kind == "array":
+            return Type("array", inner=self.type(schema["items"], namespace))
+        if kind == "map":
+            return Type("map", inner=self.type(schema["values"], namespace))
+        if kind in PRIMITIVES:
+            return Type(kind, **_logical(kind, schema))
+        return self.by_name(kind, namespace)
+
+    def define(self, schema: Mapping[str, Any], namespace: str) -> Type:
+        name = _full_name(schema["name"], schema.get("namespace", namespace) or "")
+        inside = name.rpartition(".")[0]
+        kind = "record" if schema["type"] == "error" else schema["type"]
+        found = self.named[name] = Type(
+            kind,
+            name=name,
+            aliases=frozenset(_full_name(alias, inside) for alias in schema.get("aliases", ())),
+            symbols=tuple(schema["symbols"]) if kind == "enum" else (),
+            size=int(schema["size"]) if kind == "fixed" else 0,
+            **_logical(kind, schema),
+        )
+        for each in schema["fields"] if kind == "record" else ():
+            found.fields.append(
+                Field(
+                    each["name"],
+                    self.type(each["type"], inside),
+                    each.get("default", NO_DEFAULT),
+                    tuple(each.get("aliases", ())),
+                    each.get("doc"),
+                )
+            )
+        return found
+
+    def by_name(self, name: str, namespace: str) -> Type:
+        if name in PRIMITIVES:
+            return Type(name)
+        for full in (_full_name(name, namespace), name):
+            if full in self.named:
+                return self.named[full]
+        raise TableflowError(
+            f"{self.where}: the type {name} is not defined",
+            hint="define the type in the schema, or refer to the subject that has it",
+        )
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return f"{namespace}.{name}" if namespace and "." not in name else name
+
+
+def _logical(kind: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    logical = schema.get("logicalType")
+    if (kind, logical) not in _LOGICAL:
+        return {}
+    if logical != "decimal":
+        return {"logical": logical}
+    return {
+        "logical": logical,
+        "precision": schema.get("precision"),
+        "scale": schema.get("scale", 0),
+    }

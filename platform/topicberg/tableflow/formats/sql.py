@@ -1,0 +1,110 @@
+"""Pieces of Spark SQL. As a tree of columns, an expression can be too deep for Spark Connect."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from topicberg.errors import TableflowError
+from topicberg.spark import quote
+
+_SCALARS: dict[type[IcebergType], str] = {
+    BinaryType: "binary",
+    BooleanType: "boolean",
+    DateType: "date",
+    DoubleType: "double",
+    FloatType: "float",
+    IntegerType: "int",
+    LongType: "bigint",
+    StringType: "string",
+    TimestampType: "timestamp_ntz",
+    TimestamptzType: "timestamp",
+}
+_numbers = itertools.count()
+
+
+def spark_type(column: IcebergType) -> str:
+    """Return the name that Spark SQL has for a column's type.
+
+    :raises TableflowError: the engine creates no such column
+    """
+    match column:
+        case DecimalType():
+            return f"decimal({column.precision},{column.scale})"
+        case ListType():
+            return f"array<{spark_type(column.element_type)}>"
+        case MapType():
+            return f"map<{spark_type(column.key_type)},{spark_type(column.value_type)}>"
+        case StructType():
+            return f"struct<{','.join(map(_member, column.fields))}>"
+    try:
+        return _SCALARS[type(column)]
+    except KeyError:
+        raise TableflowError(f"the table has a column of the type {column}") from None
+
+
+def _member(field: NestedField) -> str:
+    return f"{quote(field.name)}:{spark_type(field.field_type)}"
+
+
+def text(value: str) -> str:
+    """Return a string literal."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def null(column: IcebergType) -> str:
+    """Return the null of a column's type."""
+    return f"CAST(NULL AS {spark_type(column)})"
+
+
+def struct(members: Iterable[tuple[str, str]]) -> str:
+    """Return a struct of names and values."""
+    return f"named_struct({', '.join(f'{text(name)}, {value}' for name, value in members)})"
+
+
+def each(array: str, body: Callable[[str], str]) -> str:
+    """Return an array of ``body`` of each element."""
+    name = _variable()
+    return f"transform({array}, {name} -> {body(name)})"
+
+
+def each_value(mapping: str, body: Callable[[str], str]) -> str:
+    """Return a map with ``body`` of each value."""
+    key, name = _variable(), _variable()
+    return f"transform_values({mapping}, ({key}, {name}) -> {body(name)})"
+
+
+def some(array: str, body: Callable[[str], str]) -> str:
+    """Return whether ``body`` is true for an element; null: unknown."""
+    name = _variable()
+    return f"exists({array}, {name} -> {body(name)})"
+
+
+def either(conditions: Iterable[str]) -> str | None:
+    """Return whether one condition is true; None: there is no condition."""
+    return " OR ".join(f"({condition})" for condition in conditions) or None
+
+
+def _variable() -> str:
+    """Return a name that no other lambda's variable has."""
+    return f"x{next(_numbers)}"
