@@ -9,10 +9,12 @@ from typing import Any
 
 import fastavro
 import pytest
-from pyiceberg.types import NestedField
+from pyiceberg.types import DecimalType, NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.formats import avro
+from topicberg.tableflow.formats.avro_schema import Type
+from topicberg.tableflow.formats.avro_values import decimal
 from topicberg.tableflow.subjects import RegisteredSchema
 
 Json = dict[str, Any]
@@ -114,7 +116,20 @@ def test_reason_skips_fields_without_a_column() -> None:
     newest = record(field("id", "int"))
     payload = encoded(writer, {"old": {"next": {"next": None}}, "id": 1})
     found = avro.explain(payload[:-1], registered(writer), registered(newest, 2), columns(newest))
-    assert found.startswith("field id (int): 1 bytes expected at byte 2")
+    assert found.startswith("field id (int): 1 byte expected at byte 2")
+
+
+def test_the_bound_of_a_decimal_has_all_its_digits() -> None:
+    """Python's default context has 28 of them."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 36, "scale": 2}
+    (column,) = columns(record(field("f", kind)))
+    assert isinstance(column.field_type, DecimalType)
+    writer = Type("bytes", "decimal", 36, 2)
+    reading = decimal(writer, "t", 2, DecimalType(35, 2))
+    assert reading is not None
+    assert f"'{'9' * 33}.99'" in reading.checks[0].sql("x")
+    payload = b"\x20" + (10**35).to_bytes(16, "big")
+    assert "exceeds the precision" in reason({**kind, "precision": 35}, payload)
 
 
 def test_identity_is_the_full_name_of_a_record() -> None:

@@ -81,7 +81,7 @@ def _plain_constant(kind: Type, value: Any, column: IcebergType) -> str | None:
             if not data:
                 return None
             number = Decimal(int.from_bytes(data, "big", signed=True))
-            return f"'{number.scaleb(-kind.scale, EXACT)}'"
+            return f"'{number.scaleb(-kind.scale, EXACT):f}'"
         case DateType() if kind.logical == "date" and is_number:
             days = _whole_constant(value, *DAYS)
             return days and f"date_from_unix_date({days})"
@@ -122,8 +122,8 @@ def _moment_constant(logical: str, value: Any, column: IcebergType) -> str | Non
     micros = _whole_constant(value * unit, *MICROS)
     if isinstance(column, TimestamptzType) or micros is None:
         return micros and f"timestamp_micros({micros})"
-    seconds, rest = divmod(value * unit, 10**6)
-    interval = f"make_dt_interval(0, 0, 0, CAST({seconds}.{rest:06d} AS decimal(18,6)))"
+    seconds = EXACT.scaleb(Decimal(int(value) * unit), -6)
+    interval = f"make_dt_interval(0, 0, 0, CAST({seconds:f} AS decimal(18,6)))"
     return f"TIMESTAMP_NTZ'1970-01-01' + {interval}"
 
 

@@ -56,7 +56,7 @@ class Cursor:
 
     def take(self, count: int, what: str) -> bytes:
         if not 0 <= count <= self.left:
-            raise self.too_short(f"{count} bytes", what)
+            raise self.too_short(f"{count} byte{'' if count == 1 else 's'}", what)
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -301,7 +301,7 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
         if not data:
             raise MalformedError(f"{where}: a decimal has at least one byte")
         value = Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale, EXACT)
-        if abs(value) >= limit:
+        if value.copy_abs() >= limit:
             raise MalformedError(f"{where}: value {shown(value)} exceeds the precision")
         if value != EXACT.quantize(value, Decimal(1).scaleb(-column.scale)):
             raise MalformedError(f"{where}: value {shown(value)} exceeds the scale")
@@ -312,7 +312,7 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
     if scale > column.scale:
         checks = (_inexact(source, column),)
     elif column.precision - column.scale < digits - scale:
-        largest = limit - Decimal(1).scaleb(-scale)
+        largest = f"{EXACT.subtract(limit, Decimal(1).scaleb(-scale)):f}"
         kind = sql.spark_type(source)
         checks = (between(f"CAST('-{largest}' AS {kind})", f"CAST('{largest}' AS {kind})"),)
     return Reading(bytes_, read, scan, cast(column), checks, is_cast=True)
