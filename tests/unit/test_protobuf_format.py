@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from fuzz_protobuf import comparable, schema_and_records
+from fuzz_protobuf import comparable, fill, row, schema_and_records, versions
 from google.protobuf import message_factory
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.formats import DECODED, format_of, protobuf, protobuf_wire, protoc
+from topicberg.tableflow.formats.reasons import UNEXPLAINED
 from topicberg.tableflow.subjects import RegisteredSchema
 
 HEAD = """
@@ -62,7 +64,7 @@ def decode(
     """Rows of the latest schema's table; None: a bad record, or a tombstone."""
     target = latest or writer
     fields = protobuf.fields("s", target, itertools.count(1), message)
-    plan, prefixes = protobuf._reader(writer, target, fields, message)
+    _, plan, prefixes = protobuf.reader(writer, target, fields, message)
     batch = pa.array(list(payloads), pa.binary())
     found = protobuf_wire.decode(batch, plan, prefixes, DECODED)
     found.validate(full=True)
@@ -298,7 +300,7 @@ def test_older_schemas() -> None:
 def test_dropped_fields_keep_their_columns() -> None:
     old, new = proto("int32 a = 1; string b = 2;"), proto("int32 a = 1;", number=2)
     table = protobuf.fields("s", old, itertools.count(1))
-    plan, prefixes = protobuf._reader(old, new, table, None)
+    _, plan, prefixes = protobuf.reader(old, new, table, None)
     batch = pa.array([b"\x00\x08\x01\x12\x01x"], pa.binary())
     found = protobuf_wire.decode(batch, plan, prefixes, DECODED).to_pylist()
     assert found == [{"a": 1, "b": "x", DECODED: True}]
@@ -310,9 +312,210 @@ def test_messages_are_found_by_name_before_place() -> None:
     assert decode([b"\x02\x02\x08\x05", b"\x00\x08\x01"], old, new) == [{"b": 5}, None]
 
 
-def test_incompatible_types() -> None:
-    with pytest.raises(TableflowError, match=r"schema 1: field shop.Trade.a is a string"):
-        decode([], proto("string a = 1;"), proto("int32 a = 1;", number=2))
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("string a = 1;", "int32 a = 1;"),
+        ("string a = 1;", "int32 b = 1;"),  # by its number it is b
+        ("repeated int32 a = 1;", "int32 a = 1;"),
+        ("int32 a = 1;", "repeated int32 a = 1;"),
+        ("map<string, int32> a = 1;", "repeated Line a = 1;"),
+        ("map<string, int32> a = 1;", "map<int32, int32> a = 1;"),
+        ("map<string, Line> a = 1;", "map<string, int32> a = 1;"),
+        ("Line a = 1;", "int32 a = 1;"),
+        ("Kind a = 1;", "int32 a = 1;"),
+        ("int32 a = 1;", "Kind a = 1;"),
+        ("bool a = 1;", "int32 a = 1;"),
+        ("double a = 1;", "float a = 1;"),
+        ("google.protobuf.Timestamp a = 1;", "google.protobuf.Duration a = 1;"),
+        ("google.protobuf.StringValue a = 1;", "int64 a = 1;"),
+        ("Line a = 1;", "google.type.Date a = 1;"),
+        ("int32 a = 1; int32 b = 2;", "int32 b = 1;"),  # of b there would be nothing left
+    ],
+)
+def test_writer_that_does_not_fit_is_refused(old: str, new: str) -> None:
+    with pytest.raises(TableflowError, match=r"schema 1: field "):
+        decode([], proto(old), proto(new, number=2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "data", "value"),
+    [
+        ("int64 a = 1;", "int32 a = 1;", b"\x08\x07", 7),
+        ("int64 a = 1;", "int32 a = 1;", b"\x08\x80\x80\x80\x80\x08", None),
+        ("uint64 a = 1;", "int64 a = 1;", b"\x08" + b"\xff" * 9 + b"\x01", None),
+        ("uint32 a = 1;", "uint64 a = 1;", b"\x08\x07", Decimal(7)),
+        ("int32 a = 1;", DECIMAL.replace("f =", "a ="), b"\x08\x07", Decimal("7.00")),
+        ("int64 a = 1;", DECIMAL.replace("f =", "a ="), b"\x08\x80\xad\xe2\x04", None),
+        ("repeated int64 a = 1;", "repeated int32 a = 1;", b"\x08\x07", [7]),
+        ("google.protobuf.Int64Value a = 1;", "int32 a = 1;", b"\x0a\x02\x08\x07", 7),
+        ("bytes a = 1;", "string a = 1;", b"\x0a\x01x", "x"),
+        ("bytes a = 1;", "string a = 1;", b"\x0a\x01\xff", None),
+        ("string a = 1;", "bytes a = 1;", b"\x0a\x01x", b"x"),
+    ],
+)
+def test_values_go_to_other_columns_if_they_fit(
+    old: str, new: str, data: bytes, value: Any
+) -> None:
+    writer, latest = proto(old), proto(new, number=2)
+    expected = None if value is None else {"a": value}
+    assert one(writer, data, latest=latest) == expected
+    fields = protobuf.fields("s", latest, itertools.count(1))
+    reason = protobuf.explain(b"\x00" + data, writer, latest, fields)
+    assert (reason == UNEXPLAINED) == (value is not None)
+
+
+def test_default_that_its_column_cannot_hold_is_refused() -> None:
+    with pytest.raises(TableflowError, match="has a default that its column"):
+        decode(
+            [],
+            proto("optional int64 a = 1 [default = 5000000000];", syntax=2),
+            proto("optional int32 a = 1;", syntax=2, number=2),
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pairs_of_versions(seed: int) -> None:
+    """Records of an old version, in the table of a new one: each value, or a reason."""
+    rng = random.Random(seed)
+    old, new = versions(rng)
+    writer, latest = registered(old), registered(new, 2)
+    fields = protobuf.fields("s", latest, itertools.count(1))
+    root = protoc.compiled("old.proto", old).message_types_by_name["Root"]
+    messages = [fill(rng, message_factory.GetMessageClass(root)()) for _ in range(20)]
+    payloads = [b"\x00" + message.SerializeToString() for message in messages]
+    try:
+        rows = decode(payloads, writer, latest)
+    except TableflowError:
+        rows = [None] * len(payloads)
+    newest = protoc.compiled("new.proto", new).message_types_by_name["Root"].fields_by_number
+    for message, payload, found in zip(messages, payloads, rows, strict=True):
+        reason = protobuf.explain(payload, writer, latest, fields)
+        assert (found is None) == (reason != UNEXPLAINED), reason
+        if found is None:
+            continue
+        for field in root.fields:
+            twin = newest.get(field.number)
+            if twin and field.message_type is None and twin.type == field.type:
+                assert comparable(found[twin.name]) == comparable(row(message)[field.name])
+
+
+# --- identity and reasons ---
+
+
+def test_identity_is_the_full_name() -> None:
+    schema = registered('syntax = "proto3"; package a.b; message X { message Y { } } message Z { }')
+    assert protobuf.identity(schema) == "a.b.X"
+    assert protobuf.identity(schema, "X.Y") == "a.b.X.Y"
+    assert protobuf.identity(schema, "a.b.Z") == "a.b.Z"
+
+
+@pytest.mark.parametrize(
+    ("old", "is_renamed"),
+    [
+        ("message Old { int32 a = 1; }", True),
+        ("message Other { int32 a = 1; }", False),  # the new version has it as well
+    ],
+)
+def test_message_of_another_name_is_a_renamed_one_only(old: str, *, is_renamed: bool) -> None:
+    head = 'syntax = "proto3";'
+    writer = registered(f"{head} {old}")
+    latest = registered(
+        f"{head} message New {{ int32 a = 1; }} message Other {{ int32 a = 1; }}", 2
+    )
+    if is_renamed:
+        assert one(writer, b"\x08\x05", latest=latest) == {"a": 5}
+    else:
+        with pytest.raises(TableflowError, match="schema 1 has no message New"):
+            decode([], writer, latest)
+
+
+def test_messages_that_multiply_are_refused() -> None:
+    inner = "".join(f"message M{n} {{ M{n + 1} a = 1; M{n + 1} b = 2; }}\n" for n in range(40))
+    text = f'syntax = "proto3"; {inner} message M40 {{ int32 x = 1; }}'
+    with pytest.raises(TableflowError, match=f"more than {protobuf.MAX_COLUMNS} fields"):
+        columns(registered(text))
+
+
+@pytest.mark.parametrize(
+    ("references", "reason"),
+    [
+        ((("a", "x"), ("a/b", "y")), "cannot be written"),
+        ((("a" * 300, "x"),), "cannot be written"),
+        ((("a.proto", "// \ud800"),), "cannot be written"),
+    ],
+)
+def test_unusable_files_are_refused(references: Any, reason: str) -> None:
+    with pytest.raises(TableflowError, match=reason):
+        columns(registered('syntax = "proto3"; message A { int32 a = 1; }', references=references))
+
+
+@pytest.mark.parametrize(
+    ("body", "data", "expected"),
+    [
+        (
+            "string f = 1;",
+            b"\x0a\x05abc",
+            "the record ends at byte 6, within field f at byte 1: 5 ",
+        ),
+        ("int32 f = 1;", b"\x08\x80", "the record ends at byte 3, within field f at byte 1"),
+        ("Line f = 1;", b"\x0a\x02\x08\x80", "field f ends at byte 5, within field f.n at byte 3"),
+        ("int32 f = 1;", b"\x0d\x00\x00\x00\x00", "field f (int32): wire type 32-bit at byte 1"),
+        (
+            "string f = 1;",
+            b"\x0a\x02\xc3\x28",
+            "field f (string): value 0xc328 at byte 3 is not UTF-8",
+        ),
+        ("repeated int32 f = 1;", b"\x0a\x01\x80", "packed values at byte 3 end within a value"),
+        (
+            DECIMAL,
+            b"\x0a\x06\x0a\x04\x3b\x9a\xca\x00",
+            "(decimal(9,2)): value 1000000000 exceeds the",
+        ),
+        (DECIMAL, b"\x0a\x05\x0a\x01\x01\x18\x03", "value 0.001 exceeds the scale"),
+        (
+            "google.type.Date f = 1;",
+            b"\x0a\x07\x08\xe5\x0f\x10\x02\x18\x1d",
+            "value year: 2021, month: 2, day: 29 is not a date",
+        ),
+    ],
+)
+def test_reasons_name_field_type_and_value(body: str, data: bytes, expected: str) -> None:
+    schema = proto(body)
+    fields = protobuf.fields("s", schema, itertools.count(1))
+    assert expected in protobuf.explain(b"\x00" + data, schema, schema, fields)
+
+
+def test_reasons_of_message_indexes() -> None:
+    text = """syntax = "proto3"; package p; message A { int32 a = 1; }
+    message B { int32 b = 1; message C { int32 c = 1; } }"""
+    schema = registered(text)
+    fields = protobuf.fields("s", schema, itertools.count(1))
+    reasons = [
+        protobuf.explain(payload, schema, schema, fields)
+        for payload in (b"\x04\x02\x00", b"\x02\x0e", b"", b"\x04\x02")
+    ]
+    assert "[1, 0]: the record is a p.B.C, the table's message is p.A" in reasons[0]
+    assert "[7]: the schema has no such message" in reasons[1]
+    assert all("no message indexes at byte 0" in reason for reason in reasons[2:])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_damaged_record_has_a_reason(seed: int) -> None:
+    """And no other has one."""
+    rng = random.Random(seed)
+    sample = schema_and_records(rng, 20)
+    schema = registered(sample.text)
+    fields = protobuf.fields("s", schema, itertools.count(1))
+    damaged = []
+    for payload in sample.payloads:
+        broken = bytearray(payload)
+        for _ in range(rng.randint(0, 3)):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        damaged += [bytes(broken), bytes(broken[: rng.randint(0, len(broken))])]
+    for payload, found in zip(damaged, decode(damaged, schema), strict=True):
+        reason = protobuf.explain(payload, schema, schema, fields)
+        assert (found is None) == (reason != UNEXPLAINED), (payload, reason)
 
 
 def test_longest_list_is_no_slower_than_its_bytes() -> None:

@@ -21,7 +21,9 @@ same file is a bad record.
 
 Fields are known by number: the value of a field that the latest schema calls otherwise is in the
 latest name's column. A field that it dropped, or whose number it uses for another type, is in the
-column of its own name. Columns that a record's schema does not know are null.
+column of its own name; if there is none, or it has another field's values, the writer's records are
+malformed. So is a record with a number that is out of its column's range, where versions differ in
+it. Columns that a record's schema does not know are null.
 
 Spark's own ``from_protobuf`` needs the jar spark-protobuf, which comes with no Spark and which the
 stack's jars do not have. Decoding is Python over whole Arrow batches, in
@@ -33,6 +35,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -55,7 +58,8 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import DECODED, protobuf_wire, protoc
+from topicberg.tableflow.formats import DECODED, protobuf_reasons, protobuf_wire, protoc
+from topicberg.tableflow.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
 from topicberg.tableflow.subjects import RegisteredSchema
 
 if TYPE_CHECKING:
@@ -95,8 +99,12 @@ _SPECIAL: dict[str, tuple[str, Callable[[], IcebergType]]] = {
     "google.protobuf.BytesValue": ("wrapper", BinaryType),
 }
 _DECIMAL = "confluent.type.Decimal"
-_WIDER = {(IntegerType, LongType), (FloatType, DoubleType)}
+_WHOLE = (IntegerType, LongType, DecimalType)
+_TEXT = {"string", "bytes"}
 _FILE = "schema.proto"
+_MAX_INDEXES = 100
+MAX_COLUMNS = 10_000
+"""More are not one table: Spark takes minutes to plan a query of so many."""
 
 
 def fields(
@@ -107,7 +115,31 @@ def fields(
     :param message: its name in the file; None: the file's first message
     """
     where = f"subject {subject}"
-    return message_fields(where, _root(where, schema, message), ids)
+    return message_fields(where, _root(where, schema, message), bounded(where, ids))
+
+
+def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
+    """The full name of the message; see :class:`topicberg.tableflow.formats.Format`.
+
+    :param message: its name in the file; None: the file's first message
+    :raises TableflowError: the schema is not Protobuf, or has no such message
+    """
+    name: str = _root(f"schema {schema.schema_id}", schema, message).full_name
+    return name
+
+
+def written(
+    writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+) -> frozenset[str]:
+    """The columns that the writer has a field for; see :class:`..formats.Format`.
+
+    :raises TableflowError: the writer's schema lacks the message
+    """
+    target = _root(f"schema {latest.schema_id}", latest, message)
+    where = f"schema {writer.schema_id}"
+    source = _same_message(where, _file(where, writer), target)
+    names = {field.number: field.name for field in target.fields}
+    return frozenset(names.get(field.number, field.name) for field in source.fields)
 
 
 def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
@@ -136,11 +168,7 @@ def decode(
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    target = _root(f"schema {latest.schema_id}", latest, message)
-    source = _same_message(_file(f"schema {writer.schema_id}", writer), target)
-    names = {field.name for one in (source, target) if one for field in one.fields}
-    own = [field for field in fields if field.name in names]  # the table has other columns, too
-    plan, prefixes = _reader(writer, latest, own, message)
+    own, plan, prefixes = reader(writer, latest, fields, message)
     decode_batch, marker = protobuf_wire.decode, DECODED
 
     def decode_records(payload: pa.Array) -> pa.Array:
@@ -153,19 +181,99 @@ def decode(
     return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
 
 
-def _reader(
+def explain(
+    payload: bytes,
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> str:
+    """Why a record is malformed; see :class:`topicberg.tableflow.formats.Format`."""
+    try:
+        _, plan, prefixes = _remembered(writer, latest, ByIdentity(fields), message)
+    except TableflowError as error:
+        return error.message
+    begin = max((len(prefix) for prefix in prefixes if payload.startswith(prefix)), default=None)
+    if begin is None:
+        return _other_message(payload, writer, latest, message)
+    return protobuf_reasons.reason(payload, begin, plan) or UNEXPLAINED
+
+
+@lru_cache(maxsize=64)
+def _remembered(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: ByIdentity[Sequence[NestedField]],
+    message: str | None,
+) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
+    return reader(writer, latest, fields.value, message)
+
+
+def _other_message(
+    payload: bytes, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None
+) -> str:
+    """The reason for message indexes that do not name the table's message."""
+    expected = _root(f"schema {latest.schema_id}", latest, message).full_name
+    indexes = _indexes(payload)
+    if indexes is None:
+        return (
+            f"the record has no message indexes at {byte(0)}, before its message {expected}: "
+            f"{shown(payload[:8])}"
+        )
+    types: Any = list(_file("the schema", writer).message_types_by_name.values())
+    named = None
+    for index in indexes:
+        if not 0 <= index < len(types):
+            return f"message indexes {indexes}: the schema has no such message"
+        named, types = types[index], types[index].nested_types
+    assert named is not None  # noqa: S101  there is at least one index
+    return (
+        f"message indexes {indexes}: the record is a {named.full_name}, "
+        f"the table's message is {expected}"
+    )
+
+
+def _indexes(payload: bytes) -> list[int] | None:
+    """The message indexes that a record begins with; None: it does not."""
+    numbers: list[int] = []
+    at = 0
+    while len(numbers) < 1 or (len(numbers) <= numbers[0] < _MAX_INDEXES):
+        found = protobuf_wire._varint(payload, at, len(payload))
+        if found is None:
+            return None
+        numbers.append((found[0] >> 1) ^ -(found[0] & 1))
+        at = found[1]
+    count, *indexes = numbers
+    if count == 0:
+        return [0]
+    return indexes if len(indexes) == count else None
+
+
+def reader(
     writer: RegisteredSchema,
     latest: RegisteredSchema,
     fields: Sequence[NestedField],
     message: str | None,
-) -> tuple[protobuf_wire.Message, tuple[bytes, ...]]:
-    """How a writer's records are read, and the message indexes that they begin with."""
+) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
+    """Return how a writer's records are read.
+
+    :returns: the columns that they fill, how, and the message indexes that they begin with
+    :raises TableflowError: the writer's schema lacks the message, or does not fit the columns
+    """
     where = f"schema {writer.schema_id}"
     target = _root(f"schema {latest.schema_id}", latest, message)
-    source = _same_message(_file(where, writer), target)
-    if source is None:
-        return _message(where, target, target, fields), ()
-    return _message(where, source, target, fields), _prefixes(_path(source))
+    source = _same_message(where, _file(where, writer), target)
+    names = {field.name for one in (source, target) for field in one.fields}
+    own = [field for field in fields if field.name in names]  # the table has other columns, too
+    try:
+        plan = _message(source, target, own)
+    except _MisfitError as misfit:
+        raise TableflowError(
+            f"{where}: field {misfit.field} {misfit}",
+            hint="register a compatible version, or disable Tableflow for the topic and enable it "
+            "again, which creates a new table",
+        ) from None
+    return own, plan, _prefixes(_path(source))
 
 
 # --- the schema ---
@@ -204,18 +312,29 @@ def _named(file: Any, name: str) -> Any:
     return found
 
 
-def _same_message(file: Any, message: Any) -> Any:
-    """The message of that name in another version of the file, else the one in its place."""
+def _same_message(where: str, file: Any, message: Any) -> Any:
+    """The message of that name in another version of the file, else the one that was renamed.
+
+    A renamed message is the one in the same place, if each of the two names is in one of the
+    versions only: a message that both versions have was moved, and is another type.
+
+    :raises TableflowError: there is neither
+    """
     name = message.full_name.removeprefix(f"{message.file.package}.")
     if found := _named(file, name):
         return found
     types: Any = list(file.message_types_by_name.values())
     found = None
     for index in _path(message):
-        if index >= len(types):
-            return None
-        found = types[index]
+        found = types[index] if index < len(types) else None
+        if found is None:
+            break
         types = found.nested_types
+    if found is None or _named(message.file, found.full_name.removeprefix(f"{file.package}.")):
+        raise TableflowError(
+            f"{where} has no message {name}",
+            hint="name the topic's message type in its spec, or produce with a schema that has it",
+        )
     return found
 
 
@@ -247,6 +366,18 @@ def _prefixes(path: list[int]) -> tuple[bytes, ...]:
 
 
 # --- the columns ---
+
+
+def bounded(where: str, ids: Iterator[int]) -> Iterator[int]:
+    """The ids of a schema's columns.
+
+    :raises TableflowError: there are too many: messages inside of each other multiply
+    """
+    yield from itertools.islice(ids, MAX_COLUMNS)
+    raise TableflowError(
+        f"{where}: the message has more than {MAX_COLUMNS} fields, nested ones included",
+        hint="a table that wide cannot be read: split the message",
+    )
 
 
 def message_fields(
@@ -340,17 +471,20 @@ def _kind(field: Any) -> str:
 class _MisfitError(Exception):
     """A field's values cannot be in this column."""
 
+    def __init__(self, field: Any, problem: str) -> None:
+        super().__init__(problem)
+        self.field: str = field.full_name
 
-def _message(
-    where: str, source: Any, target: Any, columns: Sequence[NestedField]
-) -> protobuf_wire.Message:
+
+def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protobuf_wire.Message:
     """How the writer's message becomes these columns.
 
     :param target: the message in the latest schema, which names the fields; None: it has none
+    :raises _MisfitError: a field's values fit no column, or its column has another field's values
     """
     places = {column.name: place for place, column in enumerate(columns)}
     latest = {} if target is None else target.fields_by_number
-    taken: dict[str, Any] = {}
+    taken: set[str] = set()
     read: list[protobuf_wire.Field] = []
     rest: list[Any] = []
     for field in source.fields:
@@ -359,19 +493,17 @@ def _message(
             rest.append(field)
             continue
         try:
-            read.append(_field(where, field, twin, columns[places[twin.name]], places[twin.name]))
-            taken[twin.name] = field
-        except _MisfitError as misfit:
-            if twin.name == field.name:
-                raise _misfit(where, field, misfit) from None
+            read.append(_field(field, twin, columns[places[twin.name]], places[twin.name]))
+            taken.add(twin.name)
+        except _MisfitError:
+            if twin.name == field.name or field.name not in places:
+                raise
             rest.append(field)
     for field in rest:
-        place = None if field.name in taken else places.get(field.name)
-        column = None if place is None else columns[place]
-        try:
-            read.append(_field(where, field, None, column, place))
-        except _MisfitError as misfit:
-            raise _misfit(where, field, misfit) from None
+        if field.name in taken:
+            raise _MisfitError(field, "has no column: its name is that of a later field")
+        place = places.get(field.name)
+        read.append(_field(field, None, None if place is None else columns[place], place))
     return protobuf_wire.Message(
         fields=tuple(read),
         names=tuple(column.name for column in columns),
@@ -379,19 +511,12 @@ def _message(
     )
 
 
-def _misfit(where: str, field: Any, misfit: _MisfitError) -> TableflowError:
-    return TableflowError(
-        f"{where}: field {field.full_name} {misfit}",
-        hint="register a compatible version, or disable Tableflow for the topic and enable it "
-        "again, which makes a new table",
-    )
-
-
 def _field(
-    where: str, field: Any, twin: Any, column: NestedField | None, place: int | None
+    field: Any, twin: Any, column: NestedField | None, place: int | None
 ) -> protobuf_wire.Field:
     oneof = field.containing_oneof
     facts: dict[str, Any] = {
+        "name": field.name,
         "number": field.number,
         "kind": _kind(field),
         "column": place,
@@ -404,65 +529,77 @@ def _field(
     kind = column.field_type
     if _is_map(field):
         if not isinstance(kind, MapType):
-            raise _MisfitError(f"is a map, its column a {kind}")
+            raise _MisfitError(field, f"is a map, its column a {kind}")
         entry = [
             NestedField(kind.key_id, "key", kind.key_type, required=False),
             NestedField(kind.value_id, "value", kind.value_type, required=False),
         ]
         twin_entry = twin.message_type if twin is not None and _is_map(twin) else None
-        inner = _message(where, field.message_type, twin_entry, entry)
+        inner = _message(field.message_type, twin_entry, entry)
         return protobuf_wire.Field(type=_arrow_type(kind), is_map=True, message=inner, **facts)
     element = kind
     if field.is_repeated:
         if not isinstance(kind, ListType):
-            raise _MisfitError(f"is repeated, its column a {kind}")
+            raise _MisfitError(field, f"is repeated, its column a {kind}")
         element = kind.element_type
-    elif isinstance(kind, ListType):
-        raise _MisfitError(f"is not repeated, its column a {kind}")
     message, special = None, None
     if field.message_type is not None:
-        message, special = _inner(where, field, twin, element)
+        message, special = _inner(field, twin, element)
     else:
-        _check_fits(_SCALARS[facts["kind"]](), element)
+        _check_fits(field, _SCALARS[facts["kind"]](), element)
+    absent = _absent(field)
+    if field.message_type is None and absent is not None:
+        try:
+            pa.scalar(absent, _arrow_type(element))
+        except (pa.ArrowException, OverflowError, UnicodeDecodeError):
+            raise _MisfitError(
+                field, f"has a default that its column, a {kind}, cannot hold"
+            ) from None
     return protobuf_wire.Field(
         type=_arrow_type(kind),
         message=message,
         special=special,
         symbols=_symbols(field),
-        absent=_absent(field),
+        absent=absent,
         **facts,
     )
 
 
-def _inner(
-    where: str, field: Any, twin: Any, column: IcebergType
-) -> tuple[protobuf_wire.Message, str | None]:
+def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Message, str | None]:
     """How a message's values are read, and what becomes of a well-known one."""
     inner = field.message_type
     if inner.full_name in _SPECIAL or inner.full_name == _DECIMAL:
-        natural = _value_type(where, field, itertools.count(1), ())
-        assert natural is not None  # noqa: S101  it is of the table above
-        _check_fits(natural, column)
         special = "decimal" if inner.full_name == _DECIMAL else _SPECIAL[inner.full_name][0]
-        own = message_fields(where, inner, itertools.count(1))
+        if special == "wrapper":
+            return _message(inner, None, [NestedField(1, "value", column, required=False)]), special
+        natural = _value_type("the writer's schema", field, itertools.count(1), ())
+        assert natural is not None  # noqa: S101  it is of the table above
+        _check_fits(field, natural, column)
+        own = message_fields(inner.full_name, inner, itertools.count(1))
         if special == "decimal":
             own = [one for name in ("value", "scale") for one in own if one.name == name]
-        return _message(where, inner, None, own), special
+        return _message(inner, None, own), special
     if not isinstance(column, StructType):
-        raise _MisfitError(f"is a message, its column a {column}")
+        raise _MisfitError(field, f"is a message, its column a {column}")
     twin_message = None if twin is None else twin.message_type
-    return _message(where, inner, twin_message, column.fields), None
+    return _message(inner, twin_message, column.fields), None
 
 
-def _check_fits(natural: IcebergType, column: IcebergType) -> None:
-    wider = (type(natural), type(column)) in _WIDER or (
-        isinstance(natural, DecimalType)
-        and isinstance(column, DecimalType)
-        and natural.scale == column.scale
-        and natural.precision <= column.precision
+def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
+    """Whether the column can hold such values: all of them, or those that it holds exactly.
+
+    Whole numbers go to each other's columns and to decimals, decimals to decimals, and text to
+    bytes and back; a value that the column does not hold makes its record malformed.
+    """
+    whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
+    fits = natural == column or (
+        (whole and isinstance(column, _WHOLE))
+        or (isinstance(natural, DecimalType) and isinstance(column, DecimalType))
+        or (isinstance(natural, FloatType) and isinstance(column, DoubleType))
+        or (_kind(field) in _TEXT and isinstance(column, StringType | BinaryType))
     )
-    if natural != column and not wider:
-        raise _MisfitError(f"is a {natural}, its column a {column}")
+    if not fits:
+        raise _MisfitError(field, f"is a {natural}, its column a {column}")
 
 
 def _symbols(field: Any) -> dict[int, str] | None:

@@ -43,13 +43,14 @@ _FIXED: dict[str, tuple[str, int]] = {
 class Field:
     """A field of a message, and the column that it becomes.
 
-    ``kind``: as in a .proto file; ``message`` and ``group`` have a ``message``, ``enum`` has
-    ``symbols``. ``column``: its place in the row; None: it has no column, and is only walked.
+    ``name``, ``kind``: as in a .proto file; ``message`` and ``group`` have a ``message``, ``enum``
+    has ``symbols``. ``column``: its place in the row; None: it has no column, and is only walked.
     ``type``: what the column, or the element of a list, holds. ``absent``: its value in a record
     that lacks it; None is null; for a message True: an empty one. ``oneof``: number of the oneof.
     ``special``: which well-known type its message is of.
     """
 
+    name: str
     number: int
     kind: str
     column: int | None
@@ -518,8 +519,29 @@ def _values(batch: _Batch, field: Field, found: _Places) -> tuple[Any, Any]:
     else:
         values = pa.array(_integer(field.kind, found.begin))
     if values.type != kind and not field.is_map:
-        values = values.cast(kind)
+        values, misfits = _as_column(values, kind)
+        bad = bad | misfits
     return values, bad
+
+
+def _as_column(values: Any, kind: Any) -> tuple[Any, Any]:
+    """The values in the type of the column, and which of them it does not hold."""
+    if pa.types.is_string(kind):
+        return _text(values)
+    bad = np.zeros(len(values), bool)
+    try:
+        return values.cast(kind), bad
+    except pa.ArrowInvalid:  # whole numbers in a column of fewer digits
+        numbers = values.to_numpy()
+        if pa.types.is_decimal(kind):
+            high = 10 ** (kind.precision - kind.scale) - 1
+            low = -high
+        else:
+            bounds = np.iinfo(kind.to_pandas_dtype())
+            low, high = int(bounds.min), int(bounds.max)
+        bad = np.array([not low <= number <= high for number in numbers.tolist()], bool)
+        fitting = pa.array(np.where(bad, 0, numbers).astype(numbers.dtype))
+        return fitting.cast(pa.decimal128(38, 0)).cast(kind), bad
 
 
 def _integer(kind: str, value: Any) -> Any:

@@ -39,8 +39,11 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
             if path.is_absolute() or ".." in path.parts or "\0" in file:
                 raise TableflowError(f"{file!r} is not the name of a file to import")
             source = Path(folder) / path
-            source.parent.mkdir(parents=True, exist_ok=True)
-            source.write_text(content, encoding="utf-8")
+            try:
+                source.parent.mkdir(parents=True, exist_ok=True)
+                source.write_text(content, encoding="utf-8")
+            except (OSError, UnicodeEncodeError) as error:
+                raise TableflowError(f"{file!r} cannot be written as a file: {error}") from None
         output, confluent = Path(folder) / ".descriptors", Path(folder) / ".confluent"
         confluent.write_bytes(_confluent_files())
         google = files("grpc_tools") / "_proto"

@@ -1,0 +1,50 @@
+"""The words of the reasons why a record is malformed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Generic, TypeVar
+
+UNEXPLAINED = "the record does not fit its schema"
+"""The decoder refuses a record in which no reason is found."""
+_MAX_LENGTH = 80
+Value = TypeVar("Value")
+
+
+class ByIdentity(Generic[Value]):
+    """A key of a cache: equal to another one of the same object.
+
+    Comparing a table's columns takes longer than explaining a record.
+    """
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.value is self.value
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message: text in quotes, bytes in hex, long ones shortened."""
+    if isinstance(value, str):
+        return shortened(json.dumps(value[: _MAX_LENGTH + 1], ensure_ascii=False))
+    if isinstance(value, bytes):
+        return shortened(f"0x{value[:_MAX_LENGTH].hex()}")
+    return shortened(str(value))
+
+
+def byte(position: int) -> str:
+    """Return a position for a message: bytes are counted from 0, behind the schema id."""
+    return f"byte {position}"
+
+
+def type_name(kind: object) -> str:
+    """Return a column's type for a message: ``decimal(4,2)``."""
+    return shortened(str(kind).replace(", ", ","))
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
