@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -22,7 +23,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.spark import new_session
 from topicberg.tableflow.formats import DECODED
-from topicberg.tableflow.formats.json_schema import decode, fields
+from topicberg.tableflow.formats.json_schema import decode, explain, fields
+from topicberg.tableflow.formats.reasons import UNEXPLAINED
 from topicberg.tableflow.subjects import RegisteredSchema
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
@@ -38,6 +40,8 @@ CONNECT = "org.apache.kafka.connect.data."
 def spark(stack: Endpoints) -> Iterator[SparkSession]:
     session = new_session(stack.spark_connect)
     session.conf.set("spark.sql.session.timeZone", "America/New_York")  # must not matter
+    session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")  # as the engine's
+    session.conf.set("spark.sql.variant.allowDuplicateKeys", "true")
     yield session
     session.stop()
 
@@ -69,7 +73,7 @@ def python(value: Any, kind: IcebergType) -> Any:
 def decoded(
     spark: SparkSession, columns: list[tuple[RegisteredSchema, list[NestedField], list[bytes]]]
 ) -> list[list[dict[str, Any] | None]]:
-    """The rows of each schema's payloads, all in one job; None: a bad record."""
+    """The rows of each schema's payloads, all in one job; None: a malformed one, with a reason."""
     rows = itertools.zip_longest(*(payloads for *_, payloads in columns))
     frame = spark.createDataFrame(
         [(n, *(p and bytearray(p) for p in row)) for n, row in enumerate(rows)],
@@ -79,11 +83,16 @@ def decoded(
     for i, (writer, target, _) in enumerate(columns):
         frame, record = decode(frame, F.col(f"p{i}"), writer, writer, target)
         records.append(_good(record).alias(f"r{i}"))
-    found = frame.select("n", *records).orderBy("n").toArrow()
-    return [
+    found = frame.coalesce(1).select("n", *records).toArrow().sort_by("n")
+    decoded_rows = [
         [python(row, StructType(*target)) for row in found[f"r{i}"].to_pylist()[: len(payloads)]]
         for i, (_, target, payloads) in enumerate(columns)
     ]
+    for (writer, target, payloads), found_rows in zip(columns, decoded_rows, strict=True):
+        for payload, row in zip(payloads, found_rows, strict=True):
+            reason = explain(payload, writer, writer, target)
+            assert (row is None) == (reason != UNEXPLAINED), (payload, row, reason)
+    return decoded_rows
 
 
 def _good(record: Column) -> Column:
@@ -107,16 +116,43 @@ def test_random_records(spark: SparkSession) -> None:
                 registered(schema),
                 table(schema),
                 [
-                    json.dumps(record, ensure_ascii=rng.random() < 0.5).encode()
-                    for record in records
+                    *(
+                        json.dumps(record, ensure_ascii=rng.random() < 0.5).encode()
+                        for record in records
+                    ),
+                    *(damaged(rng, json.dumps(record).encode()) for record in records * 3),
                 ],
             )
             for schema, records in some
         ]
         for (schema, records), found in zip(some, decoded(spark, columns), strict=True):
-            for record, row in zip(records, found, strict=True):
+            for record, row in zip(records, found[: len(records)], strict=True):
                 expected = expected_row(schema, record)
                 assert same(row, expected), (schema, record, expected, row)
+
+
+def damaged(rng: random.Random, payload: bytes) -> bytes:
+    """The record cut off, with other bytes, or with a number or text replaced."""
+    place = rng.randrange(len(payload))
+    match rng.randrange(4):
+        case 0:
+            return payload[:place]
+        case 1:
+            return payload[:place] + rng.choice(DAMAGE) + payload[place:]
+        case 2:
+            return payload[:place] + payload[place + 1 :]
+    values = list(re.finditer(rb'-?\d+(\.\d+)?([eE][+-]?\d+)?|"[^"\\]*"', payload))
+    if not values:
+        return payload
+    chosen = rng.choice(values)
+    return payload[: chosen.start()] + rng.choice(DAMAGE) + payload[chosen.end() :]
+
+
+DAMAGE = (
+    *(b"1e400", b'"5"', b"1.5", b"true", b"null", b"-0.0", b"1E3", b"12345678901234567890123"),
+    *(b"9223372036854775808", b"1e-400", b"1.2345678901234567890e5", b"[1]", b"{}", b'"aGk="'),
+    *(b"\\ud800", b"\xff", b"[", b"}", b",", b'"', b"e5"),
+)
 
 
 def typed(kind: str, **more: Any) -> dict[str, Any]:
@@ -161,6 +197,7 @@ FIELDS: dict[str, Any] = {
         ]
     },
 }
+ANY_TEXT = '"Infinity 123456789012345678901234567890123456789"'
 VALUES: list[tuple[str, Any]] = [
     ('{"long": 1.0}', 1),
     ('{"long": 1e3}', 1000),
@@ -188,6 +225,12 @@ VALUES: list[tuple[str, Any]] = [
         '{"much": 123456789012345678901234567890123456.78}',
         Decimal("123456789012345678901234567890123456.78"),
     ),
+    ('{"money": 1.234e1}', Decimal("12.34")),
+    ('{"much": 1.5e35}', Decimal("150000000000000000000000000000000000.00")),
+    ('{"map": {"a": 1, "b": 2, "a": 3}}', {"a": 3.0, "b": 2.0}),
+    ('{"any": {"a": 1, "a": 2}}', '{"a":2}'),
+    ('{"any": 1.7976931348623157e+308}', "1.7976931348623157E308"),
+    ('{"any": "Infinity 123456789012345678901234567890123456789"}', ANY_TEXT),
     ('{"longs": [1, 2.0, null]}', [1, 2, None]),
     ('{"texts": ["x", "1", null]}', ["x", "1", None]),
     ('{"inner": {"x": "1", "y": null, "z": 0}}', {"x": "1", "y": None}),
@@ -230,6 +273,14 @@ WRONG: list[str | bytes] = [
     '{"money": "AAAAAAAAAAAAAAAAAAAAAAAAAAAA"}',
     '{"money": ""}',
     '{"much": 1e38}',
+    '{"much": 123456789012345678901234567890123456.785}',
+    '{"much": 1.23456789012345678901e5}',
+    '{"money": 1e-30}',
+    '{"money": "BNI"}',
+    '{"long": 1e-19}',
+    '{"long": 1.00000000000000000000001}',
+    '{"any": 1e400}',
+    '{"any": [123456789012345678901234567890123456789]}',
     '{"longs": ["x"]}',
     '{"longs": 1}',
     '{"texts": ["x", 1]}',
@@ -313,8 +364,42 @@ def test_older_writers(spark: SparkSession) -> None:
     ((row,),) = decoded(spark, [(writer, table(new), [payload])])
     assert row == {"more": None, "s": {"b": None, "a": "5"}, "n": 3.0}
     other = table(typed("object", properties={"s": {}}))
-    with pytest.raises(TableflowError, match="of schema 1 has a struct where the table has string"):
+    with pytest.raises(TableflowError, match="schema 1: field s is a struct, its column a string"):
         decode(spark.range(1), F.lit(payload), writer, writer, other)
+
+
+def test_union_takes_the_member_that_loses_nothing(spark: SparkSession) -> None:
+    """Also one whose properties are all optional, and names that no path of a variant can have."""
+    a, b = (typed("object", properties={name: {}}) for name in ("a", '?"b'))
+    schema = typed("object", properties={"u": {"anyOf": [a, {**b, "required": ['?"b']}]}})
+    found = rows(spark, schema, '{"u": {"a": 1}}', '{"u": {"?\\"b": 1}}', '{"u": {}}')
+    assert [row and row["u"] for row in found] == [
+        {"connect_union_field_0": {"a": "1"}, "connect_union_field_1": None},
+        {"connect_union_field_0": None, "connect_union_field_1": {'?"b': "1"}},
+        {"connect_union_field_0": {"a": None}, "connect_union_field_1": None},
+    ]
+
+
+def test_values_that_a_narrower_column_cannot_hold(spark: SparkSession) -> None:
+    """Null never, and no failed cast: the record is malformed."""
+    pairs: list[tuple[Any, Any, list[str], list[Any]]] = [
+        (typed("integer"), decimal(9), ["1", "10000000"], [Decimal("1.00"), None]),
+        (decimal(38), decimal(9), ["1.25", "12345678"], [Decimal("1.25"), None]),
+        (typed("integer"), FIELDS["int"], ["7", "2147483648"], [7, None]),
+        (typed("integer"), typed("number"), ["7", "9007199254740993"], [7.0, None]),
+        (typed("integer"), FIELDS["float"], ["7", "16777217"], [7.0, None]),
+    ]
+    frame = spark.range(1)
+    for number, (old, new, values, expected) in enumerate(pairs):
+        writer, latest = registered({"properties": {"f": old}}), {"properties": {"f": new}}
+        for text, value in zip(values, expected, strict=True):
+            payload = f'{{"f": {text}}}'.encode()
+            newest, columns = registered(latest, 2), table(latest)
+            records, record = decode(frame, F.lit(payload), writer, newest, columns)
+            (row,) = records.select(_good(record).alias("r")).toArrow()["r"].to_pylist()
+            assert (row and row["f"]) == value, (number, text)
+            reason = explain(payload, writer, newest, columns)
+            assert (row is None) == (reason != UNEXPLAINED), reason
 
 
 def test_columns_of_others(spark: SparkSession) -> None:

@@ -188,9 +188,9 @@ def test_descriptions_are_docs() -> None:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        (TEXT, "is no object with properties"),
-        ({"type": "array", "items": properties(a=TEXT)}, "is no object with properties"),
-        ({"type": "object", "additionalProperties": TEXT}, "is no object with properties"),
+        (TEXT, "is not an object with properties"),
+        ({"type": "array", "items": properties(a=TEXT)}, "is not an object with properties"),
+        ({"type": "object", "additionalProperties": TEXT}, "is not an object with properties"),
         (properties(a={"$ref": "#"}), "field a contains itself"),
         (properties(a=properties(b={"type": "array", "items": {"$ref": "#"}})), "field a.b"),
         ({**properties(a={"$ref": "#/$defs/a"}), "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself"),

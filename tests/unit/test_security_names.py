@@ -22,7 +22,7 @@ from topicberg.datagen.status import read_status as read_generator
 from topicberg.errors import SpecError, TableflowError
 from topicberg.settings import Settings
 from topicberg.tableflow import control
-from topicberg.tableflow.formats import json_schema, protoc
+from topicberg.tableflow.formats import protoc, sql
 from topicberg.tableflow.maintenance.conflicts import literal
 from topicberg.tableflow.status import read_status
 from topicberg.topics import check_topics
@@ -91,7 +91,7 @@ def test_a_quoted_name_stays_one_name(
     [
         (snowflake.text, "snowflake"),
         (literal, "spark"),
-        (json_schema._string, "spark"),
+        (sql.text, "spark"),
         (query._literal, "duckdb"),
     ],
 )

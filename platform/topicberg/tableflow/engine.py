@@ -271,6 +271,7 @@ class Ingestor:
         if self._spark is None:
             self._spark = new_session(self.endpoints.spark_connect)
             self._spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")  # repeated headers
+            self._spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")  # of JSON objects
             self._spark.conf.set("spark.sql.caseSensitive", "true")
             # Kafka, too, through Spark's newer reader: the older one makes objects of every record.
             self._spark.conf.set("spark.sql.sources.useV1SourceList", "")

@@ -14,7 +14,9 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
   ``additionalProperties`` alone a map;
 - one type and null, in ``type``, ``oneOf`` or ``anyOf``, is that type; several types are a struct
   with one field for each, ``connect_union_field_0`` and so on, null not counted;
-- ``allOf`` and the keywords beside a ``$ref`` are merged;
+- ``allOf`` and the keywords beside a ``$ref`` are merged; the properties that the branches of
+  ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` are
+  properties of it; one that several branches declare is a choice of their types;
 - an ``enum`` or ``const`` of strings is a string.
 
 What has no type in a table is a string with the JSON text: a schema without a type (``{}``,
@@ -26,6 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
@@ -34,12 +37,14 @@ from jsonschema.exceptions import SchemaError
 from jsonschema.validators import Draft7Validator, validator_for
 from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT7, specification_with
+from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, specification_with
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
+MAX_NODES = 10_000
+"""More are not one table: Spark takes minutes to plan a query of so many columns."""
 
 Kind = Literal[
     "string",
@@ -67,7 +72,8 @@ class Node:
     """The type of a value.
 
     ``children``: of a struct, union, list or map. ``required``: of a struct. ``constants``: the
-    only values there may be, none: any.
+    only values there may be, none: any. ``name``: the title, or what a reference calls it; it tells
+    the members of a union apart.
     """
 
     kind: Kind
@@ -77,6 +83,7 @@ class Node:
     precision: int = 38
     scale: int = 0
     doc: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ _TITLES: dict[Any, Kind] = {
 }
 _DECIMAL = f"{_CONNECT}Decimal"
 _CHOICES = ("oneOf", "anyOf")
+_NOT_KEYS = ("list", "map", "entries", "struct", "union")
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     "object": ("properties", "additionalProperties"),
     "array": ("items", "prefixItems"),
@@ -111,34 +119,67 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
 _NUMERIC = {"integer", "number"}
 
 
+def identity(schema: RegisteredSchema) -> str | None:
+    """Return the title of a schema, else its id; None: it has neither.
+
+    A schema that is only a reference has those of what it refers to.
+
+    :raises TableflowError: it is not a JSON Schema
+    """
+    contents, resolver, reader = _opened(f"schema {schema.schema_id}", schema)
+    for part in reader.expand(contents, resolver, (), ""):
+        for name in (part.schema.get("title"), reader.id(part.schema)):
+            if name:
+                return str(name).removesuffix("#")
+        if "$ref" not in part.schema:
+            break
+    return None
+
+
+@lru_cache(maxsize=256)
 def read_node(subject: str, schema: RegisteredSchema) -> Node:
     """The tree of a registered schema.
 
-    :raises TableflowError: it contains itself, refers to nothing, or has fields that a table
-        cannot tell apart
+    :raises TableflowError: it contains itself, refers to nothing, is too large, or has fields that
+        a table cannot tell apart
     """
+    contents, resolver, reader = _opened(f"subject {subject}", schema)
+    try:
+        return reader.node(reader.expand(contents, resolver, (), ""), "")
+    except RecursionError:
+        raise TableflowError(f"subject {subject}: the schema is nested too deep") from None
+
+
+def _opened(where: str, schema: RegisteredSchema) -> tuple[Any, Any, _Reader]:
+    """The parsed schema, what resolves its references, and its reader."""
     try:
         contents = json.loads(schema.text)
         references = [(name, json.loads(text)) for name, text in schema.references]
-    except ValueError as error:
-        raise TableflowError(f"subject {subject}: the schema is not JSON: {error}") from None
+        json.dumps([contents, references], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise TableflowError(f"{where}: the schema has text that is not Unicode") from None
+    except (ValueError, RecursionError) as error:
+        raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
     for text in (contents, *(text for _, text in references)):
         try:
             validator_for(text, default=Draft7Validator).check_schema(text)
         except SchemaError as error:
             reason = shorten(error.message, 200, placeholder="…")
-            raise TableflowError(
-                f"subject {subject}: the schema is not a JSON Schema: {reason}"
-            ) from None
+            raise TableflowError(f"{where}: the schema is not a JSON Schema: {reason}") from None
+        except RecursionError:
+            raise TableflowError(f"{where}: the schema is nested too deep") from None
     dialect = _dialect(contents)
     root = dialect.create_resource(contents)
     found = [(name, _dialect(text).create_resource(text)) for name, text in references]
     bases = [resource.id() or "" for resource in (root, *(resource for _, resource in found))]
-    registry: Registry[Any] = Registry().with_resources(
-        (urljoin(base, name), resource) for name, resource in found for base in {"", *bases}
-    )
-    reader = _Reader(subject, dialect)
-    return reader.node(reader.expand(contents, registry.resolver_with_root(root), (), ""), "")
+    try:
+        registry: Registry[Any] = Registry().with_resources(
+            (urljoin(base, name), resource) for name, resource in found for base in {"", *bases}
+        )
+        resolver = registry.resolver_with_root(root)
+    except ValueError as error:
+        raise TableflowError(f"{where}: the schema has an unusable $id: {error}") from None
+    return contents, resolver, _Reader(where, dialect)
 
 
 def _dialect(schema: Any) -> Specification[Any]:
@@ -150,10 +191,14 @@ class _Reader:
     def __init__(self, subject: str, dialect: Specification[Any]) -> None:
         self.subject = subject
         self.dialect = dialect
+        self.size = 0
 
     def fail(self, where: str, problem: str, hint: str) -> TableflowError:
         place = f"field {where}" if where else "the schema"
-        return TableflowError(f"subject {self.subject}: {place} {problem}", hint=hint)
+        return TableflowError(f"{self.subject}: {place} {problem}", hint=hint)
+
+    def id(self, schema: dict[str, Any]) -> Any:
+        return schema.get("id" if self.dialect in (DRAFT3, DRAFT4) else "$id")
 
     def expand(
         self, schema: Any, resolver: Any, path: tuple[int, ...], where: str
@@ -165,6 +210,11 @@ class _Reader:
             raise self.fail(
                 where, "contains itself", "recursive schemas have no table; break the cycle"
             )
+        self.size += 1
+        if self.size > MAX_NODES:
+            raise self.fail(
+                "", f"has more than {MAX_NODES} fields, nested ones included", "split the schema"
+            )
         path = (*path, id(schema))
         resource = Resource.from_contents(schema, default_specification=self.dialect)
         if len(path) > 1 and resource.id() is not None:
@@ -173,7 +223,7 @@ class _Reader:
         if isinstance(reference := schema.get("$ref"), str):
             try:
                 target = resolver.lookup(reference)
-            except Unresolvable:
+            except (Unresolvable, ValueError):
                 raise self.fail(
                     where,
                     f"refers to {reference}, which is not there",
@@ -203,6 +253,7 @@ class _Reader:
             self.of_kind(parts, where, kind),
             constants=tuple(constants or ()),
             doc=doc if isinstance(doc, str) else None,
+            name=_name(parts),
         )
 
     def choice(
@@ -274,7 +325,8 @@ class _Reader:
             if isinstance(items, dict) and "prefixItems" not in part.schema:
                 element = self.node(self.within(part, items, where), f"{where}.element")
                 entry = element.children
-                if connect == "map" and element.kind == "struct" and {"key", "value"} <= set(entry):
+                is_entry = element.kind == "struct" and {"key", "value"} <= set(entry)
+                if connect == "map" and is_entry and entry["key"].kind not in _NOT_KEYS:
                     return Node("entries", {"key": entry["key"], "value": entry["value"]})
                 return Node("list", {"element": element})
         return Node("json")
@@ -290,27 +342,40 @@ class _Reader:
                 return Node("map", {"key": Node("string"), "value": value})
         return Node("json")
 
-    def properties(self, parts: Iterable[_Part], where: str) -> dict[str, tuple[_Part, ...]]:
-        """Those of the object, and those that one of its ``oneOf`` or ``anyOf`` adds."""
-        found: dict[str, tuple[_Part, ...]] = {}
+    def properties(self, parts: Iterable[_Part], where: str) -> dict[str, list[tuple[_Part, ...]]]:
+        """Those of the object, and those that its branches add: each by what it may be."""
+        if any("properties" in part.schema for part in parts):
+            return self.declared(parts, where, frozenset())
+        return {}
+
+    def declared(
+        self, parts: Iterable[_Part], where: str, known: frozenset[str]
+    ) -> dict[str, list[tuple[_Part, ...]]]:
+        own: dict[str, tuple[_Part, ...]] = {}
         for part in parts:
             for name, schema in part.schema.get("properties", {}).items():
-                if schema is not False:
+                if schema is not False and name not in known:
                     inner = self.within(part, schema, _join(where, name))
-                    found[name] = (*found.get(name, ()), *inner)
-        if found:
-            for part in parts:
-                for keyword in _CHOICES:
-                    for branch in part.schema.get(keyword, ()):
-                        more = self.properties(self.within(part, branch, where), where)
-                        found = {**more, **found}
-        return found
+                    own[name] = (*own.get(name, ()), *inner)
+        added: dict[str, list[tuple[_Part, ...]]] = {}
+        for part in parts:
+            for branch in _branches(part.schema):
+                inside = self.within(part, branch, where)
+                for name, choices in self.declared(inside, where, known | set(own)).items():
+                    added.setdefault(name, []).extend(choices)
+        return {**added, **{name: [schema] for name, schema in own.items()}}
+
+    def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
+        """A property that several branches declare."""
+        nodes = [self.node(parts, where) for parts in choices]
+        plain = [replace(node, doc=None, name=None) for node in nodes]
+        return _union([node for n, node in enumerate(nodes) if plain[n] not in plain[:n]])
 
     def struct(
-        self, parts: Sequence[_Part], properties: dict[str, tuple[_Part, ...]], where: str
+        self, parts: Sequence[_Part], properties: dict[str, list[tuple[_Part, ...]]], where: str
     ) -> Node:
         position = {name: number for number, name in enumerate(properties)}
-        for name, schema in properties.items():
+        for name, (schema, *_) in properties.items():
             if isinstance(index := _get(schema, "connect.index"), int):
                 position[name] = index
         folded: dict[str, str] = {}
@@ -328,7 +393,7 @@ class _Reader:
         return Node(
             "struct",
             {
-                name: self.node(properties[name], _join(where, name))
+                name: self.one_of(properties[name], _join(where, name))
                 for name in sorted(properties, key=lambda name: position[name])
             },
             required=frozenset(
@@ -337,9 +402,20 @@ class _Reader:
         )
 
 
+def _branches(schema: dict[str, Any]) -> list[Any]:
+    """The schemas that an object may fit beside its own."""
+    found = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
+    found += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
+    for keyword in ("dependentSchemas", "dependencies"):
+        found += schema.get(keyword, {}).values()
+    return found
+
+
 def _union(members: Sequence[Node]) -> Node:
     """One type for all members, or a struct with one field for each."""
     first = members[0]
+    if len(members) == 1:
+        return first
     if all(member.kind == first.kind for member in members) and not first.children:
         same = [(member.precision, member.scale) for member in members]
         if len(set(same)) == 1:
@@ -351,9 +427,15 @@ def _union(members: Sequence[Node]) -> Node:
                 precision=first.precision,
                 scale=first.scale,
             )
-    if len(members) == 1:
-        return first
     return Node("union", {f"{UNION_FIELD}{n}": member for n, member in enumerate(members)})
+
+
+def _name(parts: Sequence[_Part]) -> str | None:
+    title = _get(parts, "title")
+    if isinstance(title, str):
+        return title
+    reference = _get(parts, "$ref")
+    return reference.rpartition("/")[2] if isinstance(reference, str) else None
 
 
 def _join(where: str, name: str) -> str:

@@ -1,0 +1,229 @@
+"""Why JSON records are malformed, and which columns their values go to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.formats import json_schema
+from topicberg.tableflow.formats.json_nodes import MAX_NODES
+from topicberg.tableflow.formats.json_plan import Plan
+from topicberg.tableflow.formats.reasons import UNEXPLAINED, ByIdentity
+from topicberg.tableflow.subjects import RegisteredSchema
+
+CONNECT = "org.apache.kafka.connect.data."
+TEXT: dict[str, Any] = {"type": "string"}
+WHOLE: dict[str, Any] = {"type": "integer"}
+FLAG: dict[str, Any] = {"type": "boolean"}
+NUMBER: dict[str, Any] = {"type": "number"}
+
+
+def registered(schema: Any, number: int = 1) -> RegisteredSchema:
+    return RegisteredSchema(number, "JSON", json.dumps(schema))
+
+
+def properties(**schemas: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": schemas}
+
+
+def decimal(precision: int, scale: int) -> dict[str, Any]:
+    parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
+    title = f"{CONNECT}Decimal"
+    return {"type": "number", "title": title, "connect.parameters": parameters}
+
+
+def plan(writer: Any, latest: Any) -> Plan:
+    """How the writer's records go to the table of the latest schema."""
+    newest = registered(latest, 2)
+    columns = json_schema.fields("s", newest, itertools.count(1))
+    return json_schema._plan(registered(writer), newest, ByIdentity(columns))
+
+
+def explain(schema: Any, record: str | bytes, latest: Any = None, key: str | None = None) -> str:
+    newest = registered(schema if latest is None else latest)
+    columns = json_schema.fields("s", newest, itertools.count(1))
+    payload = record if isinstance(record, bytes) else record.encode()
+    writer = RegisteredSchema(1, "JSON", json.dumps(schema), wrapped_as=key)
+    return json_schema.explain(payload, writer, newest, columns)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "expected"),
+    [
+        (decimal(4, 2), "1234.5", "field f (decimal(4,2)): value 1234.5 exceeds the precision"),
+        (decimal(4, 2), "0.001", "field f (decimal(4,2)): value 0.001 exceeds the scale"),
+        (decimal(4, 2), '"JxA="', "field f (decimal(4,2)): value 100 exceeds the precision"),
+        (decimal(38, 0), "1.234567890123456789e20", "has too many digits"),
+        (WHOLE, '"5"', 'field f (long): a whole number expected, "5" found'),
+        (WHOLE, "9223372036854775808", "value 9223372036854775808 exceeds the range"),
+        (WHOLE, "1e-19", "a whole number expected, 1e-19 found"),
+        (NUMBER, "1e400", "field f (double): value 1e400 exceeds the range"),
+        ({**WHOLE, "title": f"{CONNECT}Date"}, "2932897", "is not between the years 1 and 9999"),
+        ({"type": "array", "items": TEXT}, '["a", 1]', "field f[1] (string): a string expected, 1"),
+        (properties(x=FLAG), '{"x": 1}', "field f.x (boolean): true or false expected, 1 found"),
+        ({"type": "object", "additionalProperties": FLAG}, '{"k": 0}', "field f.k (boolean)"),
+        ({"oneOf": [TEXT, WHOLE]}, "1.5", "field f (struct): value 1.5 is none of its 2 types"),
+        ({}, "[1e400]", "has more digits, or is larger, than a number in JSON text"),
+    ],
+)
+def test_explain_wrong_value_names_path_type_and_value(
+    schema: Any, value: str, expected: str
+) -> None:
+    assert expected in explain(properties(f=schema), f'{{"f": {value}}}')
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ("", "it is empty and ends at byte 0"),
+        ('{"f": "é', "it ends at byte 9"),
+        ('{"f": 1} x', 'byte 9: Extra data, found "x"'),
+        ('{"f": NaN}', "NaN is not a value"),
+        (b'{"f": "\xff"}', "not UTF-8 at byte 7: 0xff227d"),
+        ('{"f": "\\ud83d"}', "\\ud83d, which is half of a character"),
+        ("[" * 2000 + "]" * 2000, "too many arrays and objects"),
+        ("5", "the record: an object expected, 5 found"),
+        ('{"f": 1}', UNEXPLAINED),
+    ],
+)
+def test_explain_broken_record_says_where(record: str | bytes, expected: str) -> None:
+    assert expected in explain(properties(f=WHOLE), record)
+
+
+def test_explain_key_that_was_put_into_an_object() -> None:
+    schema = properties(key=WHOLE)
+    assert explain(schema, b'{"key":1,"x":2}', key="key").endswith(
+        'byte 1: Extra data, found ",\\"x\\":2"'
+    )
+    assert explain(schema, b'{"key":"x"}', key="key").startswith("field key (long)")
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({**properties(a=TEXT), "title": "Order", "$id": "http://x/o"}, "Order"),
+        ({**properties(a=TEXT), "$id": "http://x/o.json#"}, "http://x/o.json"),
+        (
+            {
+                **properties(a=TEXT),
+                "id": "http://x/o",
+                "$schema": "http://json-schema.org/draft-04/schema#",
+            },
+            "http://x/o",
+        ),
+        ({**properties(a=TEXT), "id": "http://x/o"}, None),
+        ({"$ref": "#/definitions/o", "definitions": {"o": {"title": "Order"}}}, "Order"),
+        (properties(title=TEXT), None),
+        ({"allOf": [{"title": "Order"}]}, None),
+        (True, None),
+    ],
+)
+def test_identity_is_title_or_id_of_the_root(schema: Any, expected: str | None) -> None:
+    assert json_schema.identity(registered(schema)) == expected
+
+
+A, B, C = properties(a=TEXT, x=WHOLE), properties(b=TEXT), properties(c=FLAG)
+
+
+def places(writer: list[Any], latest: list[Any]) -> list[str | None]:
+    """The place of each member of the writer's union, by its number."""
+    found = plan(properties(u={"oneOf": writer}), properties(u={"oneOf": latest}))
+    return [
+        member.place and member.place.removeprefix("connect_union_field_")
+        for member in found.children["u"].members
+    ]
+
+
+@pytest.mark.parametrize(
+    ("writer", "latest", "expected"),
+    [
+        ([TEXT, WHOLE], [TEXT, WHOLE], ["0", "1"]),
+        ([TEXT, WHOLE], [TEXT, FLAG, WHOLE], ["0", "2"]),
+        ([A, B], [C, A, B], ["1", "2"]),
+        ([A, B], [B, A], ["1", "0"]),
+        ([A, B, TEXT], [B, TEXT], [None, "0", "1"]),
+        ([A, B], [properties(b=TEXT, more=TEXT), properties(a=TEXT)], ["1", "0"]),
+        ([{**A, "title": "P"}, {**B, "title": "Q"}], [{**C, "title": "Q"}, TEXT], [None, "0"]),
+        ([WHOLE], [TEXT, WHOLE], ["1"]),
+        ([WHOLE, TEXT], [TEXT], [None, ""]),
+    ],
+)
+def test_union_members_keep_their_columns(
+    writer: list[Any], latest: list[Any], expected: list[str | None]
+) -> None:
+    assert places(writer, latest) == expected
+
+
+@pytest.mark.parametrize(
+    ("writer", "latest"),
+    [
+        (TEXT, WHOLE),
+        (NUMBER, WHOLE),
+        (A, TEXT),
+        (TEXT, A),
+        ({"type": "array", "items": TEXT}, TEXT),
+        ({"type": "array", "items": TEXT}, {"type": "array", "items": WHOLE}),
+        ({"type": "object", "additionalProperties": TEXT}, A),
+        (FLAG, {"oneOf": [TEXT, WHOLE]}),
+        ({"oneOf": [TEXT, FLAG]}, A),
+    ],
+)
+def test_plan_other_type_is_refused(writer: Any, latest: Any) -> None:
+    with pytest.raises(TableflowError, match=r"schema 1: field f"):
+        plan(properties(f=writer), properties(f=latest))
+
+
+def test_map_of_text_keys_in_a_column_of_others_is_refused() -> None:
+    pairs = {"type": "array", "connect.type": "map", "items": properties(key=WHOLE, value=TEXT)}
+    with pytest.raises(TableflowError, match=r"field f is a map, its column a map<long, string>"):
+        plan(properties(f={"type": "object", "additionalProperties": TEXT}), properties(f=pairs))
+
+
+def test_properties_of_branches_are_columns() -> None:
+    schema = {
+        **properties(kind=TEXT),
+        "if": properties(kind={"const": "a"}),
+        "then": properties(x=TEXT),
+        "else": properties(x=WHOLE, y=WHOLE),
+        "dependentSchemas": {"kind": properties(z=TEXT)},
+    }
+    found = json_schema.fields("s", registered(schema), itertools.count(1))
+    assert [(field.name, type(field.field_type).__name__) for field in found] == [
+        ("x", "StructType"),
+        ("y", "LongType"),
+        ("z", "StringType"),
+        ("kind", "StringType"),
+    ]
+
+
+def test_map_with_keys_of_objects_is_a_list() -> None:
+    pairs = {"type": "array", "connect.type": "map", "items": properties(key=A, value=TEXT)}
+    (found,) = json_schema.fields("s", registered(properties(f=pairs)), itertools.count(1))
+    assert str(found.field_type).startswith("list<struct<")
+
+
+def test_references_that_multiply_are_refused() -> None:
+    definitions: dict[str, Any] = {"d0": TEXT}
+    for n in range(1, 40):
+        inner = {"$ref": f"#/definitions/d{n - 1}"}
+        definitions[f"d{n}"] = properties(a=inner, b=inner)
+    schema = {**properties(f={"$ref": "#/definitions/d39"}), "definitions": definitions}
+    with pytest.raises(TableflowError, match=f"more than {MAX_NODES} fields"):
+        json_schema.fields("s", registered(schema), itertools.count(1))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (properties(**{"\ud83d": TEXT}), "text that is not Unicode"),
+        (properties(a={"const": "\ud83d"}), "text that is not Unicode"),
+        (properties(a={"$ref": "http://[x"}), "refers to http://"),
+    ],
+)
+def test_unusable_schemas_are_refused(schema: Any, reason: str) -> None:
+    with pytest.raises(TableflowError, match=reason):
+        json_schema.fields("s", registered(schema), itertools.count(1))
