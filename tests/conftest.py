@@ -126,7 +126,10 @@ def _state_dir(path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
-    """``make_topic(**spec fields)``: a topic of three partitions that is there, and then gone."""
+    """``make_topic(**spec fields)``: a topic of three partitions that is there, and then gone.
+
+    ``topic_config``: Kafka's configuration of the topic.
+    """
     from confluent_kafka.admin import NewTopic
     from kafka_topics import Topic
 
@@ -135,7 +138,7 @@ def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
     made: list[str] = []
     admin = stack.kafka_admin()
 
-    def make(**fields: Any) -> Topic:
+    def make(topic_config: dict[str, str] | None = None, **fields: Any) -> Topic:
         name = f"orders_{uuid.uuid4().hex[:8]}"
         spec = TopicSpec.model_validate(
             {
@@ -146,7 +149,8 @@ def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
                 **fields,
             }
         )
-        admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(30)
+        new = NewTopic(name, num_partitions=3, config=topic_config or {})
+        admin.create_topics([new])[name].result(30)
         made.append(name)
         return Topic(stack, spec)
 

@@ -51,19 +51,38 @@ class Topic:
         values: Sequence[bytes | None],
         key: Callable[[int], bytes] | None = None,
         partition: int = -1,
+        timestamp: Callable[[int], int] = lambda _: 0,
+        **config: Any,
     ) -> None:
         """:param key: the key of the n-th record
         :param partition: -1: by the key, or any
+        :param timestamp: of the n-th record, in milliseconds; 0: now
+        :param config: of the producer, dots as underscores
         """
-        producer = Producer({**self.endpoints.kafka_config(), "linger.ms": 50})
+        more = {name.replace("_", "."): setting for name, setting in config.items()}
+        producer = Producer({**self.endpoints.kafka_config(), "linger.ms": 50, **more})
+        refused: list[Any] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                refused.append(error)
+
         for number, value in enumerate(values):
             while True:
                 try:
-                    producer.produce(self.spec.name, value, key(number) if key else None, partition)
+                    producer.produce(
+                        self.spec.name,
+                        value,
+                        key(number) if key else None,
+                        partition,
+                        on_delivery=delivered,
+                        timestamp=timestamp(number),
+                    )
                     break
                 except BufferError:
                     producer.poll(0.1)
         assert producer.flush(60) == 0
+        assert not refused, refused[0]
 
     def respec(self, **fields: Any) -> None:
         """Change the topic's spec."""

@@ -25,7 +25,6 @@ from topicberg.topics.schema import read_schema
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
     from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
-    from confluent_kafka.schema_registry import SchemaRegistryClient
 
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
@@ -34,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
+CONFLICT = 409
 _GRACE_SECONDS = 5.0
 _REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
@@ -46,6 +46,10 @@ class NoSuchTopicError(TopicbergError):
 
 class TopicDriftError(TopicbergError):
     """A topic or subject differs from its spec in a way that topicberg must not change."""
+
+
+class IncompatibleSchemaError(TopicbergError):
+    """The registry refuses a schema beside the versions that its subject has."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,27 @@ def ensure_topic(
     partitions = spec.partitions
     if not created:
         partitions = _converge_partitions(admin, spec, endpoints)
-        _check_cleanup_policy(admin, spec, endpoints)
-    registry = endpoints.schema_registry_client()
+        _check_cleanup_policy(spec, endpoints)
     return EnsuredTopic(
         created=created,
         partitions=partitions,
-        value_schema_id=_register(
-            registry, spec.value_subject, spec.value_schema, spec.value_schema_path(config)
+        value_schema_id=register_schema(
+            endpoints, spec.value_subject, spec.value_schema, spec.value_schema_path(config)
         ),
-        key_schema_id=_register(registry, spec.key_subject, spec.key, spec.key_schema_path(config)),
+        key_schema_id=register_schema(
+            endpoints, spec.key_subject, spec.key, spec.key_schema_path(config)
+        ),
     )
+
+
+def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None) -> None:
+    """Create the topic if it is missing; one that differs from its spec stays as it is.
+
+    :raises TopicbergError: the broker does not answer, or refuses
+    """
+    if _create_topic(_admin(endpoints), spec, endpoints):
+        control.topic_created(config or settings(), spec.name)
+    _await_topic(endpoints, spec.name)
 
 
 def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
@@ -125,6 +140,16 @@ def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
     return _offsets(endpoints, topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
 
+def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
+    """Partition → offset after the last record, of open transactions as well.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    return _offsets(endpoints, topic, OffsetSpec.latest(), committed=False)  # type: ignore[no-untyped-call]
+
+
 def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
     """Partition → first offset of that time or later; -1: there is none.
 
@@ -158,6 +183,19 @@ def produce(
             return
 
 
+def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
+    """The topic's configuration, with the broker's defaults.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    future = _admin(endpoints).describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
+    entries = _result(future[resource], endpoints, f"describe the configuration of {topic}")
+    return {name: entry.value for name, entry in entries.items()}
+
+
 def topic_id(endpoints: Endpoints, topic: str) -> str:
     """Kafka's UUID of the topic, in base64 as Kafka's tools print it; a new topic has a new one.
 
@@ -183,7 +221,8 @@ def registry_errors(what: str) -> Iterator[None]:
         with answered(f"the schema registry ({what})", "JSON of a registry", library):
             yield
     except SchemaRegistryError as error:
-        raise TopicbergError(
+        kind = IncompatibleSchemaError if error.http_status_code == CONFLICT else TopicbergError
+        raise kind(
             f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"
         ) from error
     except (HTTPError, OSError) as error:
@@ -311,14 +350,9 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
     return spec.partitions
 
 
-def _check_cleanup_policy(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> None:
+def _check_cleanup_policy(spec: TopicSpec, endpoints: Endpoints) -> None:
     """``delete,compact`` counts as compacted, as it does for Tableflow's write mode."""
-    from confluent_kafka.admin import ConfigResource, ResourceType
-
-    resource = ConfigResource(ResourceType.TOPIC, spec.name)
-    future = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
-    entries = _result(future, endpoints, f"describe the configuration of {spec.name}")
-    policy = entries["cleanup.policy"].value or "delete"
+    policy = topic_config(endpoints, spec.name).get("cleanup.policy") or "delete"
     compacted = "compact" in policy.split(",")
     if compacted != (spec.write_mode == "upsert"):
         raise TopicDriftError(
@@ -348,13 +382,16 @@ class _NoLeaderError(TopicbergError):
     wait=wait_fixed(0.25),
     reraise=True,
 )
-def _offsets(endpoints: Endpoints, topic: str, which: OffsetSpec) -> dict[int, int]:
+def _offsets(
+    endpoints: Endpoints, topic: str, which: OffsetSpec, *, committed: bool = True
+) -> dict[int, int]:
     from confluent_kafka import IsolationLevel, TopicPartition
 
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     partitions = [partition.id for partition in _describe(endpoints, topic).partitions]
     futures = _admin(endpoints).list_offsets(
         {TopicPartition(topic, partition): which for partition in partitions},
-        isolation_level=IsolationLevel.READ_COMMITTED,
+        isolation_level=level,
         request_timeout=TIMEOUT_SECONDS,
     )
     return {
@@ -366,13 +403,19 @@ def _offsets(endpoints: Endpoints, topic: str, which: OffsetSpec) -> dict[int, i
 # --- subjects ---
 
 
-def _register(registry: SchemaRegistryClient, subject: str, schema: Any, path: Any) -> int | None:
-    """Id of the schema in the subject; registered only if no version of the subject has it."""
+def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) -> int | None:
+    """Id of the schema in the subject; registered only if no version of the subject has it.
+
+    :param schema: what the topic's spec says of it
+    :param path: its file; None: there is no schema
+    :raises TopicbergError: the registry does not answer, or refuses
+    """
     from confluent_kafka.schema_registry import Schema
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     if path is None:
         return None
+    registry = endpoints.schema_registry_client()
     text = read_schema(path, schema.format, schema.message).text
     wanted = Schema(text, _REGISTRY_TYPES[schema.format])
     with registry_errors(f"the schema of {subject}"):

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
+import fastavro
 import pytest
 from kafka_topics import ORDER, Topic, avro
 
-from topicberg.errors import TableflowError
+from topicberg import kafka
+from topicberg.consumer import messages
+from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.tableflow import commit
-from topicberg.tableflow.deadletters import LOGGED_OFFSETS
+from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics.deadletters import dead_letter_spec
 
@@ -106,14 +113,105 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
         with pytest.raises(Killed):
             dates.ingest()
     assert [row["id"] for row in dates.rows("id")] == [1]
+    dates.send_raw([b"later"])  # the next batch is another one
     dates.ingest()
     assert [row["id"] for row in dates.rows("id")] == [1, 2]
+    broken.append(b"later")
     logged = dead_letters(dates)
     assert sorted(row["source_record"]["value"] for row in logged) == sorted(broken)
     assert all(row["error_message"] for row in logged)
     table = dates.table()
     assert int(table.properties[commit.ROWS_SKIPPED]) == len(broken)
-    assert LOGGED_OFFSETS in table.properties
+
+
+def entries(topic: Topic) -> list[dict[str, Any]]:
+    """What is in the dead-letter topic itself, of committed transactions."""
+    target = dead_letter_spec(topic.spec).name
+    first = kafka.beginning_offsets(topic.endpoints, target)
+    end = kafka.end_offsets(topic.endpoints, target)
+    registry = topic.endpoints.schema_registry_client()
+    found: list[dict[str, Any]] = []
+    for message in messages(topic.endpoints, target, {p: (first[p], end[p]) for p in end}):
+        value = message.value() or b""
+        if value[:1] != b"\x00":
+            continue
+        schema: Any = json.loads(registry.get_schema(int.from_bytes(value[1:5])).schema_str or "")
+        entry: Any = fastavro.schemaless_reader(BytesIO(value[5:]), schema, None)
+        found += [entry] if "source_record" in entry else []
+    return found
+
+
+def test_dead_letters_fit_a_target_of_others(make_topic: Callable[..., Topic]) -> None:
+    """It is compacted, takes small records, has a schema of its own, and is flooded."""
+    room = 20_000
+    target = make_topic({"cleanup.policy": "compact", "max.message.bytes": str(room)})
+    target.send(ORDER, [{"id": 1, "note": "of others"}], key=lambda _: b"k")
+    target.send_raw([b"x"] * 100_000, key=lambda number: b"%d" % number, batch_size=10_000)
+    topic = make_topic(
+        {"message.timestamp.after.max.ms": str(2**63 - 1)},
+        schema={"format": "avro"},
+        tableflow={"error_handling": {"mode": "LOG", "target": target.spec.name}},
+    )
+    good(topic, 1)
+    largest = b"\x01" + b"v" * 8_388_000
+    topic.send_raw([largest], message_max_bytes=9_000_000)
+    topic.send_raw([b"\x01late"], timestamp=lambda _: 1_700_000_000_000_000_000)
+    topic.send_raw([b"\x01key"], key=lambda _: b"k" * 50_000)
+    good(topic, 2)
+    assert topic.ingest() == 5
+    assert [row["id"] for row in topic.rows("id")] == [1, 2]
+    by_size = sorted(entries(topic), key=lambda entry: len(entry["source_record"]["value"]))
+    key, late, large = by_size
+    assert late["error_details"]["timestamp"] == "1700000000000000000"
+    assert "truncated" not in late["error_details"]
+    assert key["error_details"]["key_bytes"] == "50000"
+    assert len(key["source_record"]["key"]) > room / 2
+    assert large["error_details"]["value_bytes"] == str(len(largest))
+    value = large["source_record"]["value"]
+    assert room / 2 < len(value) < room
+    assert largest.startswith(value)
+    # The subject of the others is as it was.
+    registry = topic.endpoints.schema_registry_client()
+    assert registry.get_versions(target.spec.value_subject) == [1]
+
+
+@pytest.mark.parametrize("dates", [{"mode": "LOG", "target": "engines_errors"}], indirect=True)
+def test_two_engines_log_each_record_once(dates: Topic) -> None:
+    good(dates, 0)
+    stop = threading.Event()
+    failures: list[Exception] = []
+
+    def engine() -> None:
+        ingestor = Ingestor(dates.spec, dates.endpoints, dates.config)
+        while not stop.is_set():
+            try:
+                ingestor.step()
+            except CommitConflictError:  # the other one was always faster
+                continue
+            except Exception as error:  # collected for the assertion below
+                failures.append(error)
+        ingestor.close()
+
+    engines = [threading.Thread(target=engine) for _ in range(2)]
+    for thread in engines:
+        thread.start()
+    broken = [b"broken %d" % number for number in range(300)]
+    for number in range(0, 300, 50):
+        good(dates, number + 1)
+        dates.send_raw(broken[number : number + 50])
+        time.sleep(1)
+    deadline = time.monotonic() + 150
+    while len(dates.rows("id")) < 7 and time.monotonic() < deadline:
+        time.sleep(1)
+    stop.set()
+    for thread in engines:
+        thread.join()
+    dates.ingest()
+    assert not failures
+    assert len(dates.rows("id")) == 7
+    mine = [e for e in entries(dates) if e["source_record"]["topic"] == dates.spec.name]
+    assert sorted(entry["source_record"]["value"] for entry in mine) == sorted(broken)
+    assert int(dates.table().properties[commit.ROWS_SKIPPED]) == 300
 
 
 @pytest.mark.parametrize("mode", ["SUSPEND", "SKIP"])

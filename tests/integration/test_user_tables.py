@@ -22,7 +22,6 @@ from topicberg.errors import TableflowError
 from topicberg.history import history_table, ingest_history
 from topicberg.settings import settings
 from topicberg.tableflow import commit, control
-from topicberg.tableflow.deadletters import LOGGED_OFFSETS
 from topicberg.tableflow.engine import run_once
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topic
@@ -141,6 +140,5 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
         assert [offset for offset, *_ in history()] == [0, 1, 2, 3, 5]
         table = stack.catalog(settings()).load_table(history_table(spec))
         assert table.properties[commit.ROWS_SKIPPED] == "1"
-        assert LOGGED_OFFSETS not in table.properties
     finally:
         control.disable(settings(), name)

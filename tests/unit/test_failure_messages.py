@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import AnalysisException, PySparkException
 
-from topicberg.tableflow.failures import explain
+from topicberg.tableflow.failures import blame, explain
 
 LOST = "Job aborted due to stage failure: java.io.UncheckedIOException: Failed to close\n"
 GRPC = """<_InactiveRpcError of RPC that terminated with:
@@ -35,6 +36,48 @@ def test_known_failures(said: str, told: str) -> None:
     assert told in error.message
     assert "\n" not in error.message
     assert error.hint
+
+
+TASK = """Job aborted due to stage failure: Task 0 failed 1 times, most recent failure: \
+Lost task 0.0 in stage 2.0 (TID 2) (localhost executor driver): org.example.KafkaException: no luck
+\tat java.base/java.lang.Thread.run(Unknown Source)
+Caused by: org.example.First: once
+\t... 1 more
+Caused by: org.example.CorruptRecordException: Record is corrupt
+\t... 2 more
+"""
+
+
+def test_a_failed_task_is_told_by_its_reason_and_cause() -> None:
+    error = explain("topic orders", RuntimeError(TASK))
+    assert error.message == (
+        "topic orders: RuntimeError: org.example.KafkaException: no luck: "
+        "org.example.CorruptRecordException: Record is corrupt"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "blamed"),
+    [
+        (LOST + "Caused by: java.io.IOException: No space left on device", "space"),
+        (LOST + "S3Exception: no (Service: S3, Status Code: 403, …)", "service"),
+        (LOST + "S3Exception: SlowDown (Service: S3, Status Code: 503, …)", "service"),
+        (LOST + "java.net.ConnectException: Connection refused", "service"),
+        (LOST + "SaslAuthenticationException: no", "service"),
+        ("CommitStateUnknownException: Service failed: 500: …", "service"),
+        ("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.", "memory"),
+        (LOST + "java.lang.OutOfMemoryError: Java heap space", "memory"),
+        (GRPC, "memory"),
+        (TASK, "batch"),
+        (LOST + "java.lang.ArithmeticException: long overflow", "batch"),
+    ],
+)
+def test_a_failed_job_is_blamed(said: str, blamed: str) -> None:
+    assert blame(PySparkException(said)) == blamed
+
+
+def test_a_wrong_query_is_no_records_fault() -> None:
+    assert blame(AnalysisException("[DATATYPE_MISMATCH.CAST_WITHOUT_SUGGESTION] …")) == "service"
 
 
 def test_an_unknown_failure_is_one_line() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.offsets import Offsets, dump_offsets, parse_offsets, plan_batch
+from topicberg.tableflow.offsets import Offsets, Place, dump_offsets, parse_offsets, plan_batch
 
 offsets = st.dictionaries(st.integers(0, 40), st.integers(0, 10**12), max_size=12)
 
@@ -55,3 +55,25 @@ def test_a_log_that_lost_records_is_refused(
 ) -> None:
     with pytest.raises(TableflowError, match=reason):
         plan_batch("t", {0: 5}, beginning, latest, 100)
+
+
+@given(
+    st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 50), st.integers(0, 60))),
+    st.sets(st.tuples(st.integers(0, 6), st.integers(0, 120)), max_size=40),
+    st.integers(1, 200),
+)
+def test_batches_leave_out_what_is_skipped(
+    log: dict[int, tuple[int, int]], skip: set[Place], limit: int
+) -> None:
+    beginning = {p: first for p, (first, _) in log.items()}
+    latest = {p: first + count for p, (first, count) in log.items()}
+    held: Offsets = {}
+    read: list[Place] = []
+    skipped: list[Place] = []
+    while (batch := plan_batch("t", held, beginning, latest, limit, skip)).records:
+        read += [(p, o) for p, (start, end) in batch.ranges.items() for o in range(start, end)]
+        skipped += batch.skipped
+        held = batch.end
+    everything = {(p, o) for p in log for o in range(beginning[p], latest[p])}
+    assert sorted(read + skipped) == sorted(everything)
+    assert set(skipped) == skip & everything

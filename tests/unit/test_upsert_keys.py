@@ -27,7 +27,7 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, Stri
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.snapshots import report
 from topicberg.tableflow import keys as key_files
-from topicberg.tableflow.commit import Committed, ancestry, publish
+from topicberg.tableflow.commit import ancestry, publish
 from topicberg.tableflow.engine import Staged
 from topicberg.tableflow.files import live_files
 from topicberg.tableflow.keys import KeyIndex
@@ -85,7 +85,7 @@ class Upserted:
                 self.table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
             self.table.refresh().append(arrow(added), branch=branch)
             staged = self.table.refresh().snapshot_by_name(branch)
-            publish(self.table, staged, Committed(), branch=branch)
+            publish(self.table, staged, head.snapshot_id, branch=branch)
         self.table.refresh()
         self.rows = {key: v for key, v in self.rows.items() if key not in changes} | added
 

@@ -1,10 +1,12 @@
 """Mode LOG: records that cannot be decoded go to a dead-letter topic, each one once.
 
 The dead-letter topic is a topic like any other: it has a spec (see
-:func:`topicberg.topics.deadletters.dead_letter_spec`), and so a table.
+:func:`topicberg.topics.deadletters.dead_letter_spec`), and so a table. One that exists is taken as
+it is.
 
-They are produced before the batch is published, and the topic's end offsets are kept in the
-published table. After a crash in between, what lies behind those offsets was already produced.
+They are produced before the batch is published, in transactions that also say, in the topic
+:data:`STATE_TOPIC`, which records they are. After a crash in between, and whoever reads the batch
+then, these are not produced again. What others write to the dead-letter topic is never read.
 
 Source: Confluent's "Configure a Dead Letter Queue", which Tableflow's mode ``log`` shares; columns
 in ``platform/schemas/error_log.avsc``.
@@ -13,38 +15,85 @@ in ``platform/schemas/error_log.avsc``.
 from __future__ import annotations
 
 import json
-import time
-import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from pydantic import BaseModel, Field
 
 from topicberg import kafka
+from topicberg.consumer import DamagedRecordsError, messages
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.tableflow.offsets import Offsets, dump_offsets, parse_offsets
+from topicberg.tableflow.offsets import Offsets, Place
+from topicberg.tableflow.places import Places
+from topicberg.tableflow.reading import (
+    FIRST_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    TIMESTAMP_MS,
+    raw_record,
+)
 from topicberg.tableflow.rows import PROBLEM
-from topicberg.tableflow.subjects import WIRE_BYTES, wire_prefix
+from topicberg.tableflow.subjects import NOT_FOUND, wire_prefix
 from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.transactions import (
+    abort,
+    newest_states,
+    transaction_errors,
+    transactional_producer,
+)
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from confluent_kafka import Message, Producer
     from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
     from topicberg.topics import TopicSpec
 
-LOGGED_OFFSETS = "topicberg.dead-letter-offsets"
-"""Table property: ends of the dead-letter topic's partitions when the table last changed."""
+STATE_TOPIC = "topicberg.dead-letters"
+"""Compacted: id of the producer → :class:`_State`."""
 CANNOT_DECODE = 1
 PROCESSOR = "topicberg.tableflow"
-_READ_SECONDS = 30.0
+TRANSACTION_SECONDS = 60
+_TRANSACTION_RECORDS, _TRANSACTION_BYTES = 5_000, 16_000_000
+_DEFAULT_MAX_BYTES = 1_000_000
+_MIN_CLIENT_BYTES = 4_000_000
+"""The note of what is logged may be larger than a dead letter."""
+_RECORD_OVERHEAD = 512
+"""Bytes that Kafka adds to a key and a value, at most."""
+COLUMNS = (
+    *("partition", "offset", TIMESTAMP_MS, "timestampType", "headers", "key", "value"),
+    PROBLEM,
+)
 
-Place = tuple[int, int]
-"""Partition and offset of a record in its topic."""
+Record = Mapping[str, Any]
+"""Values of :data:`COLUMNS`."""
+
+
+class _State(BaseModel):
+    """Records of one topic that are in the dead-letter topic, as far as they may be met again."""
+
+    topic_id: str
+    logged: dict[str, str] = Field(default_factory=dict)
+    """See :class:`topicberg.tableflow.places.Places`."""
+
+
+@dataclass
+class _Session:
+    """A producer that fenced off all others of its id, and what is logged since."""
+
+    producer: Producer
+    logged: Places
+    prefix: bytes
+    max_bytes: int
+    """Of a key and a value in the dead-letter topic."""
 
 
 class DeadLetters:
@@ -55,64 +104,191 @@ class DeadLetters:
         self.target = dead_letter_spec(spec)
         self._endpoints = endpoints
         self._config = config
+        self._session: _Session | None = None
+        self._schema: Any = None
 
-    def write(self, table: Table, topic_id: str, broken: DataFrame) -> dict[str, str]:
+    def write(self, table: Table, topic_id: str, held: Offsets, broken: Iterable[Record]) -> None:
         """Produce the broken records that are not there yet.
 
-        :param broken: Kafka's columns and :data:`topicberg.tableflow.rows.PROBLEM`
-        :returns: table properties to change when the batch is published
+        :param held: up to where the table holds the topic: earlier records are not met again
+        :param broken: records with :data:`COLUMNS`
+        :raises CommitConflictError: another engine of this topic took over
         :raises TopicbergError: the dead-letter topic does not take them
         """
-        ensured = kafka.ensure_topic(self.target, self._endpoints, self._config)
-        assert ensured.value_schema_id is not None  # noqa: S101  its spec has a schema file
-        prefix = wire_prefix(ensured.value_schema_id)
-        schema = self._schema()
-        logged = self._logged_since(table, topic_id, schema)
-        producer = self._producer()
-        failures: list[str] = []
+        session, self._session = self._session, None  # any failure ends it
+        with transaction_errors(
+            f"topic {self.spec.name}: dead-letter topic {self.target.name}",
+            hint="nothing of the batch was committed, it is tried again; check the rights to "
+            f"write transactions to {self.target.name} and {STATE_TOPIC}",
+        ):
+            if session is None:
+                session = self._open(table, topic_id)
+            session.logged.forget(held)
+            try:
+                for some in self._new(session, topic_id, broken):
+                    self._send(session, _producer_id(table), topic_id, some)
+            finally:
+                abort(session.producer)
+        self._session = session
+
+    def _open(self, table: Table, topic_id: str) -> _Session:
+        what = f"topic {self.spec.name}: dead-letter topic {self.target.name}"
+        try:
+            kafka.create_topic(self.target, self._endpoints, self._config)
+            prefix = wire_prefix(self._register())
+            kafka.ensure_internal_topic(STATE_TOPIC, self._endpoints)
+        except TopicbergError as error:
+            raise type(error)(f"{what}: {error.message}", hint=error.hint) from error
+        allowed = kafka.topic_config(self._endpoints, self.target.name).get("max.message.bytes")
+        max_bytes = int(allowed or _DEFAULT_MAX_BYTES)
+        producer = transactional_producer(
+            _producer_id(table),
+            self._endpoints,
+            TRANSACTION_SECONDS,
+            **{
+                "message.max.bytes": min(max(max_bytes, _MIN_CLIENT_BYTES), 1_000_000_000),
+                "batch.size": min(max_bytes, _DEFAULT_MAX_BYTES),
+            },
+        )
+        wait = TRANSACTION_SECONDS * 1.5
+        found = newest_states(self._endpoints, STATE_TOPIC, wait).get(_producer_id(table))
+        state = _State.model_validate_json(found) if found else _State(topic_id=topic_id)
+        logged = Places.load(state.logged) if state.topic_id == topic_id else Places()
+        return _Session(producer, logged, prefix, max_bytes - _RECORD_OVERHEAD)
+
+    def _register(self) -> int:
+        """The id of the dead letters' schema: in the topic's subject, or in one of its own.
+
+        A subject in which others have another schema is left to them.
+        """
+        path = self.target.value_schema_path(self._config)
+        assert path is not None  # noqa: S101  its spec has a schema file
+        self._schema = fastavro.parse_schema(json.loads(path.read_text()))
+        own = str(self._schema["name"])
+        subject = self.target.value_subject if self._is_ours(own) else own
+        register = partial(kafka.register_schema, self._endpoints)
+        try:
+            number = register(subject, self.target.value_schema, path)
+        except kafka.IncompatibleSchemaError:
+            if subject == own:
+                raise
+            number = register(own, self.target.value_schema, path)
+        assert number is not None  # noqa: S101  there is a file
+        return number
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether the topic's subject has dead letters, or nothing at all."""
+        subject = self.target.value_subject
+        with kafka.registry_errors(f"the schema of {subject}"):
+            try:
+                latest = self._endpoints.schema_registry_client().get_latest_version(subject)
+            except SchemaRegistryError as error:
+                if error.http_status_code != NOT_FOUND:
+                    raise
+                return True
+        try:
+            parsed: Any = fastavro.parse_schema(json.loads(latest.schema.schema_str or ""))
+        except (ValueError, fastavro.schema.SchemaParseException):
+            return False
+        return isinstance(parsed, dict) and parsed.get("name") == name
+
+    def _new(
+        self, session: _Session, topic_id: str, broken: Iterable[Record]
+    ) -> Iterator[dict[Place, bytes]]:
+        """What is not logged yet, encoded, as much as one transaction takes at a time."""
+        some: dict[Place, bytes] = {}
+        size = 0
+        for record in broken:
+            place = record["partition"], record["offset"]
+            if place in session.logged or place in some:
+                continue
+            room = session.max_bytes - len(self._key(place))
+            some[place] = self._encoded(session.prefix, self._entry(record, topic_id), room)
+            size += len(some[place])
+            if len(some) >= _TRANSACTION_RECORDS or size >= _TRANSACTION_BYTES:
+                yield some
+                some, size = {}, 0
+        if some:
+            yield some
+
+    def _send(
+        self,
+        session: _Session,
+        producer_id: str,
+        topic_id: str,
+        some: Mapping[Place, bytes],
+    ) -> None:
+        """One transaction: dead letters, and the note that they are there."""
+        from confluent_kafka import KafkaException
+
+        refused: list[str] = []
 
         def delivered(error: Any, _message: Message) -> None:
             if error is not None:
-                failures.append(str(error))
+                refused.append(str(error))
 
-        rows = broken.select(
-            "partition", "offset", "timestamp", "timestampType", "headers", "key", "value", PROBLEM
-        )
-        for row in rows.toLocalIterator():
-            place = f"{self.spec.name}-{row['partition']}-{row['offset']}".encode()
-            if (row["partition"], row["offset"]) in logged:
-                continue
+        producer = session.producer
+        producer.begin_transaction()
+        for place, value in some.items():
+            kafka.produce(producer, self.target.name, value, self._key(place), delivered)
+            session.logged.add(place)
+        state = _State(topic_id=topic_id, logged=session.logged.dump()).model_dump_json()
+        kafka.produce(producer, STATE_TOPIC, state.encode(), producer_id.encode(), delivered)
+        try:
+            producer.commit_transaction(TRANSACTION_SECONDS)
+        except KafkaException as error:
+            if not refused:
+                raise
+            raise TopicbergError(
+                f"topic {self.spec.name}: the dead-letter topic {self.target.name} does not take "
+                f"{len(refused)} of {len(some)} records: {refused[0]}",
+                hint=f"check the configuration of {self.target.name}, or choose another topic: "
+                f"`topicberg tableflow enable {self.spec.name} --log-target TOPIC`; nothing of "
+                "the batch was committed, it is tried again",
+            ) from error
+
+    def _key(self, place: Place) -> bytes:
+        return f"{self.spec.name}-{place[0]}-{place[1]}".encode()
+
+    def _encoded(self, prefix: bytes, entry: dict[str, Any], room: int) -> bytes:
+        """The entry, cut where it is longest until it fits.
+
+        ``error_details`` then says of what was cut how many bytes it had: ``value_bytes``.
+        """
+        source, details = entry["source_record"], entry["error_details"]
+        while True:
             buffer = BytesIO(prefix)
             buffer.seek(0, 2)
-            fastavro.schemaless_writer(buffer, schema, self._entry(row, topic_id))
-            kafka.produce(producer, self.target.name, buffer.getvalue(), place, delivered)
-        unsent = producer.flush(_READ_SECONDS)
-        if unsent or failures:
-            raise TopicbergError(
-                f"topic {self.spec.name}: {unsent + len(failures)} broken records could not be "
-                f"written to the dead-letter topic {self.target.name}: "
-                f"{failures[0] if failures else 'no answer'}",
-                hint="nothing of the batch was committed, it is tried again",
-            )
-        ends = kafka.end_offsets(self._endpoints, self.target.name)
-        return {LOGGED_OFFSETS: dump_offsets(ends)}
+            fastavro.schemaless_writer(buffer, self._schema, entry)
+            excess = buffer.tell() - room
+            if excess <= 0:
+                return buffer.getvalue()
+            excess += 100  # for the note itself
+            parts = {part: len(source[part] or b"") for part in ("value", "key")}
+            part = max(parts, key=lambda name: parts[name])
+            if parts[part]:
+                details.setdefault(f"{part}_bytes", str(parts[part]))
+                details["truncated"] = "true"
+                source[part] = source[part][: max(0, parts[part] - excess)]
+            elif source["headers"]:
+                details["headers_left_out"] = str(len(source["headers"]))
+                details["truncated"] = "true"
+                source["headers"] = {}
+            elif len(entry["error_message"]) > 100:
+                entry["error_message"] = entry["error_message"][:100]
+            else:
+                return buffer.getvalue()  # the topic takes nothing; its refusal says so
 
-    def _schema(self) -> Any:
-        path = self.target.value_schema_path(self._config)
-        assert path is not None  # noqa: S101  its spec has a schema file
-        return fastavro.parse_schema(json.loads(path.read_text()))
-
-    def _producer(self) -> Any:
-        from confluent_kafka import Producer
-
-        return Producer({**self._endpoints.kafka_config(), "enable.idempotence": True})
-
-    def _entry(self, row: Row, topic_id: str) -> dict[str, Any]:
+    def _entry(self, row: Record, topic_id: str) -> dict[str, Any]:
         problem = row[PROBLEM]
         details = {"topic_id": topic_id}
         if problem["schema_id"] is not None:
             details["schema_id"] = str(problem["schema_id"])
-        headers = {header["key"]: header["value"] for header in row["headers"] or ()}
+        milliseconds = row[TIMESTAMP_MS]
+        has_time = FIRST_MS <= milliseconds <= LAST_MS and milliseconds != NO_TIMESTAMP
+        if not has_time:
+            details["timestamp"] = str(milliseconds)
+        headers = {header["key"]: _bytes(header["value"]) for header in row["headers"] or ()}
         return {
             "error_timestamp": datetime.now(UTC),
             "error_code": CANNOT_DECODE,
@@ -129,70 +305,37 @@ class DeadLetters:
                 "partition": row["partition"],
                 "offset": row["offset"],
                 "timestamp_type": "LOG_APPEND_TIME" if row["timestampType"] else "CREATE_TIME",
-                "timestamp": row["timestamp"].astimezone(UTC),
+                "timestamp": milliseconds if has_time else None,
                 "headers": headers,
                 "key": _bytes(row["key"]),
                 "value": _bytes(row["value"]),
             },
         }
 
-    def _logged_since(self, table: Table, topic_id: str, schema: Any) -> set[Place]:
-        """Records of this topic that were produced after the table last changed."""
-        known = table.properties.get(LOGGED_OFFSETS)
-        start = parse_offsets(known) if known else {}
-        found: set[Place] = set()
-        for message in _read(self._endpoints, self.target.name, start):
-            value = message.value()
-            if value is None or len(value) < WIRE_BYTES:
-                continue
-            entry: Any = fastavro.schemaless_reader(BytesIO(value[WIRE_BYTES:]), schema, None)
-            source = entry["source_record"]
-            if (source["topic"], entry["error_details"].get("topic_id")) == (
-                self.spec.name,
-                topic_id,
-            ):
-                found.add((source["partition"], source["offset"]))
-        return found
+
+def logged_records(broken: DataFrame) -> Iterator[Record]:
+    """The records of a frame that was decoded, one after the other."""
+    return broken.select(*COLUMNS).toLocalIterator()  # type: ignore[return-value]
+
+
+def logged_record(endpoints: Endpoints, spec: TopicSpec, place: Place, reason: str) -> Record:
+    """One record that Spark cannot compute; without its bytes if the client cannot read them."""
+    problem = {PROBLEM: {"reason": reason, "schema_id": None}}
+    partition, offset = place
+    try:
+        for message in messages(endpoints, spec.name, {partition: (offset, offset + 1)}):
+            return raw_record(message, spec) | problem
+    except DamagedRecordsError as error:
+        problem[PROBLEM]["reason"] = f"{reason}; {error.message}"
+    nothing = dict.fromkeys(COLUMNS)
+    known = {"partition": partition, "offset": offset, TIMESTAMP_MS: NO_TIMESTAMP}
+    return {**nothing, **known, **problem}
+
+
+def _producer_id(table: Table) -> str:
+    """Of the table, so that a new one of the same topic logs what it leaves out itself."""
+    return f"topicberg-dead-letters-{table.metadata.table_uuid}"
 
 
 def _bytes(value: bytes | bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
-
-
-def _read(endpoints: Endpoints, topic: str, start: Offsets) -> list[Message]:
-    """Everything in a topic from ``start`` (a partition not in it: its beginning) to its end."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    beginning = kafka.beginning_offsets(endpoints, topic)
-    ends = kafka.end_offsets(endpoints, topic)
-    wanted = {p: (max(start.get(p, 0), beginning[p]), end) for p, end in ends.items()}
-    wanted = {p: (first, end) for p, (first, end) in wanted.items() if first < end}
-    found: list[Message] = []
-    if not wanted:
-        return found
-    consumer = Consumer(
-        {
-            **endpoints.kafka_config(),
-            "group.id": f"topicberg-{uuid.uuid4().hex}",
-            "enable.auto.commit": False,
-            "enable.partition.eof": False,
-        }
-    )
-    deadline = time.monotonic() + _READ_SECONDS
-    try:
-        consumer.assign([TopicPartition(topic, p, first) for p, (first, _) in wanted.items()])
-        while wanted and time.monotonic() < deadline:
-            message = consumer.poll(0.5)
-            if message is not None and not message.error():
-                found.append(message)
-            for position in consumer.position([TopicPartition(topic, p) for p in wanted]):
-                if position.offset >= wanted[position.partition][1]:
-                    del wanted[position.partition]
-    finally:
-        consumer.close()
-    if wanted:
-        raise TopicbergError(
-            f"the dead-letter topic {topic} cannot be read: no answer in {_READ_SECONDS:.0f} s",
-            hint="nothing was committed, it is tried again",
-        )
-    return found

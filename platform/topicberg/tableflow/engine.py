@@ -1,7 +1,8 @@
 """One topic into its table: plan a batch, let Spark stage it, publish it.
 
 Every step starts from what the table says it holds, so that a step which failed or was killed at
-any point is simply done again.
+any point is simply done again. A batch that Spark cannot compute is taken apart until the record
+that fails it is alone, see :mod:`topicberg.tableflow.isolation`.
 """
 
 from __future__ import annotations
@@ -10,30 +11,49 @@ import json
 import logging
 import random
 import re
+import sys
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from topicberg import kafka
+from topicberg.consumer import DamagedRecordsError, record_bytes
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
-from topicberg.tableflow import commit, failures, upsert
-from topicberg.tableflow.deadletters import DeadLetters
+from topicberg.tableflow import commit, control, failures, skips, tombstones, upsert
+from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
+from topicberg.tableflow.isolation import ATTEMPTS, Isolation
 from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.layout import Layout, read_layout, table_schema
-from topicberg.tableflow.offsets import Batch, Offsets, dump_offsets, parse_offsets, plan_batch
+from topicberg.tableflow.offsets import (
+    Batch,
+    Offsets,
+    Place,
+    dump_offsets,
+    parse_offsets,
+    plan_batch,
+)
+from topicberg.tableflow.reading import (
+    OUT_OF_SPARKS_RANGE,
+    read_by_client,
+    read_by_spark,
+    without_value,
+)
 from topicberg.tableflow.rows import PROBLEM, ROW, decoded
+from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
 from topicberg.tableflow.table import ensure_table, start_again
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.errors import PySparkException
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.connect.observation import Observation
 
     from topicberg.topics import TopicSpec
@@ -42,32 +62,20 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 1_000_000}
 """Records of a batch at most, by write mode: those of an upsert are sorted by their keys."""
-GROWTH = 1.1
-"""How much larger the next batch may be after one that Spark did not survive as a whole."""
-SMALL_BATCH = 100_000
-"""Up to so many records one task, and so one file, is faster than one for every partition."""
+SAMPLED_RECORDS = 1_000
+"""Of more records than these, the size is sampled before they are read."""
+DEATHS = 3
+"""Batches in a row that Spark did not survive, before the record is searched that it dies of; and
+attempts at this record, as Spark may end for other reasons."""
 CONFLICT_ATTEMPTS = 5
 MAX_FOREIGN_SCHEMAS = 100
 """Schema ids that are asked for after one batch; broken records may name any."""
 
-FIRST_OFFSETS = "topicberg.first-offsets"
-"""Table property: where the topic's records begin for this table."""
-
 BAD_RECORD = "topicberg-bad-record"
 _BAD_RECORD = re.compile(BAD_RECORD + r" (\{.*?\})")
 
-# The Kafka client's defaults fetch 500 records at a time, which bounds the whole ingest, and wait
-# half a second for more at the end of every partition, which bounds a small batch.
-_KAFKA_READ = {
-    "kafka.fetch.max.wait.ms": "20",
-    "kafka.isolation.level": "read_committed",
-    "kafka.max.poll.records": "20000",
-    "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
-    "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
-    "kafka.receive.buffer.bytes": str(1024 * 1024),
-    "failOnDataLoss": "true",
-    "includeHeaders": "true",
-}
+# Spark's Kafka source: records that only the client can read, so nothing has to be proven.
+_ONLY_BY_CLIENT = re.compile(rf"{OUT_OF_SPARKS_RANGE}|ArithmeticException: long overflow")
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,9 @@ class Commit:
     """Of the files that the step added."""
     data_files: int = 0
     """Of the table, after the step."""
+    skip_requests: tuple[skips.Skip, ...] = ()
+    """Of the table's whole life."""
+    missed_deletes: tombstones.Missed | None = None
 
 
 @dataclass(frozen=True)
@@ -95,8 +106,6 @@ class Staged:
     base: int | None = None
     """On a branch: the snapshot below it."""
     skipped: int = 0
-    properties: Mapping[str, str] = field(default_factory=dict)
-    """Table properties that change with it."""
 
     def head(self, table: Table) -> Snapshot | None:
         if self.branch is not None:
@@ -113,6 +122,10 @@ class UnknownSchemaError(TableflowError):
     def __init__(self, message: str, schema_ids: frozenset[int]) -> None:
         super().__init__(message)
         self.schema_ids = schema_ids
+
+
+class BatchFailedError(TopicbergError):
+    """Spark cannot compute a batch, perhaps due to a record; the search for it has begun."""
 
 
 class Ingestor:
@@ -132,8 +145,16 @@ class Ingestor:
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
             self._dead_letters = DeadLetters(spec, endpoints, config)
-        self.max_records = MAX_RECORDS[spec.write_mode]
-        self._survived = self._fitting = self.max_records
+        self._most = MAX_RECORDS[spec.write_mode]
+        self._size = BatchSize.of(self._most, spec.tableflow.commit_max_bytes)
+        self._knows_size = False
+        self._deaths = 0
+        self._isolation: Isolation | None = None
+
+    @property
+    def max_records(self) -> int:
+        """Records of the next batch at most."""
+        return self._size.limit
 
     def close(self) -> None:
         """Forget the Spark session and the table; the next step looks again."""
@@ -157,16 +178,21 @@ class Ingestor:
         :raises CommitConflictError: others kept committing to the table
         :raises TopicbergError: a service does not answer, refuses or is full
         """
-        for _ in range(CONFLICT_ATTEMPTS):
+        conflicts = 0
+        while conflicts < CONFLICT_ATTEMPTS:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
                     return self._step()
             except CommitConflictError as conflict:
                 logger.info("%s; planning the batch again", conflict.message)
+                conflicts += 1
                 time.sleep(random.uniform(0, 1))  # noqa: S311  lets the other engine finish
             except UnknownSchemaError as unknown:
+                conflicts += 1
                 if not self._look_up(unknown.schema_ids):
                     raise
+            except BatchFailedError as failed:
+                logger.warning("%s; reading a smaller part of the batch", failed.message)
         raise CommitConflictError(
             f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
             hint="is there a second engine for this topic?",
@@ -191,13 +217,24 @@ class Ingestor:
                 f"{held.topic_id}, the broker has {topic_id}",
                 hint=start_again(name),
             )
+        now_ms = int(time.time() * 1000)
         latest = kafka.end_offsets(self.endpoints, name)
         beginning = kafka.beginning_offsets(self.endpoints, name)
         first = {**beginning, **self._first_offsets(table, held, beginning, latest)}
-        batch = plan_batch(name, held.offsets or first, beginning, latest, self.max_records)
-        backlog = batch.end != latest
+        start = {**beginning, **(held.offsets or first)}
+        if not self._knows_size:
+            learnt, most = held.batch_size, self.spec.tableflow.commit_max_bytes
+            self._size, self._knows_size = BatchSize.of(self._most, most, learnt), True
+        if self._isolation is not None:
+            self._prove(table, layout, self._isolation)
+        failing = self._failing(table, start)
+        requests = skips.requested(table)
+        skip = {*requests, *([failing.place] if failing else [])}
+        batch, size = self._plan(held.offsets or first, beginning, latest, skip)
+        missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms)
         skipped = int(table.properties.get(commit.ROWS_SKIPPED, 0))
         if not batch.records:
+            missed.nothing_new()
             head_id = head.snapshot_id if head else None
             return Commit(
                 records=0,
@@ -205,25 +242,135 @@ class Ingestor:
                 end_offsets=held.offsets or first,
                 rows_skipped=skipped,
                 data_files=_number(head, "total-data-files"),
+                skip_requests=tuple(requests.values()),
+                missed_deletes=tombstones.missed(table.properties),
             )
-        properties = commit.snapshot_properties(name, topic_id, batch, int(time.time() * 1000))
-        staged = self._stage(table, layout, batch, properties)
-        changed = dict(staged.properties)
-        if staged.skipped:
-            changed[commit.ROWS_SKIPPED] = str(skipped + staged.skipped)
+        with self._spark_errors(batch, size):
+            records, batch = self._read(batch)
+        backlog = batch.end != latest
+        properties = commit.snapshot_properties(name, topic_id, batch, now_ms, self._size.dump())
+        with self._spark_errors(batch, size):
+            changed = missed.of(batch, records, caught_up=not backlog)
+            staged = self._stage(table, layout, batch, size, records, properties)
+        if self._dead_letters is not None and failing and failing.place in batch.skipped:
+            lost = logged_record(self.endpoints, self.spec, failing.place, failing.reason)
+            self._dead_letters.write(table, topic_id, batch.start, [lost])
+        if left_out := staged.skipped + len(batch.skipped):
+            changed[commit.ROWS_SKIPPED] = str(skipped + left_out)
         fresh = self._catalog.load_table(table.name())
-        snapshot = commit.publish(fresh, staged.head(fresh), held, changed, staged.branch)
+        snapshot = commit.publish(
+            fresh,
+            staged.head(fresh),
+            head.snapshot_id if head else None,
+            changed,
+            staged.branch,
+            skips.committed(table, batch.end),
+        )
         added = _number(snapshot, "added-files-size")
-        self._adapt(batch, added)
+        self._size, self._deaths = self._size.committed(batch.records, size, added), 0
         return Commit(
             records=batch.records,
             snapshot_id=snapshot.snapshot_id,
             end_offsets=batch.end,
             backlog=backlog,
-            rows_skipped=skipped + staged.skipped,
+            rows_skipped=skipped + left_out,
             bytes=added,
             data_files=_number(snapshot, "total-data-files"),
+            skip_requests=tuple(requests.values()),
+            missed_deletes=tombstones.missed({**table.properties, **changed}),
         )
+
+    def _plan(
+        self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[Place]
+    ) -> tuple[Batch, float | None]:
+        """The next batch, and the average size of its records in Kafka, if that is known."""
+        name = self.spec.name
+        if self._isolation is not None:
+            start = {p: held.get(p, beginning[p]) for p in latest}
+            ends = self._isolation.next_ends(start, SMALL_RECORDS)
+            if ends is not None:
+                ends = {p: min(ends[p], latest[p]) for p in latest}
+                return plan_batch(name, held, beginning, ends, sys.maxsize, skip), None
+            self._isolation = None
+        batch = plan_batch(name, held, beginning, latest, self._size.limit, skip)
+        if batch.records <= SAMPLED_RECORDS:
+            return batch, None
+        sizes = record_bytes(self.endpoints, name, batch.ranges)
+        fitting, size = self._size.fit(sizes, batch.records)
+        return plan_batch(name, held, beginning, batch.end, fitting, skip), size
+
+    def _read(self, batch: Batch) -> tuple[DataFrame, Batch]:
+        """The records of the batch, or of its first part; and what was read."""
+        spark = self._session()
+        if self._isolation is None and batch.ranges:
+            return read_by_spark(spark, self.endpoints, self.spec, batch), batch
+        is_damaged = False
+        try:
+            records, batch = read_by_client(spark, self.endpoints, self.spec, batch)
+        except DamagedRecordsError as error:
+            logger.info("%s; Spark tries", error.message)
+            is_damaged = True
+            alone = {**batch.start, error.partition: error.offset + 1}
+            batch = batch.until({p: min(end, batch.end[p]) for p, end in alone.items()})
+            records = read_by_spark(spark, self.endpoints, self.spec, batch)
+        if self._isolation is not None:
+            self._isolation.is_damaged = is_damaged
+        return records, batch
+
+    def _failing(self, table: Table, start: Offsets) -> skips.Skip | None:
+        """The record that is known to fail by itself, if the table does not hold it already.
+
+        :raises TableflowError: the topic stops before such a record (SUSPEND)
+        """
+        known = skips.failing(table)
+        if known is None or known.offset < start.get(known.partition, 0):
+            return None
+        asked = control.read_request(self.config, self.spec.name)
+        if asked is not None and asked.resumed_at * 1000 > known.at_ms:
+            return None  # it is tried once more
+        suspends = self.spec.tableflow.error_handling.mode == "SUSPEND"
+        if suspends and known.place not in skips.requested(table):
+            name, partition, offset = self.spec.name, known.partition, known.offset
+            raise TableflowError(
+                f"topic {name}, partition {partition}, offset {offset}: Spark fails at this "
+                f"record, and works without it: {known.reason}",
+                hint=f"`topicberg tableflow skip {name} {partition} {offset}` leaves the record "
+                f"out; `topicberg tableflow resume {name}` tries it once more",
+            )
+        return known
+
+    def _prove(self, table: Table, layout: Layout, search: Isolation) -> None:
+        """See whether the services work without the part that fails; if so, blame its record.
+
+        :raises TopicbergError: they do not work, so no record is to blame
+        """
+        if search.unchecked:
+            try:
+                self._check_services(table, layout)
+            except Exception:
+                self._isolation = None
+                raise
+            search.unchecked = False
+        if (culprit := search.culprit) is not None:
+            self._isolation = None
+            skips.note_failing(table, culprit, search.reason)
+
+    def _check_services(self, table: Table, layout: Layout) -> None:
+        """Write a row as a batch does, and drop it: it is staged, and never published."""
+        from pyspark.errors import PySparkException
+
+        spark, wap_id = self._session(), uuid.uuid4().hex
+        spark.conf.set("spark.wap.id", wap_id)
+        try:
+            columns = spark.table(_target(table)).schema
+            frame = decoded(without_value(spark), self.spec, layout, {}, table, columns)
+            upsert.append(frame.select(f"{ROW}.*"), _target(table), {})
+        except PySparkException as error:
+            self.close()
+            raise failures.explain(f"topic {self.spec.name}", error) from error
+        staged = commit.staged_as(table.refresh(), wap_id)
+        if staged is not None:
+            table.maintenance.expire_snapshots().by_id(staged.snapshot_id).commit()
 
     def _first_offsets(
         self, table: Table, held: commit.Committed, beginning: Offsets, latest: Offsets
@@ -235,7 +382,7 @@ class Ingestor:
         position = self.spec.tableflow.start_position
         if position == "earliest" or held.offsets:
             return {}
-        if (known := table.properties.get(FIRST_OFFSETS)) is not None:
+        if (known := table.properties.get(commit.FIRST_OFFSETS)) is not None:
             return {p: max(o, beginning.get(p, o)) for p, o in parse_offsets(known).items()}
         if position == "latest":
             first = latest
@@ -243,7 +390,7 @@ class Ingestor:
             found = kafka.offsets_at(self.endpoints, self.spec.name, position)
             first = {p: latest[p] if offset < 0 else offset for p, offset in found.items()}
         with table.transaction() as transaction:
-            transaction.set_properties({FIRST_OFFSETS: dump_offsets(first)})
+            transaction.set_properties({commit.FIRST_OFFSETS: dump_offsets(first)})
         return first
 
     def _table(self, layout: Layout) -> Table:
@@ -254,18 +401,49 @@ class Ingestor:
         self._fitted = layout.fitted
         return table
 
-    def _adapt(self, batch: Batch, written: int) -> None:
-        """Learn from the files how many records make ``commit_max_bytes``."""
-        most = MAX_RECORDS[self.spec.write_mode]
-        self._survived = min(int(self._survived * GROWTH), most)
-        if written and batch.records > SMALL_BATCH:
-            per_record = written / batch.records
-            self._fitting = int(self.spec.tableflow.commit_max_bytes / per_record)
-        self.max_records = max(SMALL_BATCH, min(self._survived, self._fitting))
+    @contextmanager
+    def _spark_errors(self, batch: Batch, size: float | None) -> Iterator[None]:
+        """Learn from the failure of a batch.
 
-    def _ask_for_less(self, batch: Batch) -> None:
-        """Spark ended over this batch: it was killed, or the batch was too much for it."""
-        self._survived = self.max_records = max(SMALL_BATCH, batch.records // 2)
+        :param size: of its records, on average
+        :raises BatchFailedError: a part of the batch has to be read next
+        :raises TopicbergError: what failed
+        """
+        from pyspark.errors import PySparkException
+
+        try:
+            yield
+        except PySparkException as error:
+            self.close()
+            reason = self._explain(error)
+            if not isinstance(reason, TableflowError):  # else a record that cannot be decoded
+                reason = self._learn(batch, size, error, reason)
+            raise reason from error
+
+    def _learn(
+        self,
+        batch: Batch,
+        size: float | None,
+        error: PySparkException,
+        reason: TopicbergError,
+    ) -> TopicbergError:
+        """Make the next batch smaller, or begin to search the record that fails it."""
+        blame = failures.blame(error)
+        if blame == "space":
+            self._size = self._size.out_of_space(batch.records, size)
+        elif blame == "memory":
+            self._size = self._size.out_of_memory(batch.records, size)
+            self._deaths += 1
+        if blame not in ("memory", "batch"):
+            return reason
+        what = reason.message.removeprefix(f"topic {self.spec.name}: ")
+        if self._isolation is not None:
+            few = blame == "batch" or self._isolation.is_damaged
+            self._isolation.fail(batch.ranges, what, ATTEMPTS if few else DEATHS)
+        elif blame == "batch" or self._deaths >= DEATHS:
+            proven = _ONLY_BY_CLIENT.search(str(error)) is not None
+            self._isolation = Isolation(batch.end, what, unchecked=not proven)
+        return BatchFailedError(reason.message) if blame == "batch" else reason
 
     def _session(self) -> SparkSession:
         if self._spark is None:
@@ -278,51 +456,50 @@ class Ingestor:
         return self._spark
 
     def _stage(
-        self, table: Table, layout: Layout, batch: Batch, properties: dict[str, str]
+        self,
+        table: Table,
+        layout: Layout,
+        batch: Batch,
+        size: float | None,
+        records: DataFrame,
+        properties: dict[str, str],
     ) -> Staged:
         """Write the batch where no reader sees it.
 
         :raises UnknownSchemaError: records name schemas that have to be looked up first
         """
-        from pyspark.errors import PySparkException
-
         spark = self._session()
         foreign = {number: schema for number, schema in self._foreign.items() if schema}
-        try:
-            records = _read_kafka(spark, self.endpoints, self.spec.name, batch)
-            columns = spark.table(f"{CATALOG}.{quote(*table.name())}").schema
-            frame = decoded(records, self.spec, layout, foreign, table, columns)
-            if self.spec.tableflow.error_handling.mode == "SUSPEND":
-                return self._write(spark, table, batch, _raising(frame), properties)
-            frame, problems = _observed(frame)
-            good = frame.filter(f"{PROBLEM} IS NULL")
-            staged = self._write(spark, table, batch, good, properties)
-            if not (skipped := problems.get["problems"]):
-                return staged
-            if self._look_up(frozenset(problems.get["schema_ids"])):
-                raise CommitConflictError(f"topic {self.spec.name}: schemas of other subjects")
-            logged: dict[str, str] = {}
-            if self._dead_letters is not None:
-                broken = frame.filter(f"{PROBLEM} IS NOT NULL")
-                logged = self._dead_letters.write(table, properties[commit.TOPIC_ID], broken)
-            return replace(staged, skipped=skipped, properties=logged)
-        except PySparkException as error:
-            self.close()
-            if failures.spark_ended(error):
-                self._ask_for_less(batch)
-            raise self._explain(error) from error
+        columns = spark.table(_target(table)).schema
+        frame = decoded(records, self.spec, layout, foreign, table, columns)
+        is_small = batch.records <= small(size)
+        if self.spec.tableflow.error_handling.mode == "SUSPEND":
+            return self._write(spark, table, batch, is_small, _raising(frame), properties)
+        observed, observation = _observed(frame)
+        good = observed.filter(f"{PROBLEM} IS NULL")
+        staged = self._write(spark, table, batch, is_small, good, properties)
+        seen = _seen(frame, observation)
+        if not (skipped := seen["problems"]):
+            return staged
+        if self._look_up(frozenset(seen["schema_ids"])):
+            raise CommitConflictError(f"topic {self.spec.name}: schemas of other subjects")
+        if self._dead_letters is not None:
+            broken = logged_records(frame.filter(f"{PROBLEM} IS NOT NULL"))
+            self._dead_letters.write(table, properties[commit.TOPIC_ID], batch.start, broken)
+        return replace(staged, skipped=skipped)
 
     def _write(
         self,
         spark: SparkSession,
         table: Table,
         batch: Batch,
+        is_small: bool,
         frame: DataFrame,
         properties: dict[str, str],
     ) -> Staged:
-        if batch.records <= SMALL_BATCH:
+        if is_small:
             frame = frame.coalesce(1)
-        target = f"{CATALOG}.{quote(*table.name())}"
+        target = _target(table)
         if self.spec.write_mode == "append" or table.current_snapshot() is None:
             wap_id = uuid.uuid4().hex
             spark.conf.set("spark.wap.id", wap_id)
@@ -382,27 +559,32 @@ def _raising(frame: DataFrame) -> DataFrame:
 
 
 def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
-    """The frame, and what its job will have seen: ``problems``, ``schema_ids`` not known."""
-    from pyspark.sql import functions as F
+    """The frame, and what its job will have seen: see :func:`_counts`."""
     from pyspark.sql.connect.observation import Observation
 
     seen = Observation(f"problems-{uuid.uuid4().hex}")
+    return frame.observe(seen, *_counts()), seen  # type: ignore[arg-type]
+
+
+def _counts() -> tuple[Column, Column]:
+    """``problems``, and the ``schema_ids`` of them that are not known."""
+    from pyspark.sql import functions as F
+
     ids = F.slice(F.collect_set(f"{PROBLEM}.schema_id"), 1, MAX_FOREIGN_SCHEMAS)
-    counted = F.count(PROBLEM).alias("problems"), ids.alias("schema_ids")
-    return frame.observe(seen, *counted), seen  # type: ignore[arg-type]
+    return F.count(PROBLEM).alias("problems"), ids.alias("schema_ids")
 
 
-def _read_kafka(spark: SparkSession, endpoints: Endpoints, topic: str, batch: Batch) -> DataFrame:
-    ranges = batch.ranges
-    return (
-        spark.read.format("kafka")
-        .options(**endpoints.kafka_spark_options())
-        .option("assign", json.dumps({topic: list(ranges)}))
-        .option("startingOffsets", json.dumps({topic: {str(p): s for p, (s, _) in ranges.items()}}))
-        .option("endingOffsets", json.dumps({topic: {str(p): e for p, (_, e) in ranges.items()}}))
-        .options(**_KAFKA_READ)
-        .load()
-    )
+def _seen(frame: DataFrame, observation: Observation) -> dict[str, Any]:
+    """What the job of a frame has seen.
+
+    A server that is busy may answer without it: it waits a tenth of a second for its own events.
+    """
+    return observation.get or frame.agg(*_counts()).collect()[0].asDict()
+
+
+def _target(table: Table) -> str:
+    """The table in Spark's SQL."""
+    return f"{CATALOG}.{quote(*table.name())}"
 
 
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:

@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from pyiceberg.exceptions import RESTError
 
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.transient import silent_service, where_to_look
+from topicberg.transient import kind_of, silent_service, where_to_look
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,20 @@ _SPARK_ENDED = (
     r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE|"
     r"stopped SparkContext"
 )
+_SPARK_GONE = r"StatusCode\.UNAVAILABLE|failed to connect to all addresses"
+"""What its client says when Spark ended in the midst of a job and takes long to start again."""
 _OUT_OF_MEMORY = "OutOfMemoryError|Java heap space"
+
+_SPACE = _known(
+    r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
+    r"insufficient.?storage",
+    "the disk of Spark or of the object store is full",
+    "free some space; nothing of the batch was committed, it is written again",
+)
 
 # The first that matches; more special ones first.
 _KNOWN = (
-    _known(
-        r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
-        r"insufficient.?storage",
-        "the disk of Spark or of the object store is full",
-        "free some space; nothing of the batch was committed, it is written again",
-    ),
+    _SPACE,
     _known(
         r"NoSuchBucket|bucket does not exist",
         "the bucket of the table does not exist any more",
@@ -91,10 +99,34 @@ _CONNECTION = re.compile(
 )
 
 
-def spark_ended(error: BaseException) -> bool:
-    """Whether Spark went away, or had too little memory, while it computed."""
+Blame = Literal["service", "memory", "space", "batch"]
+
+
+_FAILED_TASK = re.compile(
+    r"^.*Job aborted due to stage failure.*Lost task .*?\): (.+)$", re.MULTILINE
+)
+"""The line of Spark's driver that ends with the reason of the task."""
+
+
+def blame(error: PySparkException) -> Blame:
+    """What a failed job of Spark is due to, which answered when the job began.
+
+    ``service``: Spark, or what it works with, does not answer or refuses; or the job was wrong
+    whatever it reads. ``memory``: Spark ended, or had too little of it. ``space``: a disk is full.
+    ``batch``: none of these, so perhaps a record.
+    """
+    from pyspark.errors import AnalysisException, ParseException
+
     text = str(error)
-    return re.search(f"{_SPARK_ENDED}|{_OUT_OF_MEMORY}", text) is not None
+    if re.search(f"{_SPARK_ENDED}|{_SPARK_GONE}|{_OUT_OF_MEMORY}", text):
+        return "memory"
+    if _SPACE.pattern.search(text):
+        return "space"
+    if isinstance(error, AnalysisException | ParseException):
+        return "service"
+    if _CONNECTION.search(text) or any(known.pattern.search(text) for known in _KNOWN):
+        return "service"
+    return "service" if kind_of(error) else "batch"
 
 
 @contextmanager
@@ -122,6 +154,9 @@ def explain(what: str, error: BaseException) -> TopicbergError:
     if details := re.search(r'^\s*details = "(.+)"', text, re.MULTILINE):  # an error of gRPC
         lines = [details[1]]
     reason = lines[0][:300] if lines else type(error).__name__
+    if task := _FAILED_TASK.search(text):
+        causes = re.findall(r"^Caused by: (.+)$", text, re.MULTILINE)
+        reason = ": ".join(dict.fromkeys(part.strip()[:200] for part in (task[1], *causes[-1:])))
     if _CONNECTION.search(text):
         service = silent_service(error)
         return UnreachableError(

@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +67,8 @@ class Keys:
         return np.sort(self.position[place[same]])
 
 
-def _sorted(parts: Sequence[Keys]) -> Keys:
-    """All of them, by ``high``."""
+def merged(parts: Sequence[Keys]) -> Keys:
+    """Return all of them, sorted."""
     empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
     high, low, position = (
         np.concatenate([getattr(part, name) for part in (empty, *parts)])
@@ -133,13 +133,30 @@ class KeyIndex:
         :param keys: two columns, the raw key and Kafka's partition; distinct; no nulls
         :raises TopicbergError: the state directory cannot be written
         """
+        wanted = merged([self.hashed(keys.column(0), keys.column(1))])
+        return self._rows(table, head, lambda held: held.positions_of(wanted))
+
+    def rows_without(self, table: Table, head: Snapshot, kept: Keys) -> list[FileRows]:
+        """The rows of a snapshot that have none of these keys and are not deleted.
+
+        :param kept: sorted, see :func:`merged`
+        :raises TopicbergError: the state directory cannot be written
+        """
+
+        def others(held: Keys) -> NDArray[np.uint32]:
+            return np.setdiff1d(held.position, held.positions_of(kept))
+
+        return self._rows(table, head, others)
+
+    def _rows(
+        self, table: Table, head: Snapshot, choose: Callable[[Keys], NDArray[np.uint32]]
+    ) -> list[FileRows]:
         files = self._live(table, head)
         data = [file for file in files if file.content == DataFileContent.DATA]
         self._read_deletes(table, files)
-        wanted = _sorted([self._hashed(keys.column(0), keys.column(1))])
         found = []
         for file in data:
-            positions = self._keys_of(table, file).positions_of(wanted)
+            positions = choose(self._keys_of(table, file))
             positions = self._not_deleted(file.file_path, positions)
             if len(positions):
                 found.append(FileRows(file, positions))
@@ -192,13 +209,13 @@ class KeyIndex:
         rows, rest = divmod(len(content) - _TRAILER_BYTES, _ROW_BYTES)
         if rest or content[-_TRAILER_BYTES:].view(np.uint64)[0] != rows:
             columns = _key_columns(table, file, self._key_ids)
-            keys = _sorted([self._hashed(*each) for each in columns])
+            keys = merged([self.hashed(*each) for each in columns])
             _save(path, keys)
             return keys
         high, low, position, _ = np.split(content, [8 * rows, 16 * rows, _ROW_BYTES * rows])
         return Keys(high.view(np.uint64), low.view(np.uint64), position.view(np.uint32))
 
-    def _hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
+    def hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
         """Of rows from position ``first`` on, in their order; those without a key are left out."""
         import pandas as pd
         import pyarrow.compute as pc
@@ -220,7 +237,7 @@ class KeyIndex:
         """What becomes of a few keys: no key file is read that was made in another way."""
         import pyarrow as pa
 
-        keys = self._hashed(
+        keys = self.hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
         made = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))

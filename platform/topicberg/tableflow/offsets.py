@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from topicberg.errors import TableflowError
 
 Offsets = dict[int, int]
 """Partition → offset. Start offsets are the first to read, end offsets the first not to read."""
+Place = tuple[int, int]
+"""Partition and offset of one record."""
+Ranges = dict[int, tuple[int, int]]
+"""Partition → first offset, and the offset after the last one."""
 
 
 def dump_offsets(offsets: Mapping[int, int]) -> str:
@@ -27,6 +31,8 @@ class Batch:
 
     start: Offsets
     end: Offsets
+    skipped: frozenset[Place] = field(default=frozenset())
+    """Records that are left out unread. They are the first ones of their partitions."""
 
     @property
     def records(self) -> int:
@@ -34,13 +40,18 @@ class Batch:
         return sum(self.end[partition] - self.start[partition] for partition in self.end)
 
     @property
-    def ranges(self) -> dict[int, tuple[int, int]]:
-        """The partitions that have something to read."""
+    def ranges(self) -> Ranges:
+        """What has to be read, by partition."""
+        skipped = {p: sum(place[0] == p for place in self.skipped) for p in self.end}
         return {
-            partition: (self.start[partition], self.end[partition])
+            partition: (self.start[partition] + skipped[partition], self.end[partition])
             for partition in sorted(self.end)
-            if self.end[partition] > self.start[partition]
+            if self.end[partition] > self.start[partition] + skipped[partition]
         }
+
+    def until(self, end: Mapping[int, int]) -> Batch:
+        """The same batch with earlier ends."""
+        return Batch(self.start, {**self.end, **end}, self.skipped)
 
 
 def plan_batch(
@@ -49,11 +60,14 @@ def plan_batch(
     beginning: Mapping[int, int],
     latest: Mapping[int, int],
     max_records: int,
+    skip: Collection[Place] = (),
 ) -> Batch:
-    """The next batch: from the committed offsets (a new partition: its beginning) to the latest.
+    """Return the next batch: from the committed offsets (a new partition: its beginning) to latest.
 
     A backlog of more than ``max_records`` is cut so that all partitions advance in proportion.
 
+    :param skip: records to leave out. A batch ends before such a record, or begins with it, so
+        that every partition is read in one piece.
     :raises TableflowError: the topic's log no longer holds the next record, or never did
     """
     for partition, offset in committed.items():
@@ -79,12 +93,30 @@ def plan_batch(
                 "topic",
             )
     start = {p: committed.get(p, beginning[p]) for p in latest}
+    return _around(start, _cut(start, latest, max_records), skip)
+
+
+def _cut(start: Offsets, latest: Mapping[int, int], max_records: int) -> Offsets:
+    """Ends of at most ``max_records`` offsets."""
     backlog = sum(latest[p] - start[p] for p in latest)
     if backlog <= max_records:
-        return Batch(start=start, end=dict(latest))
-    share = max_records / backlog
-    end = {p: start[p] + int((latest[p] - start[p]) * share) for p in latest}
+        return dict(latest)
+    # Whole numbers: a float would be off by one beyond 2**53.
+    end = {p: start[p] + (latest[p] - start[p]) * max_records // backlog for p in latest}
     if end == start:  # a limit smaller than the number of partitions: still make progress
         first = next(p for p in latest if latest[p] > start[p])
         end[first] += 1
-    return Batch(start=start, end=end)
+    return end
+
+
+def _around(start: Offsets, end: Offsets, skip: Collection[Place]) -> Batch:
+    """The batch without these records."""
+    skipped: set[Place] = set()
+    for partition, offset in sorted(skip):
+        if partition not in end or not start[partition] <= offset < end[partition]:
+            continue
+        if offset == start[partition] + sum(place[0] == partition for place in skipped):
+            skipped.add((partition, offset))
+        else:
+            end = {**end, partition: offset}
+    return Batch(start, end, frozenset(skipped))

@@ -10,14 +10,13 @@ from __future__ import annotations
 import io
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pyiceberg.exceptions import CommitFailedException, RESTError
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -35,11 +34,10 @@ from pyiceberg.table.snapshots import (
     Summary,
     update_snapshot_summaries,
 )
-from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import EMPTY_DICT
 
-from topicberg.errors import CommitConflictError
+from topicberg.tableflow.commit import commit_on_head
 from topicberg.tableflow.files import live_files, partition_of
 
 if TYPE_CHECKING:
@@ -111,8 +109,29 @@ def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch
     """
     snapshot = _DeleteFilesChange(Operation.DELETE, table.transaction(), table.io, branch=branch)
     snapshot._parent_snapshot_id = head.snapshot_id  # the branch does not exist yet
-    _commit(table, head, snapshot, rows)
+    _add(table, snapshot, rows)
+    commit_on_head(table, snapshot)
     return snapshot.snapshot_id
+
+
+def delete_rows(
+    table: Table, rows: Sequence[FileRows], properties: Mapping[str, str], dropped: Collection[str]
+) -> None:
+    """Commit a snapshot of ``main`` without these rows.
+
+    :param table: freshly loaded; its head has the rows
+    :param properties: table properties, and what the snapshot's summary says
+    :param dropped: table properties that go in the same commit
+    :raises CommitConflictError: another commit came in between
+    """
+    snapshot = _DeleteFilesChange(
+        Operation.DELETE,
+        table.transaction(),
+        table.io,
+        snapshot_properties=dict(properties),
+    )
+    _add(table, snapshot, rows)
+    commit_on_head(table, snapshot, properties, dropped)
 
 
 def trim_deletes(table: Table) -> int:
@@ -146,26 +165,14 @@ def trim_deletes(table: Table) -> int:
     snapshot = _DeleteFilesChange(Operation.REPLACE, table.transaction(), table.io)
     for file in stale:
         snapshot.delete_data_file(file)
-    _commit(table, head, snapshot, rows)
+    _add(table, snapshot, rows)
+    commit_on_head(table, snapshot)
     return len(stale)
 
 
-def _commit(
-    table: Table, head: Snapshot, snapshot: _DeleteFilesChange, rows: Iterable[FileRows]
-) -> None:
+def _add(table: Table, snapshot: _DeleteFilesChange, rows: Iterable[FileRows]) -> None:
     for of_partition in _by_partition(rows):
         snapshot.append_data_file(_written(table, of_partition))
-    updates, requirements = snapshot._commit()
-    unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
-    try:
-        table.catalog.commit_table(table, (unchanged, *requirements), updates)
-    except (CommitFailedException, RESTError) as error:
-        # Not every catalog says that a snapshot came too late as the specification asks.
-        now = table.refresh().current_snapshot()
-        if isinstance(error, RESTError) and now and now.snapshot_id == head.snapshot_id:
-            raise
-        name = ".".join(table.name())
-        raise CommitConflictError(f"table {name}: another commit came first: {error}") from error
 
 
 def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:

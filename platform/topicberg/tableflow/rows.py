@@ -9,7 +9,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, cast
 
 from topicberg.tableflow.formats import DECODED, format_of
-from topicberg.tableflow.layout import KEY, PARTITION, RAW_KEY, Half, Layout
+from topicberg.tableflow.layout import KEY, PARTITION, RAW_KEY, VALUE, Half, Layout
+from topicberg.tableflow.reading import UNREADABLE
 from topicberg.tableflow.subjects import WIRE_BYTES, RegisteredSchema, wire_prefix
 
 if TYPE_CHECKING:
@@ -40,13 +41,16 @@ def decoded(
 ) -> DataFrame:
     """Kafka's columns, :data:`ROW` and :data:`PROBLEM`.
 
-    :param records: as Spark's Kafka source gives them, with headers
+    :param records: as :mod:`topicberg.tableflow.reading` gives them
     :param foreign: schemas of other subjects that records are known to name
     :param columns: the table's columns as Spark has them
     """
     from pyspark.sql import functions as F
 
-    problems: list[Column] = []
+    unreadable = F.col(UNREADABLE)
+    if spec.write_mode == "upsert":  # a tombstone deletes a row and becomes none
+        unreadable = F.when(F.col(VALUE).isNotNull(), unreadable)
+    problems = [F.when(unreadable.isNotNull(), _problem(unreadable))]
     found: dict[str, tuple[Column, DataType]] = {}
     if spec.write_mode == "upsert":
         problems.append(F.when(F.col(KEY).isNull(), _problem("the record has no key to upsert by")))
@@ -78,7 +82,7 @@ def decoded(
     return records.withColumns({ROW: F.struct(*row), PROBLEM: F.coalesce(*problems, nothing)})
 
 
-def _problem(reason: str, schema_id: Column | None = None) -> Column:
+def _problem(reason: str | Column, schema_id: Column | None = None) -> Column:
     from pyspark.sql import functions as F
 
     number = F.lit(None).cast("long") if schema_id is None else schema_id

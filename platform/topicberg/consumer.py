@@ -1,0 +1,204 @@
+"""Read records of a topic in this process: a part of it exactly, or a sample of it.
+
+For what Spark cannot read, and for what has to be known before Spark reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from topicberg.errors import TopicbergError, UnreachableError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+
+    from topicberg.endpoints import Endpoints
+
+READ_SECONDS = 60.0
+"""A read that gets nothing for so long is given up."""
+SAMPLE_SECONDS = 3.0
+SPOTS = 5
+_SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
+_MAX_BATCH_BYTES = 256 * 1024 * 1024
+"""The largest batch of records that is decompressed in this process."""
+
+
+class DamagedRecordsError(TopicbergError):
+    """Records that the client cannot read: damaged, or far too large when decompressed."""
+
+    def __init__(self, message: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.partition, self.offset = partition, offset
+
+
+def messages(
+    endpoints: Endpoints,
+    topic: str,
+    ranges: Mapping[int, tuple[int, int]],
+    seconds: float = READ_SECONDS,
+) -> Iterator[Message]:
+    """Yield the committed records of offset ranges, in the order of each partition.
+
+    :param ranges: partition → first offset, and the offset after the last one
+    :param seconds: how long to wait for the next record
+    :raises DamagedRecordsError: the client cannot read what the broker has
+    :raises UnreachableError: the broker does not answer
+    """
+    from confluent_kafka import KafkaError, TopicPartition
+
+    waiting = {partition: end for partition, (start, end) in ranges.items() if start < end}
+    with _consumer(endpoints, topic, {p: ranges[p][0] for p in waiting}) as consumer:
+        deadline = time.monotonic() + seconds
+        while waiting:
+            for message in consumer.consume(500, 0.2):
+                partition, offset = message.partition(), message.offset()
+                if partition not in waiting:
+                    continue
+                if error := message.error():
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        _check_read(error, topic, partition, max(offset or 0, ranges[partition][0]))
+                        continue
+                elif offset is not None and offset < waiting[partition]:
+                    yield message
+                    deadline = time.monotonic() + seconds
+                    if offset < waiting[partition] - 1:
+                        continue
+                del waiting[partition]
+                consumer.incremental_unassign([TopicPartition(topic, partition)])
+            if waiting and time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
+                    f"{seconds:.0f} s",
+                    hint="`topicberg status` shows whether Kafka runs",
+                )
+
+
+def first_times(endpoints: Endpoints, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
+    """Partition → time (ms) of the first record at an offset or after it, committed or not.
+
+    A partition whose record cannot be read in time, or that has none, is left out.
+    """
+    found: dict[int, int] = {}
+    with _consumer(endpoints, topic, offsets, committed=False) as consumer:
+        deadline = time.monotonic() + SAMPLE_SECONDS
+        while len(found) < len(offsets) and time.monotonic() < deadline:
+            message = consumer.poll(0.2)
+            if message is not None and not message.error():
+                found.setdefault(message.partition() or 0, message.timestamp()[1])
+    return found
+
+
+def record_bytes(
+    endpoints: Endpoints, topic: str, ranges: Mapping[int, tuple[int, int]]
+) -> list[float]:
+    """Return the average size of the records at some spots of offset ranges, from first to last.
+
+    :param ranges: partition → first offset, and the offset after the last one
+    :returns: bytes for each offset, at :data:`SPOTS` equally distant spots; empty: nothing could be
+        read within a few seconds
+    """
+    largest = sorted(ranges, key=lambda p: ranges[p][0] - ranges[p][1])[:_SAMPLED_PARTITIONS]
+    found: list[float | None] = []
+    small = {"fetch.message.max.bytes": 64 * 1024, "queued.max.messages.kbytes": 4096}
+    with _consumer(endpoints, topic, {}, committed=False, **small) as consumer:
+        deadline = time.monotonic() + SAMPLE_SECONDS
+        for number in range(SPOTS):
+            spots = {
+                p: max(start, start + (end - start) * number // (SPOTS - 1) - _SAMPLED_RECORDS)
+                for p, (start, end) in ranges.items()
+                if p in largest
+            }
+            sizes = _sample(consumer, topic, spots, deadline)
+            weights = {p: ranges[p][1] - ranges[p][0] for p in sizes}
+            total = sum(weights.values())
+            found.append(sum(sizes[p] * weights[p] for p in sizes) / total if total else None)
+    known = [size for size in found if size is not None]
+    return [max(known) if size is None else size for size in found] if known else []
+
+
+def _sample(
+    consumer: Consumer, topic: str, spots: Mapping[int, int], deadline: float
+) -> dict[int, float]:
+    """Partition → bytes for each offset, of the first records from these offsets on."""
+    from confluent_kafka import TopicPartition
+
+    consumer.assign([TopicPartition(topic, p, offset) for p, offset in spots.items()])
+    read: dict[int, list[int]] = {partition: [0, 0, 0] for partition in spots}
+    waiting = set(spots)
+    while waiting and time.monotonic() < deadline:
+        message = consumer.poll(0.2)
+        if message is None:
+            continue
+        partition = message.partition()
+        if partition not in waiting or message.error():
+            waiting.discard(partition or 0)  # its end, or nothing that this client can read
+            continue
+        assert partition is not None  # noqa: S101  see above
+        sample = read[partition]
+        sample[0] += len(message.value() or b"") + len(message.key() or b"")
+        sample[1] = (message.offset() or 0) + 1 - spots[partition]
+        sample[2] += 1
+        if sample[0] >= _SAMPLED_BYTES or sample[2] >= _SAMPLED_RECORDS:
+            waiting.discard(partition)
+    return {p: size / span for p, (size, span, _) in read.items() if span}
+
+
+@contextmanager
+def _consumer(
+    endpoints: Endpoints,
+    topic: str,
+    offsets: Mapping[int, int],
+    *,
+    committed: bool = True,
+    **more: Any,
+) -> Iterator[Consumer]:
+    """A consumer that stands at these offsets; it belongs to no group, and commits nothing."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            "log_level": 2,
+            **endpoints.kafka_config(),
+            "group.id": "topicberg",  # demanded by the client
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "check.crcs": True,
+            "fetch.wait.max.ms": 20,
+            "receive.message.max.bytes": _MAX_BATCH_BYTES,
+            **more,
+        }
+    )
+    try:
+        if offsets:
+            consumer.assign([TopicPartition(topic, p, offset) for p, offset in offsets.items()])
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
+    """Raise what a consumer says, unless it tries again by itself."""
+    from confluent_kafka import KafkaError
+
+    damaged = (
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._UNDERFLOW,
+        KafkaError.INVALID_MSG,
+    )
+    what = f"topic {topic}, partition {partition}, offset {offset}"
+    if error.code() in damaged:
+        reason = f"{what}: the records cannot be read: {error.str()}"
+        raise DamagedRecordsError(reason, partition, offset)
+    if not error.retriable() and error.code() not in (
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+    ):
+        raise TopicbergError(f"{what}: Kafka refused to give the records: {error.str()}")

@@ -1,0 +1,176 @@
+"""The records of a batch as a DataFrame: by Spark's Kafka source or, where that fails, by a client.
+
+Spark's source is fast, but it cannot hold every timestamp: it multiplies milliseconds by 1,000
+(``long overflow``), and takes times before the Gregorian calendar for others. One such record fails
+its whole batch. The client reads everything that is in Kafka, some ten times slower.
+
+Both give Kafka's columns as Spark names them (``timestamp`` is null for a record without one), and
+two more: :data:`TIMESTAMP_MS` and :data:`UNREADABLE`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from topicberg import consumer
+from topicberg.endpoints import Endpoints
+from topicberg.tableflow.offsets import Batch
+from topicberg.tableflow.sizing import SMALL_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import Message
+    from pyspark.sql import DataFrame, SparkSession
+
+    from topicberg.topics import TopicSpec
+
+TIMESTAMP_MS = "__topicberg_timestamp_ms"
+"""The timestamp as it is in Kafka."""
+UNREADABLE = "__topicberg_unreadable"
+"""Why the record itself, whatever its key and value are, has no place in a table; or null."""
+NO_TIMESTAMP = -1
+"""Kafka's number for a record that has no timestamp, such as one of an old message format."""
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+"""Years 1 to 9999, which every query engine reads."""
+OUT_OF_SPARKS_RANGE = "topicberg: a timestamp that Spark's Kafka source may have changed"
+
+# Before 1900, local times of the JVM's zone differ from UTC by odd seconds, which Spark mends.
+_SPARK_FIRST = datetime.datetime(1900, 1, 2, tzinfo=datetime.UTC)
+_SPARK_LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=datetime.UTC)
+
+# The Kafka client's defaults fetch 500 records at a time, which bounds the whole ingest, and wait
+# half a second for more at the end of every partition, which bounds a small batch.
+_OPTIONS = {
+    "kafka.fetch.max.wait.ms": "20",
+    "kafka.isolation.level": "read_committed",
+    "kafka.max.poll.records": "20000",
+    "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
+    "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
+    "kafka.receive.buffer.bytes": str(1024 * 1024),
+    "failOnDataLoss": "true",
+    "includeHeaders": "true",
+}
+
+
+def read_by_spark(
+    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
+) -> DataFrame:
+    """The batch; its job fails if a record's timestamp is one that Spark cannot hold."""
+    from pyspark.sql import functions as F
+
+    topic, ranges = spec.name, batch.ranges
+    records = (
+        spark.read.format("kafka")
+        .options(**endpoints.kafka_spark_options())
+        .option("assign", json.dumps({topic: list(ranges)}))
+        .option("startingOffsets", json.dumps({topic: {str(p): s for p, (s, _) in ranges.items()}}))
+        .option("endingOffsets", json.dumps({topic: {str(p): e for p, (_, e) in ranges.items()}}))
+        .options(**_OPTIONS)
+        .load()
+    )
+    time = F.col("timestamp")
+    is_safe = time.between(F.lit(_SPARK_FIRST), F.lit(_SPARK_LAST))
+    none = F.timestamp_millis(F.lit(NO_TIMESTAMP))
+    return records.withColumns(
+        {
+            "timestamp": F.when(time != none, time),
+            TIMESTAMP_MS: F.unix_millis(time),
+            UNREADABLE: F.when(~is_safe, F.raise_error(OUT_OF_SPARKS_RANGE).cast("string")),
+        }
+    )
+
+
+def read_by_client(
+    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
+) -> tuple[DataFrame, Batch]:
+    """The first part of the batch, up to some megabytes; and the batch that it is.
+
+    :raises DamagedRecordsError: the client cannot read its first record either
+    :raises UnreachableError: Kafka does not answer
+    """
+    found: list[Message] = []
+    size, is_whole = 0, True
+    try:
+        for message in consumer.messages(endpoints, spec.name, batch.ranges):
+            found.append(message)
+            size += len(message.value() or b"") + len(message.key() or b"") + 100
+            if size > SMALL_BYTES:
+                is_whole = False
+                break
+    except consumer.DamagedRecordsError:
+        if not found:
+            raise
+        is_whole = False
+    if not is_whole:
+        reached = {p: start for p, (start, _) in batch.ranges.items()}
+        reached |= {m.partition() or 0: (m.offset() or 0) + 1 for m in found}
+        batch = batch.until(reached)
+    return spark.createDataFrame(_arrow(found, spec)), batch
+
+
+def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
+    """One record with the columns that both readers give."""
+    kind, milliseconds = message.timestamp()
+    reason = None
+    headers: Sequence[tuple[str, bytes | None]] | None = None
+    if milliseconds != NO_TIMESTAMP and not FIRST_MS <= milliseconds <= LAST_MS:
+        column = spec.metadata_column("timestamp")
+        reason = (
+            f"field {column} (timestamptz): value {milliseconds} is not between the years 1 and "
+            "9999, in milliseconds since 1970"
+        )
+    try:
+        headers = message.headers()  # type: ignore[assignment]
+    except (SystemError, UnicodeError):
+        reason = reason or f"field {spec.metadata_column('headers')} (map): a name is not UTF-8"
+    usable = reason is None and milliseconds != NO_TIMESTAMP
+    return {
+        "key": message.key(),
+        "value": message.value(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp": milliseconds * 1000 if usable else None,
+        "timestampType": kind - 1,  # the client counts from "not available", Spark from -1
+        "headers": [{"key": k, "value": v} for k, v in headers] if headers else None,
+        TIMESTAMP_MS: milliseconds,
+        UNREADABLE: reason,
+    }
+
+
+def without_value(spark: SparkSession) -> DataFrame:
+    """A record that any topic may have, and none has: to see whether Spark works."""
+    columns = dict.fromkeys(_schema().names)
+    record = {**columns, "key": b"", "partition": 0, "offset": 0, "timestampType": 0}
+    return spark.createDataFrame(_table([record]))
+
+
+def _arrow(messages: Sequence[Message], spec: TopicSpec) -> pa.Table:
+    return _table([raw_record(message, spec) for message in messages])
+
+
+def _table(records: Sequence[dict[str, Any]]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pylist(list(records), schema=_schema())
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("timestampType", pa.int32()),
+            ("headers", pa.list_(header)),
+            (TIMESTAMP_MS, pa.int64()),
+            (UNREADABLE, pa.string()),
+        ]
+    )

@@ -1,0 +1,98 @@
+"""How many records the next batch may have: learnt from the batches before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pydantic import BaseModel, ValidationError
+
+GROWTH = 1.1
+"""How much larger the next batch may be, beyond a size at which one exhausted Spark's memory."""
+MIN_RATIO = 1 / 8
+"""Bytes of files for a byte in Kafka, at least: the next records may compress less well."""
+SMALL_RECORDS, SMALL_BYTES = 100_000, 64 * 1024 * 1024
+"""Up to so much, one task (and so one file) is faster than one for every partition."""
+LEARNT_BYTES = 1_000_000
+"""Files of fewer bytes say little: they have metadata of their own."""
+
+
+class Learnt(BaseModel):
+    """What a table's snapshot summary keeps of it for the next engine."""
+
+    limit: int
+    """Records that Spark's memory and disks have room for."""
+    ratio: float
+    """Bytes of the table's files for a byte in Kafka."""
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Limits of a batch."""
+
+    most: int
+    """Records, whatever was learnt."""
+    max_bytes: int
+    """Bytes of the files of a commit."""
+    limit: int
+    """Records that a batch may have after those that failed."""
+    threshold: int
+    """Up to here the limit doubles with each commit, beyond it grows by :data:`GROWTH`."""
+    ratio: float = 1.0
+    """Bytes of files for a byte of Kafka; before anything is learnt, they are as many."""
+
+    @classmethod
+    def of(cls, most: int, max_bytes: int, learnt: str | None = None) -> BatchSize:
+        """:param learnt: what :meth:`dump` returned, of the newest batch"""
+        size = cls(most, max_bytes, most, most)
+        if learnt is None:
+            return size
+        try:
+            known = Learnt.model_validate_json(learnt)
+        except ValidationError:  # of another version
+            return size
+        return replace(size, limit=max(1, min(known.limit, most)), ratio=known.ratio)
+
+    def dump(self) -> str:
+        return Learnt(limit=self.limit, ratio=round(self.ratio, 4)).model_dump_json()
+
+    def fit(self, sizes: Sequence[float], offsets: int) -> tuple[int, float | None]:
+        """Return how many of the next records make a batch, and their average size.
+
+        :param sizes: of records at equally distant spots of a range, from first to last
+        :param offsets: of that range
+        """
+        if len(sizes) < 2:
+            return min(self.limit, offsets), None
+        room = self.max_bytes / max(self.ratio, MIN_RATIO)
+        count = size = 0.0
+        for part in map(max, pairwise(sizes)):
+            records = min(offsets / (len(sizes) - 1), (room - size) / max(part, 1))
+            count, size = count + records, size + records * part
+        fitting = max(1, min(self.limit, offsets, int(count + 0.5)))
+        return fitting, size / count if count else max(sizes)
+
+    def committed(self, records: int, record_bytes: float | None, written: int) -> BatchSize:
+        """Return the limits after a commit of so many records into ``written`` bytes of files."""
+        doubled = min(self.limit * 2, self.threshold)
+        grown = max(doubled, int(self.limit * GROWTH), self.limit + 1)
+        ratio = self.ratio
+        if record_bytes and written >= LEARNT_BYTES:
+            ratio = written / (records * record_bytes)
+        return replace(self, limit=min(grown, self.most), ratio=ratio)
+
+    def out_of_memory(self, records: int, record_bytes: float | None) -> BatchSize:
+        """Return the limits after a batch that Spark did not survive."""
+        half = max(small(record_bytes), records // 2)
+        return replace(self, limit=min(self.limit, half), threshold=half)
+
+    def out_of_space(self, records: int, record_bytes: float | None) -> BatchSize:
+        """Return the limits after a batch for which a disk had no room."""
+        half = max(small(record_bytes) // 100, records // 2, 1)
+        return replace(self, limit=min(self.limit, half))
+
+
+def small(record_bytes: float | None) -> int:
+    """Return how many records make a small batch."""
+    return max(1, min(SMALL_RECORDS, int(SMALL_BYTES / (record_bytes or 1))))

@@ -1,0 +1,153 @@
+"""Records that are left out because somebody asked for it, or because each attempt at them failed.
+
+Both are noted in the table itself, as its offsets are: whichever engine plans the next batch sees
+them. A request to skip is a commit on ``main`` (an empty snapshot), so that a batch that was
+planned before it, and may hold the record, is refused. Its entry in the table's properties stays
+for good.
+"""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+
+from topicberg import kafka
+from topicberg.consumer import DamagedRecordsError, messages
+from topicberg.errors import CommitConflictError, SpecError, TopicbergError
+from topicberg.tableflow.commit import FIRST_OFFSETS, commit_on_head
+from topicberg.tableflow.commit import committed as held_by
+from topicberg.tableflow.offsets import Offsets, Place, parse_offsets
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+
+SKIP_PREFIX = "topicberg.skip."
+"""Table property of each record that somebody asked to skip: partition, dot, offset."""
+FAILING = "topicberg.failing-record"
+"""Table property: the record that the engine found to fail by itself."""
+ATTEMPTS = 10
+
+
+class Skip(BaseModel):
+    """A record that is left out. ``by``: a user and host, or the engine."""
+
+    partition: int
+    offset: int
+    by: str
+    at_ms: int
+    reason: str
+
+    @property
+    def place(self) -> Place:
+        return self.partition, self.offset
+
+
+def requested(table: Table) -> dict[Place, Skip]:
+    """Return what somebody asked to skip in the table's whole life, oldest first."""
+    found = (
+        _parsed(value) for key, value in table.properties.items() if key.startswith(SKIP_PREFIX)
+    )
+    ordered = sorted((skip for skip in found if skip), key=lambda skip: skip.at_ms)
+    return {skip.place: skip for skip in ordered}
+
+
+def failing(table: Table) -> Skip | None:
+    """Return the record that fails by itself; None: there is none that is known."""
+    return _parsed(table.properties.get(FAILING))
+
+
+def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
+    """Return the table properties that say nothing any more after a commit up to these offsets."""
+    known = failing(table)
+    return [FAILING] if known and known.offset < ends.get(known.partition, 0) else []
+
+
+def note_failing(table: Table, place: Place, reason: str) -> None:
+    """Note in the table that a record fails by itself."""
+    skip = _skip(place, "the engine", reason)
+    with table.transaction() as transaction:
+        transaction.set_properties({FAILING: skip.model_dump_json()})
+
+
+def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason: str) -> bool:
+    """Ask the engine to skip a record; False: that was done before.
+
+    :raises SpecError: the table holds the record, or the topic does not
+    """
+    for _ in range(ATTEMPTS):
+        table.refresh()
+        if place in requested(table):
+            return False
+        held = held_by(table, table.current_snapshot()).offsets
+        if not held and (first := table.properties.get(FIRST_OFFSETS)):
+            held = parse_offsets(first)
+        _check(endpoints, topic, place, held)
+        skip = _skip(place, current_user(), reason)
+        note = {f"{SKIP_PREFIX}{place[0]}.{place[1]}": skip.model_dump_json()}
+        empty = table.transaction().update_snapshot(snapshot_properties=note).fast_append()
+        try:
+            commit_on_head(table, empty, note)
+        except CommitConflictError:
+            continue
+        return True
+    raise CommitConflictError(
+        f"topic {topic}: {ATTEMPTS} times in a row another commit came first",
+        hint="run the command again; nothing was changed",
+    )
+
+
+def _check(endpoints: Endpoints, topic: str, place: Place, held: Offsets) -> None:
+    partition, offset = place
+    what = f"topic {topic}, partition {partition}, offset {offset}"
+    ends = kafka.high_watermarks(endpoints, topic)
+    if partition not in ends:
+        raise SpecError(f"{what}: the topic has no such partition; it has {sorted(ends)}")
+    if not 0 <= offset < ends[partition]:
+        raise SpecError(
+            f"{what}: there is no such record; the partition ends at offset {ends[partition]}"
+        )
+    if offset < held.get(partition, 0):
+        raise SpecError(
+            f"{what}: the table is past this record; the next one of the partition is "
+            f"{held[partition]}",
+            hint="query the table for it: its metadata columns have the partition and the offset",
+        )
+    try:
+        there = any(True for _ in messages(endpoints, topic, {partition: (offset, offset + 1)}))
+    except DamagedRecordsError:
+        there = True
+    if not there and offset < kafka.end_offsets(endpoints, topic)[partition]:
+        raise SpecError(
+            f"{what}: Kafka has no record there: it was compacted away, or is not one",
+            hint="nothing has to be skipped: the engine reads on after it",
+        )
+
+
+def _skip(place: Place, by: str, reason: str) -> Skip:
+    now = int(time.time() * 1000)
+    return Skip(partition=place[0], offset=place[1], by=by, at_ms=now, reason=reason)
+
+
+def current_user() -> str:
+    """Return the user and host of this process."""
+    import socket
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user may have no name
+        return socket.gethostname()
+
+
+def _parsed(text: str | None) -> Skip | None:
+    try:
+        return Skip.model_validate_json(text) if text else None
+    except ValidationError as error:
+        raise TopicbergError(
+            f"the table property {text!r} is damaged", hint="remove it from the table"
+        ) from error

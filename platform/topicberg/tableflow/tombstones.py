@@ -1,0 +1,103 @@
+"""Notice deletes that an upsert table may have missed, while its engine was away.
+
+Kafka keeps a tombstone for ``delete.retention.ms`` after it compacted the records before it. An
+engine that comes back later finds a gap where it was, and the row that it deleted stays. Whether
+that happened cannot be known; that it may have is noted in the table until the topic is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+
+from topicberg import kafka
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.tableflow.commit import Committed
+    from topicberg.tableflow.offsets import Batch
+    from topicberg.topics import TopicSpec
+
+CURRENT_AT_MS = "topicberg.current-at-ms"
+"""Table property: when the table last held everything that its topic did."""
+MISSED = "topicberg.missed-deletes"
+"""Table property: see :class:`Missed`."""
+_PATIENCE_MS = 60_000
+"""How often a topic without new records is noted to be current, at most."""
+
+
+class Missed(BaseModel):
+    """Deletes between these times (milliseconds) may be missing in the table."""
+
+    since_ms: int
+    until_ms: int
+
+
+def missed(properties: Mapping[str, str]) -> Missed | None:
+    """Return when deletes may have been missed, by a table's properties; None: they were not."""
+    text = properties.get(MISSED)
+    try:
+        return Missed.model_validate_json(text) if text else None
+    except ValidationError:  # a person wrote it
+        return Missed(since_ms=0, until_ms=0)
+
+
+class Watch:
+    """Whether the table of one topic was behind for longer than Kafka keeps tombstones."""
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        table: Table,
+        held: Committed,
+        now_ms: int,
+    ) -> None:
+        """:param now_ms: a time before the topic's end was looked up"""
+        self._spec, self._endpoints, self._table, self._now_ms = spec, endpoints, table, now_ms
+        self._watched = spec.write_mode == "upsert" and bool(held.offsets)
+        self._current_ms = int(table.properties.get(CURRENT_AT_MS, held.at_ms or now_ms))
+
+    @property
+    def _away_ms(self) -> int:
+        return self._now_ms - self._current_ms
+
+    def _kept_ms(self) -> int | None:
+        """How long Kafka keeps a tombstone; None: the topic is not compacted."""
+        settings = kafka.topic_config(self._endpoints, self._spec.name)
+        if "compact" not in (settings.get("cleanup.policy") or ""):
+            return None
+        return int(settings.get("delete.retention.ms") or 0)
+
+    def nothing_new(self) -> None:
+        """Note now and then that a topic without new records was looked at."""
+        if not self._watched or self._away_ms <= _PATIENCE_MS:
+            return
+        kept = self._kept_ms()
+        if kept is not None and self._away_ms > kept // 4:
+            with self._table.transaction() as transaction:
+                transaction.set_properties({CURRENT_AT_MS: str(self._now_ms)})
+
+    def of(self, batch: Batch, records: DataFrame, *, caught_up: bool) -> dict[str, str]:
+        """Return the table properties that change with a batch.
+
+        :param records: of the batch; they are counted if tombstones may be missing
+        :param caught_up: after the batch the table holds everything
+        """
+        if self._spec.write_mode != "upsert":
+            return {}
+        changed = {CURRENT_AT_MS: str(self._now_ms)} if caught_up or not self._watched else {}
+        if not self._watched or MISSED in self._table.properties or self._away_ms <= 0:
+            return changed
+        kept = self._kept_ms()
+        if kept is None or self._away_ms <= kept:
+            return changed
+        if records.count() < batch.records - len(batch.skipped):
+            found = Missed(since_ms=self._current_ms, until_ms=self._now_ms)
+            changed[MISSED] = found.model_dump_json()
+        return changed

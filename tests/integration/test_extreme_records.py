@@ -1,0 +1,259 @@
+"""Records at Kafka's limits: each one is a row, or is left out as the topic's mode says."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka import Producer
+from kafka_topics import ORDER, Topic, encode
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow import commit, skips
+from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.subjects import wire_prefix
+from topicberg.topics.deadletters import dead_letter_spec
+
+pytestmark = pytest.mark.integration
+
+ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+NOW_MS = 1_700_000_000_000
+IMPOSSIBLE = {
+    "microseconds": NOW_MS * 1000,
+    "nanoseconds": NOW_MS * 1_000_000,
+    "the year 10000": 253_402_300_800_000,
+    "the year 0": -62_135_596_800_001,
+    "the largest number": 2**63 - 1,
+    "the smallest number": -(2**63),
+}
+POSSIBLE = {
+    "none": (-1, None),
+    "the first day": (-62_135_596_800_000, datetime(1, 1, 1, tzinfo=UTC)),
+    "a Julian day": (-12_219_379_200_001, None),
+    "the last": (253_402_300_799_999, datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)),
+    "before 1970": (-5, datetime(1969, 12, 31, 23, 59, 59, 995_000, UTC)),
+    "today": (NOW_MS, datetime.fromtimestamp(NOW_MS / 1000, UTC)),
+}
+
+
+def orders(topic: Topic, *numbers: int) -> list[bytes]:
+    prefix, parsed = wire_prefix(topic.register(ORDER)), fastavro.parse_schema(ORDER)
+    return [prefix + encode(parsed, {"id": number, "note": ""}) for number in numbers]
+
+
+def skipped(topic: Topic) -> int:
+    return int(topic.table().properties.get(commit.ROWS_SKIPPED, 0))
+
+
+def handling(mode: str, **more: Any) -> dict[str, Any]:
+    return {"error_handling": {"mode": mode, **more}}
+
+
+def micros(topic: Topic) -> dict[int, int | None]:
+    """Order → its timestamp."""
+    import pyarrow as pa
+
+    arrow = topic.table().scan(selected_fields=("id", "$$timestamp")).to_arrow()
+    times = arrow["$$timestamp"].cast(pa.int64()).to_pylist()
+    return dict(zip(arrow["id"].to_pylist(), times, strict=True))
+
+
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+@pytest.mark.parametrize("mode", ["SKIP", "LOG"])
+def test_extreme_timestamps_are_left_out_alone(
+    make_topic: Callable[..., Topic], mode: str, write_mode: str
+) -> None:
+    """Beside good ones, some of which Spark's Kafka source would change."""
+    target = {"target": f"errors_{os.urandom(4).hex()}"} if mode == "LOG" else {}
+    topic = make_topic(
+        ANY_TIME,
+        write_mode=write_mode,
+        key={"format": "string"},
+        tableflow=handling(mode, **target),
+    )
+    impossible, possible = [*IMPOSSIBLE.values()], [time for time, _ in POSSIBLE.values()]
+    times = [*possible, *impossible, *possible]
+    topic.send_raw(
+        orders(topic, *range(len(times))),
+        key=lambda number: b"%d" % number,
+        timestamp=lambda number: times[number],
+    )
+    assert topic.ingest() == len(times)
+    expected = {
+        number: None if time == -1 else time * 1000
+        for number, time in enumerate(times)
+        if time not in impossible
+    }
+    assert micros(topic) == expected
+    assert skipped(topic) == len(IMPOSSIBLE)
+    if mode == "LOG":
+        errors = Topic(topic.endpoints, dead_letter_spec(topic.spec), topic.config)
+        errors.ingest()
+        rows = errors.rows("error_message", "error_details", "source_record")
+        assert sorted(int(dict(row["error_details"])["timestamp"]) for row in rows) == sorted(
+            impossible
+        )
+        assert all("field $$timestamp (timestamptz): value" in r["error_message"] for r in rows)
+        assert {row["source_record"]["timestamp"] for row in rows} == {None}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_an_extreme_timestamp_suspends(make_topic: Callable[..., Topic], name: str) -> None:
+    topic = make_topic(ANY_TIME)
+    topic.send_raw(orders(topic, 1, 2), partition=1)
+    topic.send_raw(orders(topic, 3), partition=1, timestamp=lambda _: IMPOSSIBLE[name])
+    place = f"topic {topic.spec.name}, partition 1, offset 2: field $$timestamp (timestamptz): "
+    with pytest.raises(TableflowError) as error:
+        topic.ingest()
+    assert error.value.message.startswith(f"{place}value {IMPOSSIBLE[name]} is not between")
+
+
+def test_a_tombstone_of_any_time_deletes(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(
+        ANY_TIME, write_mode="upsert", key={"format": "string"}, tableflow=handling("SKIP")
+    )
+    topic.send_raw(orders(topic, 1, 2, 3), key=lambda number: b"%d" % number)
+    topic.ingest()
+    times = [NOW_MS * 1000, NOW_MS * 1_000_000]
+    topic.send_raw([None, None], key=lambda n: b"%d" % n, timestamp=lambda number: times[number])
+    topic.ingest()
+    assert topic.rows("id") == [{"id": 3}]
+    assert skipped(topic) == 0
+
+
+def test_headers_and_bytes_of_every_kind(make_topic: Callable[..., Topic]) -> None:
+    """In the same batch as a record for which the client reads it, and without one."""
+    topic = make_topic(ANY_TIME, schema={"format": "none"}, tableflow=handling("SKIP"))
+    headers: list[Any] = [
+        None,
+        [],
+        [("a", None)],
+        [("a", b"1"), ("a", b"2")],
+        [("", b"")],
+        [("ä", b"\xff")],
+    ]
+    bodies = [(None, None), (b"", b""), (b"k" * 1000, b"\x00"), (b"\xff", b"v" * 2_000_000)]
+    config = {"message.max.bytes": 8_000_000, "enable.idempotence": True}
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        producer = Producer({**topic.endpoints.kafka_config(), **config, "compression.type": codec})
+        for key, value in bodies:
+            for some in headers:
+                producer.produce(topic.spec.name, value, key, 0, headers=some)
+        assert producer.flush(60) == 0
+    topic.ingest()
+    columns = ("key", "value", "$$headers")
+
+    def read() -> list[tuple[Any, ...]]:
+        rows = topic.table().scan(selected_fields=(*columns, "$$offset")).to_arrow().to_pylist()
+        rows.sort(key=lambda row: row["$$offset"])
+        return [tuple(row[column] for column in columns) for row in rows]
+
+    expected = [
+        (key, value, list(dict(some).items()) if some else None)
+        for _ in range(5)
+        for key, value in bodies
+        for some in headers
+    ]
+    assert read() == expected
+    # Once more, by the client.
+    again = make_topic(ANY_TIME, schema={"format": "none"}, tableflow=handling("SKIP"))
+    producer = Producer({**topic.endpoints.kafka_config(), **config})
+    for key, value, some in expected[:24]:
+        producer.produce(again.spec.name, value, key, 0, headers=some)
+    producer.produce(again.spec.name, b"x", None, 0, timestamp=NOW_MS * 1_000_000)
+    assert producer.flush(60) == 0
+    again.ingest()
+    topic = again
+    assert read() == expected[:24]
+    assert skipped(again) == 1
+
+
+def test_records_of_ten_megabytes_are_rows(make_topic: Callable[..., Topic]) -> None:
+    """And what they weigh is known before they are read, also after a restart."""
+    limit = 16 * 1024 * 1024
+    topic = make_topic(
+        {"max.message.bytes": str(limit)},
+        schema={"format": "none"},
+        tableflow={"commit_max_bytes": 1_000_000, **handling("SKIP")},
+    )
+    values = [os.urandom(12_000_000), *(os.urandom(1000) for _ in range(6000))]
+    topic.send_raw(values, partition=0, message_max_bytes=limit)
+    sizes: list[int] = []
+    for _ in range(2):
+        ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+        while (step := ingestor.step()).records and sum(sizes) < len(values):
+            sizes.append(step.records)
+            if len(sizes) == 2:
+                break
+        ingestor.close()
+    assert max(sizes) < 2500, "a commit has a megabyte"
+    topic.ingest()
+    table = topic.table()
+    lengths = sorted(len(value) for value in table.scan().to_arrow()["value"].to_pylist())
+    assert lengths == [1000] * 6000 + [12_000_000]
+    learnt = commit.committed(table).batch_size
+    assert learnt is not None
+    assert json.loads(learnt)["ratio"] != 1.0
+
+
+@pytest.fixture
+def damaged(make_topic: Callable[..., Topic], request: pytest.FixtureRequest) -> Topic:
+    """A topic of ten orders, each sent alone, of which one has another byte on disk."""
+    topic = make_topic(tableflow=request.param)
+    values = orders(topic, *range(9), 123456789)
+    for value in (*values[:6], values[9], *values[6:9]):
+        topic.send_raw([value], partition=1)
+    log = topic.config.state_dir / "kafka" / "data" / f"{topic.spec.name}-1" / f"{0:020}.log"
+    content = bytearray(log.read_bytes())
+    place = content.index(values[9])
+    content[place + len(values[9]) - 2] ^= 1
+    with log.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(content[place : place + len(values[9])])
+    return topic
+
+
+FAILING = "partition 1, offset 6: Spark fails at this record"
+
+
+@pytest.mark.parametrize("damaged", [handling("SUSPEND")], indirect=True)
+def test_a_failing_record_suspends_until_it_is_skipped(damaged: Topic) -> None:
+    ids = [{"id": number} for number in range(6)]
+    for _ in range(2):  # the second engine knows it from the table
+        with pytest.raises(TableflowError, match=FAILING) as error:
+            damaged.ingest()
+        assert damaged.rows("id") == ids
+    assert f"`topicberg tableflow skip {damaged.spec.name} 1 6`" in (error.value.hint or "")
+    table = damaged.table()
+    assert skips.request(table, damaged.endpoints, damaged.spec.name, (1, 6), "broken disk")
+    assert not skips.request(table, damaged.endpoints, damaged.spec.name, (1, 6), "again")
+    damaged.ingest()
+    assert damaged.rows("id") == [{"id": number} for number in range(9)]
+    assert skipped(damaged) == 1
+    (skip,) = skips.requested(damaged.table()).values()
+    assert (skip.place, skip.reason) == ((1, 6), "broken disk")
+    assert skips.FAILING not in damaged.table().properties
+
+
+@pytest.mark.parametrize("damaged", [handling("LOG", target="failing_errors")], indirect=True)
+def test_a_failing_record_is_logged_and_counted(damaged: Topic) -> None:
+    assert damaged.ingest() == 10
+    assert damaged.rows("id") == [{"id": number} for number in range(9)]
+    assert skipped(damaged) == 1
+    errors = Topic(damaged.endpoints, dead_letter_spec(damaged.spec), damaged.config)
+    errors.ingest()
+    rows = errors.rows("error_message", "source_record")
+    (row,) = (each for each in rows if each["source_record"]["topic"] == damaged.spec.name)
+    assert (row["source_record"]["partition"], row["source_record"]["offset"]) == (1, 6)
+    assert row["source_record"]["value"] is None
+    assert "failed CRC32C check" in row["error_message"]
+    # What is left behind: nothing that is staged.
+    table = damaged.table()
+    assert {s.snapshot_id for s in table.metadata.snapshots} == {
+        s.snapshot_id for s in commit.ancestry(table)
+    }
