@@ -232,10 +232,18 @@ def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
 
         return check_skipped(as_asked(probe.lakehouse.config, spec), probe.iceberg)
 
+    def deletes(probe: Probe) -> "Finding":
+        from topicberg.checks.topic import check_deletes
+
+        return check_deletes(spec, probe.iceberg)
+
     yield TableCheck("tableflow", "Tableflow commits the topic: it is not suspended, and no turn "
                      "of it fails again and again.", engine)  # fmt: skip
     yield TableCheck("skipped_rows", "No record was left out, or sent to the dead-letter topic, "
                      "that nobody has looked at.", skipped)  # fmt: skip
+    if spec.write_mode == "upsert":
+        yield TableCheck("deletes", "Every tombstone was read while Kafka kept it: the engine was "
+                         "never away for longer than delete.retention.ms.", deletes)  # fmt: skip
     if spec.checks.max_lag_records is not None:
         yield _lag(spec)
     if spec.freshness is not None:

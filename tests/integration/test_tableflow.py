@@ -10,6 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import fastavro
 import pytest
@@ -17,16 +18,21 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, ServerConfig
 from kafka_topics import ORDER, Row, Topic, avro, encode
+from prometheus_client import CollectorRegistry, generate_latest
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
+from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.checks.topic import lag_of
+from topicberg.checks.topic import check_lag, lag_of
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.spark import new_session
-from topicberg.tableflow import commit
-from topicberg.tableflow.engine import GROWTH, MAX_RECORDS, SMALL_BATCH, Ingestor
+from topicberg.tableflow import commit, service
+from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
+from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.offsets import Offsets
+from topicberg.tableflow.sizing import GROWTH, SMALL_RECORDS
+from topicberg.tableflow.status import remove_status
 from topicberg.tableflow.subjects import wire_prefix
 from topicberg.tableflow.wait import held_offsets, wait_for
 
@@ -101,9 +107,9 @@ def test_a_batch_that_spark_did_not_survive_is_asked_for_in_parts(
         patch.setattr(ingestor, "_write", ends)
         with pytest.raises(TopicbergError, match="Spark ended"):
             ingestor.step()
-    assert ingestor.max_records == SMALL_BATCH
+    assert ingestor.max_records == SMALL_RECORDS
     assert ingestor.step().records == 1
-    assert ingestor.max_records == int(GROWTH * SMALL_BATCH)
+    assert ingestor.max_records == int(GROWTH * SMALL_RECORDS)
     ingestor.close()
 
 
@@ -228,6 +234,72 @@ def test_two_engines_on_one_topic(make_topic: Callable[..., Topic]) -> None:
         thread.join()
     assert not failures
     assert sorted(row["id"] for row in topic.rows("id")) == list(range(-1, 5000))
+
+
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_a_rollback_while_a_batch_is_staged_stays(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, write_mode: str
+) -> None:
+    """An operator takes back a delete; the batch is written again on what is the head then."""
+    topic = make_topic(write_mode=write_mode, key={"format": "string"})
+    for number in range(2):
+        topic.send(ORDER, [{"id": number, "note": ""}], key=lambda _, n=number: b"%d" % n)
+        topic.ingest()
+    table = topic.table()
+    good = table.current_snapshot()
+    assert good is not None
+    table.delete("id = 0")
+    publish = commit.publish
+    seen: list[None] = []
+
+    def rolled_back(*arguments: Any, **more: Any) -> Any:
+        if not seen:
+            table.refresh().manage_snapshots().rollback_to_snapshot(good.snapshot_id).commit()
+        seen.append(None)
+        return publish(*arguments, **more)
+
+    monkeypatch.setattr(commit, "publish", rolled_back)
+    topic.send(ORDER, [{"id": 2, "note": ""}], key=lambda _: b"2")
+    topic.ingest()
+    assert len(seen) == 2
+    assert topic.rows("id") == [{"id": 0}, {"id": 1}, {"id": 2}]
+
+
+def test_lag_counts_what_an_open_transaction_holds(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "OPEN_SECONDS", 1.0)
+    topic = make_topic(checks={"max_lag_records": 1}, tableflow={"commit_interval_seconds": 0.5})
+    topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
+    config = {**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex}
+    producer = Producer(config)
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic.spec.name, b"never committed", partition=0)
+    producer.flush(30)
+    begun_ms = int(time.time() * 1000)
+    topic.send(ORDER, [{"id": 2, "note": "b"}, {"id": 3, "note": "c"}], partition=0)
+    worker = service.Worker(topic.spec, topic.endpoints, topic.config)
+    worker.start()
+    try:
+        wait_until(lambda: bool(worker.status.open_transactions), 60)
+        assert worker.status.lag[0] == 3
+        transaction = worker.status.open_transactions[0]
+        assert transaction.offset == 1
+        assert abs(transaction.since_ms - begun_ms) < 10_000
+        late = check_lag(topic.spec, topic.table(), topic.endpoints, None)
+        assert "3 of them wait for the end of an open transaction: partition 0" in late.what
+        collected = CollectorRegistry()
+        collected.register(StatusCollector(lambda: [worker.status]))
+        assert b"open_transaction_seconds" in generate_latest(collected)
+        producer.abort_transaction(30)
+        wait_until(lambda: not any(worker.status.lag.values()), 60)
+        assert worker.status.open_transactions == {}
+    finally:
+        worker.stop()
+        worker.join()
+        remove_status(topic.config, topic.spec.name)
+    assert topic.rows("id") == [{"id": 1}, {"id": 2}, {"id": 3}]
 
 
 def test_a_topic_that_was_created_anew_is_refused(make_topic: Callable[..., Topic]) -> None:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from kafka_topics import ORDER, Row, Topic, avro, encode
 from pyiceberg.manifest import DataFileContent
 
 from resources import Snowflake
-from topicberg import glue, snowflake
-from topicberg.errors import TableflowError
+from topicberg import glue, kafka, snowflake
+from topicberg.checks.topic import check_deletes
+from topicberg.consumer import messages
+from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.query import Engine, run_query
+from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.maintenance import Policy, maintain
+from topicberg.tableflow.reread import REREAD, Reread, reread
 from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = pytest.mark.integration
@@ -163,6 +171,99 @@ def test_fields_of_the_key_are_columns_and_the_values_win(
     topic.ingest()
     assert topic.rows("user", "id", "note") == [{"user": "u", "id": 11, "note": "c"}]
     assert "key" not in topic.table().schema().column_names
+
+
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "delete.retention.ms": "100",
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.0001",
+}
+
+
+def tombstones(topic: Topic) -> int:
+    """How many the log still has."""
+    first = kafka.beginning_offsets(topic.endpoints, topic.spec.name)
+    end = kafka.end_offsets(topic.endpoints, topic.spec.name)
+    ranges = {p: (first[p], end[p]) for p in end}
+    return sum(m.value() is None for m in messages(topic.endpoints, topic.spec.name, ranges))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_deletes_that_were_missed_are_noticed_and_made(make_topic: Callable[..., Topic]) -> None:
+    """Kafka's cleaner removes tombstones while the engine is away."""
+    topic = make_topic(COMPACTED, write_mode="upsert", key={"format": "string"})
+    long_key = b"k" * 300
+    rows: list[Change] = [(f"k{i}".encode(), {"id": i, "note": ""}) for i in range(30)]
+    produce(topic, [*rows, (long_key, {"id": 100, "note": ""})])
+    topic.ingest()
+    assert check_deletes(topic.spec, topic.table()).passed
+    produce(topic, [*((key, None) for key, _ in rows[:10]), (long_key, None)])
+    for _ in range(60):  # a segment is rolled by the next record, the cleaner runs every 15 s
+        produce(topic, [(f"other{i}".encode(), {"id": 1000 + i, "note": ""}) for i in range(9)])
+        if not tombstones(topic):
+            break
+        time.sleep(3)
+    assert tombstones(topic) == 0
+    topic.ingest()
+    others = [1000 + i for i in range(9)]
+    assert sorted(row["id"] for row in topic.rows("id")) == [*range(30), 100, *others]
+    finding = check_deletes(topic.spec, topic.table())
+    assert not finding.passed
+    assert f"`topicberg tableflow reread {topic.spec.name}`" in (finding.mend or "")
+    produce(topic, [(b"k29", None), (b"new", {"id": 2000, "note": ""})])  # not read yet
+    done = reread(topic.spec, topic.table(), topic.endpoints, topic.config)
+    assert done.rows == 11
+    assert sorted(row["id"] for row in topic.rows("id")) == [*range(10, 30), *others]
+    assert check_deletes(topic.spec, topic.table()).passed
+    assert Reread.model_validate_json(topic.table().properties[REREAD]) == done
+    topic.ingest()
+    assert sorted(row["id"] for row in topic.rows("id")) == [*range(10, 29), *others, 2000]
+    assert reread(topic.spec, topic.table(), topic.endpoints, topic.config).rows == 0
+    topic.respec(write_mode="append")
+    with pytest.raises(SpecError, match="misses no deletes"):
+        reread(topic.spec, topic.table(), topic.endpoints, topic.config)
+
+
+def test_a_reread_beside_an_engine_loses_nothing(make_topic: Callable[..., Topic]) -> None:
+    """Rows that somebody put into the table go; all else is as the topic says."""
+    topic = upsert_topic(make_topic)
+    rng = random.Random(3)
+    changes: list[Change] = [(b"k0", {"id": 0, "note": ""})]
+    produce(topic, changes)
+    topic.ingest()
+    extra = topic.rows()[0] | {"id": 77, "key": b"ghost", "$$raw-key": b"ghost"}
+    table = topic.table()
+    table.append(pa.Table.from_pylist([extra], schema=table.schema().as_arrow()))
+    stop = threading.Event()
+
+    def engine() -> None:
+        ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+        while not stop.is_set():
+            with suppress(CommitConflictError):
+                ingestor.step()
+        ingestor.close()
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    try:
+        for batch in range(4):
+            some: list[Change] = [
+                (
+                    f"k{rng.randrange(30)}".encode(),
+                    None if rng.random() < 0.4 else {"id": batch * 100 + i, "note": ""},
+                )
+                for i in range(40)
+            ]
+            produce(topic, some)
+            changes += some
+            reread(topic.spec, topic.table(), topic.endpoints, topic.config)
+    finally:
+        stop.set()
+        thread.join()
+    topic.ingest()
+    assert rows_by_key(topic) == newest(changes)
 
 
 def test_the_mode_of_a_table_cannot_change(make_topic: Callable[..., Topic]) -> None:

@@ -50,6 +50,7 @@ from topicberg.checks.table import (
 from topicberg.checks.topic import (
     ACKNOWLEDGED,
     acknowledge,
+    check_deletes,
     check_engine,
     check_history,
     check_skipped,
@@ -58,7 +59,8 @@ from topicberg.errors import UnreachableError
 from topicberg.settings import settings
 from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED
 from topicberg.tableflow.offsets import dump_offsets
-from topicberg.tableflow.status import TopicStatus
+from topicberg.tableflow.status import OpenTransaction, TopicStatus
+from topicberg.tableflow.tombstones import MISSED, Missed
 from topicberg.topics import Rules, load_topic
 
 NOW = datetime(2026, 3, 4, 12, 30, tzinfo=UTC)
@@ -281,6 +283,29 @@ def test_the_engine() -> None:
     assert not check_engine(spec, failing, NOW).passed
     # it tries again by itself: a moment of it is no fault
     assert check_engine(spec, failing, NOW - timedelta(seconds=580)).passed
+
+
+def test_a_hanging_transaction_is_a_fault_of_its_producer() -> None:
+    spec = load_topic("stock_trades")
+    ago = int(NOW.timestamp() * 1000) - 20 * 60_000
+    open_one = OpenTransaction(offset=7, since_ms=ago)
+    status = TopicStatus(topic=spec.name, phase="RUNNING", open_transactions={2: open_one})
+    finding = check_engine(spec, status, NOW)
+    assert (finding.passed, finding.severity) == (False, "warning")
+    assert "partition 2 from offset 7 on" in finding.what
+    assert finding.since == NOW - timedelta(minutes=20)
+    assert check_engine(spec, status, NOW - timedelta(minutes=10)).passed
+
+
+def test_deletes_that_may_be_missing(table: Table) -> None:
+    spec = load_topic("stock_trades")
+    assert check_deletes(spec, table).passed
+    with table.transaction() as transaction:
+        transaction.set_properties({MISSED: Missed(since_ms=0, until_ms=9000).model_dump_json()})
+    finding = check_deletes(spec, table)
+    assert (finding.passed, finding.severity) == (False, "warning")
+    assert "from 1970-01-01 00:00:00 UTC to 1970-01-01 00:00:09 UTC" in finding.what
+    assert "`topicberg tableflow reread stock_trades`" in (finding.mend or "")
 
 
 def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:

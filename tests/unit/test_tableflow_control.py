@@ -12,7 +12,15 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow import control
 from topicberg.tableflow.metrics import StatusCollector
-from topicberg.tableflow.status import TopicStatus, read_status, status_file, write_status
+from topicberg.tableflow.skips import Skip
+from topicberg.tableflow.status import (
+    OpenTransaction,
+    TopicStatus,
+    read_status,
+    status_file,
+    write_status,
+)
+from topicberg.tableflow.tombstones import Missed
 from topicberg.topics import load_topic
 
 SPEC = "name: orders\npipeline: shop\nschema: {format: none}\n"
@@ -97,6 +105,29 @@ def test_a_damaged_request_says_so(config: Settings) -> None:
         control.enabled_topics(config)
 
 
+def test_one_wrong_topic_does_not_concern_the_others(config: Settings) -> None:
+    """A spec, a damaged request, and a request whose settings are no good any more."""
+    for name in ("clicks", "views", "wrong"):
+        (config.topics_dir / f"{name}.yaml").write_text(SPEC.replace("orders", name))
+    control.enable(config, "clicks")
+    control.enable(config, "views")
+    requests = config.state_dir / "tableflow" / "requests"
+    (requests / "clicks.json").write_text("{")
+    unusable = control.Request(topic="views", enabled=True, tableflow={"retention_ms": 1})
+    (requests / "views.json").write_text(unusable.model_dump_json())
+    (config.topics_dir / "wrong.yaml").write_text("name: wrong\n")
+    usable, wrong = control.usable_topics(config)
+    assert set(usable) == {"orders"}
+    assert set(wrong) == {"clicks", "views", "wrong"}
+    assert "retention_ms" in wrong["views"]
+
+
+def test_a_topic_is_not_its_own_dead_letter_topic(config: Settings) -> None:
+    for name, target in (("orders", "orders"), ("error_log", None)):
+        with pytest.raises(SpecError, match="cannot be its own dead-letter topic"):
+            control.enable(config, name, {"error_handling": {"mode": "LOG", "target": target}})
+
+
 def test_status_is_read_back_and_half_of_one_is_none(config: Settings) -> None:
     status = TopicStatus(topic="orders", phase="RUNNING", lag={0: 3}, end_offsets={0: 7})
     write_status(config, status)
@@ -109,6 +140,7 @@ def test_metrics_are_the_statuses() -> None:
     status = TopicStatus(
         topic="orders", phase="RUNNING", rows_committed=10, rows_skipped=2, lag={0: 3, 1: 0},
         committed_at_ms=1, data_files=4,
+        open_transactions={0: OpenTransaction(offset=7, since_ms=0)},
     )  # fmt: skip
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: [status]))
@@ -120,6 +152,7 @@ def test_metrics_are_the_statuses() -> None:
         'topicberg_tableflow_data_files{topic="orders"} 4.0',
         'topicberg_tableflow_phase{phase="RUNNING",topic="orders"} 1.0',
         'topicberg_tableflow_phase{phase="FAILED",topic="orders"} 0.0',
+        'topicberg_tableflow_open_transaction_seconds{partition="0",topic="orders"} 1',
     ):
         assert line in text
     assert 'topicberg_tableflow_commit_lag_seconds{topic="orders"} 0.0' not in text
@@ -139,3 +172,22 @@ def test_a_message_is_shown_as_it_is(
     shown = capsys.readouterr()
     assert "SUSPENDED" in shown.out
     assert f"orders: {message}" in shown.err
+
+
+def test_notes_on_a_topic_that_runs_are_shown(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skip = Skip(partition=1, offset=9, by="ann@host", at_ms=0, reason="broken disk")
+    status = TopicStatus(
+        topic="orders",
+        open_transactions={0: OpenTransaction(offset=7, since_ms=0)},
+        missed_deletes=Missed(since_ms=0, until_ms=1000),
+        skip_requests=[skip],
+    )
+    write_status(config, status)
+    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
+    cli.status("orders")
+    shown = capsys.readouterr().err
+    assert "partition 0: records from offset 7 on wait for the end of a transaction" in shown
+    assert "`topicberg tableflow reread orders`" in shown
+    assert "skipped by ann@host at 1970-01-01 00:00:00 UTC, reason: broken disk" in shown

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.snapshots import Operation
 
 from topicberg import kafka
-from topicberg.checks.finding import Finding, age, from_ms, good, late
+from topicberg.checks.finding import Finding, age, from_ms, good, late, moment
+from topicberg.consumer import first_times
 from topicberg.settings import settings
 from topicberg.snapshots import report
 from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry, committed
 from topicberg.tableflow.status import TopicStatus
+from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
 """Table property: how many of them somebody has looked at."""
+TRANSACTION_MS = 15 * 60_000
+"""A broker ends a transaction after so long, by default: one that is older hangs."""
 PATIENCE_MS = 60_000
 """A failure that the engine mends by trying again is no fault for so long."""
 
@@ -61,12 +65,32 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
             severity="warning",
             facts=facts,
         )
+    for partition, transaction in status.open_transactions.items():
+        since = from_ms(transaction.since_ms)
+        if now.timestamp() * 1000 - transaction.since_ms > TRANSACTION_MS:
+            return Finding(
+                passed=False,
+                what=f"an open transaction holds back the records of partition {partition} from "
+                f"offset {transaction.offset} on",
+                mend=_end_transaction(spec),
+                since=since,
+                severity="warning",
+                facts=facts,
+            )
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
+def _end_transaction(spec: TopicSpec) -> str:
+    """What to do about a transaction that no producer ends."""
+    return (
+        "restart the producer with its transactional.id, or let Kafka's tool end it: "
+        f"`kafka-transactions.sh find-hanging --topic {spec.name}`, then `abort`"
+    )
+
+
 def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
-    """Records of the topic that the table does not hold yet."""
-    end = kafka.end_offsets(endpoints, spec.name)
+    """Records of the topic that the table does not hold yet, of open transactions as well."""
+    end = kafka.high_watermarks(endpoints, spec.name)
     held = held_offsets(table, spec, endpoints, end)
     return sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
 
@@ -81,16 +105,34 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
     if lag <= allowed:
         return good(f"{lag:,} records behind Kafka; {allowed:,} are allowed", **facts)
     last = last_commit(table)
+    what = f"the table is {lag:,} records behind Kafka; {allowed:,} are allowed "
+    mend = _catch_up(spec)
+    if waiting := _held_back(spec, endpoints):
+        what += f"{waiting} "
+        mend = _end_transaction(spec)
     return Finding(
         passed=False,
-        what=f"the table is {lag:,} records behind Kafka; {allowed:,} are allowed "
-        "(checks.max_lag_records)",
-        mend=_catch_up(spec),
+        what=f"{what}(checks.max_lag_records)",
+        mend=mend,
         since=last,
         severity="warning",
         cause=engine,
         facts=facts,
     )
+
+
+def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
+    """Which records no consumer gets, as a transaction before them is open; or nothing."""
+    ends = kafka.high_watermarks(endpoints, spec.name)
+    stable = kafka.end_offsets(endpoints, spec.name)
+    stuck = {p: stable[p] for p in ends if stable.get(p, ends[p]) < ends[p]}
+    if not stuck:
+        return ""
+    since = [moment(from_ms(time)) for time in first_times(endpoints, spec.name, stuck).values()]
+    count = sum(ends[p] - offset for p, offset in stuck.items())
+    places = ", ".join(f"partition {p} from offset {offset} on" for p, offset in stuck.items())
+    begun = f", begun {min(since)}" if since else ""
+    return f"({count:,} of them wait for the end of an open transaction: {places}{begun})"
 
 
 def _catch_up(spec: TopicSpec) -> str:
@@ -133,6 +175,8 @@ def check_freshness(
     if lag:
         what = f"the table is late: {lag:,} records wait in Kafka, none came for {age(seconds)}"
         mend = _catch_up(spec)
+        if waiting := _held_back(spec, endpoints):
+            what, mend = f"{what} {waiting}", _end_transaction(spec)
     else:
         what = (
             f"the topic is late: nobody has produced to it for {age(seconds)}; "
@@ -196,6 +240,24 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
         mend=f"mend the producer, then `topicberg tableflow acknowledge {spec.name}`",
         severity="warning",
         facts=facts,
+    )
+
+
+def check_deletes(spec: TopicSpec, table: Table) -> Finding:
+    """Whether an upsert table has seen every delete, as far as Kafka kept them for its engine."""
+    found = missed(table.properties)
+    if found is None:
+        return good("every delete was read")
+    return Finding(
+        passed=False,
+        what=f"the engine was away from {moment(from_ms(found.since_ms))} to "
+        f"{moment(from_ms(found.until_ms))}, longer than Kafka keeps tombstones "
+        "(delete.retention.ms), and the log was compacted meanwhile: rows that were deleted then "
+        "may still be there",
+        mend=f"`topicberg tableflow reread {spec.name}` deletes the rows whose keys the topic "
+        "does not have",
+        since=from_ms(found.until_ms),
+        severity="warning",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -11,7 +13,12 @@ from topicberg.cli.output import cell, echo, echo_json
 from topicberg.errors import SpecError
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
     from topicberg.tableflow.status import TopicStatus
+    from topicberg.topics import TopicSpec
 
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
@@ -23,6 +30,8 @@ def register(app: typer.Typer) -> None:
     group.command("disable")(disable)
     group.command("status")(status)
     group.command("resume")(resume)
+    group.command("skip")(skip)
+    group.command("reread")(reread)
     group.command("acknowledge")(acknowledge)
     group.command("run")(run)
     group.command("serve")(serve)
@@ -64,10 +73,14 @@ def enable(
         str | None, typer.Option(help="append or upsert, for a topic without a spec")
     ] = None,
 ) -> None:
-    """Materialize a topic, with or without a spec; the engine begins within seconds."""
+    """Materialize a topic, with or without a spec; the engine begins within seconds.
+
+    :raises SpecError: there is no such topic, or a setting is wrong
+    """
     from topicberg.settings import settings
     from topicberg.tableflow import control
 
+    config = settings()
     changes: dict[str, object] = {
         "table_formats": table_formats.split(",") if table_formats else None,
         "retention_ms": retention_ms,
@@ -81,8 +94,32 @@ def enable(
         if write_mode not in ("append", "upsert"):
             raise SpecError(f"--write-mode {write_mode}: it is append or upsert")
         mode = "append" if write_mode == "append" else "upsert"
-    control.enable(settings(), topic, given, mode)
+    if topic not in control.known_topics(config):
+        _require(topic, config)
+    control.enable(config, topic, given, mode)
     echo(f"{topic}: Tableflow is enabled; `topicberg tableflow status {topic}` shows it")
+
+
+def _require(topic: str, config: Settings) -> None:
+    """Refuse a topic without a spec that Kafka does not have either, as far as Kafka answers.
+
+    :raises SpecError: there is no such topic
+    """
+    from topicberg import kafka
+    from topicberg.endpoints import load_endpoints
+    from topicberg.errors import StackError, UnreachableError
+
+    try:
+        kafka.topic_id(load_endpoints(config), topic)
+    except kafka.NoSuchTopicError:
+        raise SpecError(
+            f"topic {topic} does not exist: it has no spec in platform/topics, and Kafka does not "
+            "have it",
+            hint=f"create it first, or write a spec: `topicberg topics new {topic}`; "
+            "`topicberg topics list` shows those that have one",
+        ) from None
+    except (StackError, UnreachableError) as error:
+        echo(f"{topic}: whether the topic exists is not known: {error.message}", err=True)
 
 
 def disable(
@@ -119,6 +156,75 @@ def resume(topic: Topic) -> None:
 
     control.resume(settings(), topic)
     echo(f"{topic}: the engine tries again")
+
+
+def skip(
+    topic: Topic,
+    partition: Annotated[int, typer.Argument(help="of the record")],
+    offset: Annotated[int, typer.Argument(help="of the record")],
+    reason: Annotated[str, typer.Option(help="why; it stays in the table")] = "not given",
+) -> None:
+    """Leave one record out, in any error mode: the last resort if a topic cannot get past it.
+
+    Who did so, when and why stays in the table's properties. It cannot be taken back.
+    """
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import settings
+    from topicberg.tableflow import control, skips
+
+    config = settings()
+    spec, table, endpoints = _open(topic)
+    done = skips.request(table, endpoints, spec.name, (partition, offset), reason)
+    what = f"{topic}: the record of partition {partition}, offset {offset}"
+    if not done:
+        echo(f"{what} is skipped already")
+        return
+    echo(f"{what} is left out of the table")
+    with suppress(TopicbergError):  # not enabled: a run of the engine in the foreground does it
+        control.resume(config, topic)
+
+
+def reread(
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Delete the rows of an upsert table whose keys its topic no longer has.
+
+    For a table that may have missed tombstones, which Kafka keeps for `delete.retention.ms` only.
+    The topic is read once from its beginning; readers of the table see one commit.
+    """
+    from topicberg.settings import settings
+    from topicberg.tableflow.reread import reread as run_reread
+
+    spec, table, endpoints = _open(topic)
+    if not yes:
+        question = f"Delete the rows of {'.'.join(table.name())} whose keys the topic lacks?"
+        typer.confirm(question, abort=True)
+    done = run_reread(spec, table, endpoints, settings())
+    echo(f"{topic}: {done.records:,} records read, {done.rows:,} rows deleted")
+
+
+def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
+    """A topic's spec and table.
+
+    :raises SpecError: it has no table
+    """
+    from pyiceberg.exceptions import NoSuchTableError
+
+    from topicberg.endpoints import load_endpoints
+    from topicberg.settings import settings
+    from topicberg.tableflow.control import find_topic
+
+    config = settings()
+    spec, endpoints = find_topic(config, topic), load_endpoints(config)
+    try:
+        table = endpoints.catalog(config).load_table(spec.table_identifier(config))
+    except NoSuchTableError:
+        raise SpecError(
+            f"topic {topic} has no table yet",
+            hint=f"`topicberg tableflow enable {topic}` lets the engine create it",
+        ) from None
+    return spec, table, endpoints
 
 
 def acknowledge(topic: Topic) -> None:
@@ -222,6 +328,33 @@ def status(
         for message in (state.error_message, *_failing(state)):
             if message:
                 echo(f"{state.topic}: {message}", fg="red", err=True)
+        for message in _notes(state):
+            echo(f"{state.topic}: {message}", fg="yellow", err=True)
+
+
+def _notes(state: TopicStatus) -> Iterator[str]:
+    """What does not keep the topic from running, and somebody should know."""
+    from topicberg.checks.finding import from_ms, moment
+
+    def at(milliseconds: int) -> str:
+        return moment(from_ms(milliseconds))
+
+    for partition, transaction in state.open_transactions.items():
+        yield (
+            f"partition {partition}: records from offset {transaction.offset} on wait for the end "
+            f"of a transaction that is open since {at(transaction.since_ms)}"
+        )
+    if missed := state.missed_deletes:
+        yield (
+            f"deletes between {at(missed.since_ms)} and {at(missed.until_ms)} may be missing: the "
+            f"engine was away for longer than the topic's delete.retention.ms; "
+            f"`topicberg tableflow reread {state.topic}` deletes the rows"
+        )
+    for skip in state.skip_requests:
+        yield (
+            f"partition {skip.partition}, offset {skip.offset}: skipped by {skip.by} at "
+            f"{at(skip.at_ms)}, reason: {skip.reason}"
+        )
 
 
 def _failing(state: TopicStatus) -> list[str]:

@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
-from topicberg.topics import TopicSpec, load_topics
-from topicberg.topics.deadletters import dead_letter_specs
+from topicberg.topics import TopicSpec, check_topics, load_topics
+from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""
@@ -97,15 +97,52 @@ def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
     :raises SpecError: a topic spec is wrong
     """
     specs = {spec.name: spec for spec in load_topics(config)}
-    requests = read_requests(config)
+    return _enabled(specs, read_requests(config), None)
+
+
+def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
+    """The same, of the topics with which nothing is wrong; and what is wrong with the others.
+
+    :raises SpecError: there is no folder of topic specs
+    """
+    good, problems = check_topics(config)
+    wrong = {Path(problem.file).stem: str(problem) for problem in reversed(problems)}
+    requests = {}
+    for topic in _requested(config):
+        try:
+            if (request := read_request(config, topic)) is not None:
+                requests[request.topic] = request
+        except TopicbergError as error:
+            wrong[topic] = str(error)
+    found = _enabled({spec.name: spec for spec in good}, requests, wrong)
+    return {name: spec for name, spec in found.items() if name not in wrong}, wrong
+
+
+def _enabled(
+    specs: dict[str, TopicSpec], requests: dict[str, Request], wrong: dict[str, str] | None
+) -> dict[str, TopicSpec]:
+    """:param wrong: topic → what is wrong with its request; None: raise it"""
     found = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
     for name, request in requests.items():
-        if request.enabled:
-            found[name] = _applied(request, specs.get(name))
-        else:
+        if not request.enabled:
             found.pop(name, None)
+            continue
+        try:
+            found[name] = _applied(request, specs.get(name))
+        except SpecError as error:
+            if wrong is None:
+                raise
+            wrong.setdefault(name, str(error))
     logs = dead_letter_specs(found.values(), {*found, *specs, *requests})
     return found | {spec.name: spec for spec in logs}
+
+
+def known_topics(config: Settings) -> set[str]:
+    """The topics that have a spec, or take broken records of one that is enabled.
+
+    :raises SpecError: a topic spec is wrong
+    """
+    return {spec.name for spec in load_topics(config)} | enabled_topics(config).keys()
 
 
 def find_topic(config: Settings, topic: str) -> TopicSpec:
@@ -144,8 +181,7 @@ def read_request(config: Settings, topic: str) -> Request | None:
 
 def read_requests(config: Settings) -> dict[str, Request]:
     """Every request, by topic."""
-    names = [path.stem for path in sorted(_folder(config).glob("[!.]*.json"))]
-    requests = (read_request(config, name) for name in names)
+    requests = (read_request(config, name) for name in _requested(config))
     return {request.topic: request for request in requests if request is not None}
 
 
@@ -158,11 +194,23 @@ def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
         fields = spec.model_dump(by_alias=True)
     settings = {**fields.get("tableflow", {}), **request.tableflow, "enabled": True}
     try:
-        return TopicSpec.model_validate({**fields, "tableflow": settings})
+        applied = TopicSpec.model_validate({**fields, "tableflow": settings})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise SpecError(f"topic {request.topic}: {field}: {first['msg']}") from None
+    logs = applied.tableflow.error_handling.mode == "LOG"
+    if logs and dead_letter_spec(applied).name == request.topic:
+        raise SpecError(
+            f"topic {request.topic}: it cannot be its own dead-letter topic",
+            hint="choose another one with --log-target TOPIC",
+        )
+    return applied
+
+
+def _requested(config: Settings) -> list[str]:
+    """The topics that have a request."""
+    return [path.stem for path in sorted(_folder(config).glob("[!.]*.json"))]
 
 
 def _folder(config: Settings) -> Path:

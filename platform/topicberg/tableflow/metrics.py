@@ -54,6 +54,11 @@ class StatusCollector(Collector):
             "time since the last commit while records are waiting, else 0",
             labels=["topic"],
         )
+        held = GaugeMetricFamily(
+            f"{_PREFIX}open_transaction_seconds",
+            "age of a transaction that no producer ended, which holds records back",
+            labels=["topic", "partition"],
+        )
         files = GaugeMetricFamily(
             f"{_PREFIX}data_files", "data files of the table", labels=["topic"]
         )
@@ -67,10 +72,13 @@ class StatusCollector(Collector):
             waiting = any(status.lag.values()) and status.committed_at_ms is not None
             since = now - (status.committed_at_ms or 0) / 1000
             age.add_metric([status.topic], max(0.0, since) if waiting else 0.0)
+            for partition, transaction in status.open_transactions.items():
+                seconds = max(0.0, now - transaction.since_ms / 1000)
+                held.add_metric([status.topic, str(partition)], seconds)
             files.add_metric([status.topic], status.data_files)
             for name in ("PENDING", "RUNNING", "FAILED"):
                 phase.add_metric([status.topic, name], float(status.phase == name))
-        yield from (lag, age, files, phase)
+        yield from (lag, age, held, files, phase)
 
 
 def serve_metrics(port: int, statuses: Callable[[], Iterable[TopicStatus]]) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 
 from topicberg import kafka
+from topicberg.consumer import first_times
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.security.logs import log_to_stderr
@@ -22,7 +23,14 @@ from topicberg.tableflow import control, delta, failures
 from topicberg.tableflow.engine import Commit, Ingestor
 from topicberg.tableflow.maintenance.keeper import Keeper
 from topicberg.tableflow.metrics import serve_metrics
-from topicberg.tableflow.status import FailingFormat, TopicStatus, remove_status, write_status
+from topicberg.tableflow.offsets import Offsets
+from topicberg.tableflow.status import (
+    FailingFormat,
+    OpenTransaction,
+    TopicStatus,
+    remove_status,
+    write_status,
+)
 from topicberg.topics import TopicSpec, load_topics
 
 logger = logging.getLogger(__name__)
@@ -31,6 +39,8 @@ POLL_SECONDS = 1.0
 SUSPENDED_RETRY_SECONDS = 30.0
 """A suspended topic is tried again so often: after the mend it goes on by itself."""
 MAX_BACKOFF_SECONDS = 15.0
+OPEN_SECONDS = 10.0
+"""A transaction that is open for less long is nothing to report."""
 STOP_SECONDS = 5.0
 SPECS_SECONDS = 2.0
 
@@ -47,6 +57,8 @@ class Worker(threading.Thread):
         self._woken = threading.Event()
         self._backoff = POLL_SECONDS
         self._committed_at = 0.0
+        self._readable = 0
+        self._stuck: dict[int, tuple[int, float]] = {}
         self._status = TopicStatus(topic=spec.name, write_mode=spec.write_mode.upper())
         self._written = self._status
 
@@ -112,16 +124,22 @@ class Worker(threading.Thread):
         """Commit if it is time to; the seconds until the next turn."""
         due = self._committed_at + self.spec.tableflow.commit_interval_seconds
         self._measure_lag()
-        many = sum(self._status.lag.values()) >= ingestor.max_records
+        many = self._readable >= ingestor.max_records
         if (wait := due - time.monotonic()) > 0 and not many:
             return min(wait, POLL_SECONDS)
         commit = ingestor.step()
-        if commit.records or self._status.phase != "RUNNING":
+        if commit.records or self._status.phase != "RUNNING" or self._differs(commit):
             self._committed(commit)
             self._sync_delta(ingestor)
         if commit.records:
             self._committed_at = time.monotonic()
         return 0.0 if commit.backlog else POLL_SECONDS
+
+    def _differs(self, commit: Commit) -> bool:
+        """Whether the table says something else than the status, without new records."""
+        known = self._status
+        said = commit.rows_skipped, list(commit.skip_requests), commit.missed_deletes
+        return said != (known.rows_skipped, known.skip_requests, known.missed_deletes)
 
     def _sync_delta(self, ingestor: Ingestor) -> None:
         """Let the Delta log follow, if the topic has one; its failure does not stop Iceberg.
@@ -139,11 +157,50 @@ class Worker(threading.Thread):
         self._report(failing_table_formats=failing)
 
     def _measure_lag(self) -> None:
-        """Records that wait, once it is known where the table is."""
+        """Records that wait, once it is known where the table is.
+
+        To the end of the log: what an open transaction holds back waits as well.
+        """
         held = self._status.end_offsets
-        if held:
-            latest = kafka.end_offsets(self._endpoints, self.spec.name)
-            self._report(lag={p: max(0, end - held.get(p, 0)) for p, end in latest.items()})
+        if not held:
+            return
+        latest = kafka.high_watermarks(self._endpoints, self.spec.name)
+        lag = {p: max(0, end - held.get(p, 0)) for p, end in latest.items()}
+        stable = latest
+        if any(lag.values()):
+            stable = kafka.end_offsets(self._endpoints, self.spec.name)
+        self._readable = sum(max(0, end - held.get(p, 0)) for p, end in stable.items())
+        stuck = {p: stable[p] for p in latest if stable.get(p, latest[p]) < latest[p]}
+        self._report(lag=lag, open_transactions=self._open_transactions(stuck))
+
+    def _open_transactions(self, stuck: Offsets) -> dict[int, OpenTransaction]:
+        """Those that stay open for a while.
+
+        :param stuck: partition → first offset that consumers do not get
+        """
+        now = time.monotonic()
+        self._stuck = {
+            p: self._stuck[p] if self._stuck.get(p, (None,))[0] == offset else (offset, now)
+            for p, offset in stuck.items()
+        }
+        known = self._status.open_transactions
+        found = {p: known[p] for p, o in stuck.items() if p in known and known[p].offset == o}
+        new = {
+            p: offset
+            for p, (offset, since) in self._stuck.items()
+            if p not in found and now - since >= OPEN_SECONDS
+        }
+        if new:
+            times = first_times(self._endpoints, self.spec.name, new)
+            now_ms = int(time.time() * 1000)
+            for partition, offset in new.items():
+                since_ms = min(times.get(partition, now_ms), now_ms)
+                found[partition] = OpenTransaction(offset=offset, since_ms=since_ms)
+                logger.warning(
+                    "topic %s, partition %d: a transaction is open since offset %d",
+                    *(self.spec.name, partition, offset),
+                )
+        return found
 
     def _committed(self, commit: Commit) -> None:
         if commit.records:
@@ -162,6 +219,8 @@ class Worker(threading.Thread):
             end_offsets=commit.end_offsets,
             rows_committed=self._status.rows_committed + commit.records,
             rows_skipped=commit.rows_skipped,
+            skip_requests=list(commit.skip_requests),
+            missed_deletes=commit.missed_deletes,
             bytes_committed=self._status.bytes_committed + commit.bytes,
             data_files=commit.data_files,
             commits=self._status.commits + bool(commit.records),
@@ -195,6 +254,14 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
     return None
 
 
+def _resumed(config: Settings) -> dict[str, float]:
+    """When somebody last let a topic try again; those that are no use are reported elsewhere."""
+    try:
+        return {name: each.resumed_at for name, each in control.read_requests(config).items()}
+    except (TopicbergError, OSError):
+        return {}
+
+
 def serve(config: Settings, stopping: threading.Event, metrics_port: int | None = None) -> None:
     """Run until ``stopping``; a spec or request that is new or changed takes effect at once.
 
@@ -207,19 +274,24 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
     workers: dict[str, Worker] = {}
     if metrics_port is not None:
         serve_metrics(metrics_port, lambda: [worker.status for worker in workers.copy().values()])
-    complaint: str | None = None
-    resumed = {name: request.resumed_at for name, request in control.read_requests(config).items()}
+    complaints: dict[str, str] = {}
+    resumed = _resumed(config)
     keeper = Keeper(endpoints, config) if endpoints else None
     if keeper:
         keeper.start()
     while endpoints is not None and not stopping.is_set():
         try:
-            specs, complaint = control.enabled_topics(config), None
-        except TopicbergError as error:
-            if str(error) != complaint:
-                logger.error("the topic specs are wrong, the last good ones stay: %s", error)
-            complaint = str(error)
-            specs = {name: worker.spec for name, worker in workers.items()}
+            specs, wrong = control.usable_topics(config)
+            # What is wrong with one topic is no reason to stop it, nor any other.
+            specs |= {name: worker.spec for name, worker in workers.items() if name in wrong}
+        except (TopicbergError, OSError) as error:
+            specs, wrong = {name: worker.spec for name, worker in workers.items()}, {"": str(error)}
+        for name, reason in wrong.items():
+            if complaints.get(name) != reason:
+                logger.error(
+                    "topic %s: its spec is wrong, the last good one stays: %s", name, reason
+                )
+        complaints = wrong
         for name, worker in list(workers.items()):
             if ended := not worker.is_alive():  # by an error that nobody foresaw; its log has it
                 logger.error("topic %s: its worker ended; a new one takes over", name)
@@ -235,9 +307,9 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
                 logger.info("topic %s: enabled", name)
                 workers[name] = Worker(spec, endpoints, config)
                 workers[name].start()
-        for name, request in control.read_requests(config).items():
-            if request.resumed_at > resumed.get(name, 0.0) and name in workers:
-                resumed[name] = request.resumed_at
+        for name, resumed_at in _resumed(config).items():
+            if resumed_at > resumed.get(name, 0.0) and name in workers:
+                resumed[name] = resumed_at
                 workers[name].wake()
         stopping.wait(SPECS_SECONDS)
     if keeper:

@@ -10,6 +10,8 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.tableflow.offsets import Offsets
+from topicberg.tableflow.skips import Skip
+from topicberg.tableflow.tombstones import Missed
 
 Phase = Literal["PENDING", "RUNNING", "FAILED"]
 
@@ -19,6 +21,14 @@ class FailingFormat(BaseModel):
 
     format: Literal["ICEBERG", "DELTA"]
     error_message: str
+
+
+class OpenTransaction(BaseModel):
+    """A transaction that no producer ended: consumers get no record from its first one on."""
+
+    offset: int
+    since_ms: int
+    """The time of its first record."""
 
 
 class TopicStatus(BaseModel):
@@ -36,8 +46,17 @@ class TopicStatus(BaseModel):
     committed_at_ms: int | None = None
     end_offsets: Offsets = Field(default_factory=dict)
     lag: Offsets = Field(default_factory=dict, description="records not yet committed")
+    open_transactions: dict[int, OpenTransaction] = Field(
+        default_factory=dict, description="by partition; records after them cannot be read yet"
+    )
     rows_committed: int = 0
     rows_skipped: int = Field(default=0, description="of the table's whole life")
+    skip_requests: list[Skip] = Field(
+        default_factory=list, description="records that somebody asked to leave out"
+    )
+    missed_deletes: Missed | None = Field(
+        default=None, description="deletes that the table may not have, of an upsert topic"
+    )
     bytes_committed: int = 0
     data_files: int = Field(default=0, description="that the table has")
     commits: int = 0

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.tableflow.control import enabled_topics
+from topicberg.tableflow.control import usable_topics
 from topicberg.tableflow.maintenance.run import maintain
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         while not self._stop_requested.wait(PAUSE_SECONDS):
             try:
-                topics = list(enabled_topics(self._config).values())
+                topics = list(usable_topics(self._config)[0].values())
             except TopicbergError as error:  # the service says so
                 logger.debug("%s", error)
                 continue

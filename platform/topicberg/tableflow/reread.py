@@ -1,0 +1,156 @@
+"""Make an upsert table equal to its topic again: delete the rows of keys that the topic lacks.
+
+A table that has read every record differs from its topic only in deletes that it never saw (see
+:mod:`topicberg.tableflow.tombstones`). So the topic's keys are read from its beginning, without
+their values, and the rows of all other keys go in one commit on ``main``, beside a running engine.
+
+A key stays if the topic has a record of it, or a tombstone that the table has yet to read. The
+topic is read to its end, not to where the table is: a record that Kafka compacts away meanwhile has
+a later one of the same key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from topicberg import kafka
+from topicberg.consumer import messages
+from topicberg.errors import CommitConflictError, SpecError
+from topicberg.settings import Settings
+from topicberg.tableflow import tombstones
+from topicberg.tableflow.commit import committed
+from topicberg.tableflow.keys import KeyIndex, Keys, key_folder, merged
+from topicberg.tableflow.offsets import Offsets, Ranges
+from topicberg.tableflow.position_deletes import delete_rows
+from topicberg.tableflow.rows import HASHED_KEY_BYTES
+from topicberg.tableflow.skips import current_user
+from topicberg.tableflow.upsert import key_columns
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.topics import TopicSpec
+
+REREAD = "topicberg.reread"
+"""Table property: who last did it, when, and how many rows went."""
+ATTEMPTS = 20
+CHUNK = 500_000
+"""Records after which only the newest of each key are kept."""
+
+Record = tuple[bytes, int, int, bool]
+"""Raw key, partition, offset, and whether it is a tombstone."""
+
+
+class Reread(BaseModel):
+    """What was done."""
+
+    by: str
+    at_ms: int
+    records: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class TopicKeys:
+    """Records of a topic without their values; keys as in :class:`Keys`."""
+
+    high: NDArray[np.uint64]
+    low: NDArray[np.uint64]
+    partition: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    deletes: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, records: Sequence[Record], index: KeyIndex) -> TopicKeys:
+        import pyarrow as pa
+
+        raw, partition, offset, deletes = zip(*records, strict=True) if records else ((),) * 4
+        keys = index.hashed(pa.array(raw, pa.binary()), pa.array(partition, pa.int32()))
+        return cls(
+            keys.high,
+            keys.low,
+            np.array(partition, np.int32),
+            np.array(offset, np.int64),
+            np.array(deletes, np.bool_),
+        )
+
+    def newest(self, more: TopicKeys) -> TopicKeys:
+        """Return the last record of each key, of these and more."""
+        columns = [np.concatenate(pair) for pair in zip(self._columns, more._columns, strict=True)]
+        high, low, _, offset, _ = columns
+        order = np.lexsort((offset, low, high))
+        high, low = high[order], low[order]
+        last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), True)
+        order = order[last[: len(order)]]
+        return TopicKeys(*(column[order] for column in columns))
+
+    def kept(self, held: Offsets) -> Keys:
+        """Return the keys whose rows stay in a table that holds the topic up to these offsets."""
+        partitions = max([int(self.partition.max(initial=-1)), *held]) + 1
+        ends = np.zeros(partitions, np.int64)
+        for partition, offset in held.items():
+            ends[partition] = offset
+        stay = ~self.deletes | (self.offset >= ends[self.partition])
+        position = np.zeros(int(stay.sum()), np.uint32)
+        return merged([Keys(self.high[stay], self.low[stay], position)])
+
+    @property
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.high, self.low, self.partition, self.offset, self.deletes
+
+
+def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings) -> Reread:
+    """Delete the rows whose keys the topic does not have, in one commit.
+
+    :raises SpecError: the table is not one that this can be done to
+    :raises CommitConflictError: others kept committing to the table
+    """
+    if spec.write_mode != "upsert":
+        raise SpecError(
+            f"topic {spec.name}: its table is in write mode append, which has a row for each "
+            "record and misses no deletes",
+            hint="nothing has to be done",
+        )
+    index = KeyIndex(key_folder(config, spec.name), table, key_columns(spec))
+    started_ms, records = int(time.time() * 1000), 0
+    keys = TopicKeys.of([], index)
+    reached = kafka.beginning_offsets(endpoints, spec.name)
+    for _ in range(ATTEMPTS):
+        end = kafka.end_offsets(endpoints, spec.name)
+        unread = _records(endpoints, spec.name, {p: (reached.get(p, 0), end[p]) for p in end})
+        while some := list(islice(unread, CHUNK)):
+            keys, records = keys.newest(TopicKeys.of(some, index)), records + len(some)
+        reached = end
+        table.refresh()
+        if (head := table.current_snapshot()) is None:
+            return Reread(by=current_user(), at_ms=started_ms, records=records, rows=0)
+        rows = index.rows_without(table, head, keys.kept(committed(table, head).offsets))
+        count = sum(len(of_file.positions) for of_file in rows)
+        done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)
+        note = {REREAD: done.model_dump_json(), tombstones.CURRENT_AT_MS: str(started_ms)}
+        try:
+            delete_rows(table, rows, note, dropped=[tombstones.MISSED])
+        except CommitConflictError:
+            continue
+        return done
+    raise CommitConflictError(
+        f"topic {spec.name}: {ATTEMPTS} times in a row another commit came first",
+        hint="run the command again; nothing was changed",
+    )
+
+
+def _records(endpoints: Endpoints, topic: str, ranges: Ranges) -> Iterator[Record]:
+    for message in messages(endpoints, topic, ranges):
+        if (key := message.key()) is not None:
+            raw = key if len(key) <= HASHED_KEY_BYTES else hashlib.sha256(key).digest()
+            yield raw, message.partition() or 0, message.offset() or 0, message.value() is None
