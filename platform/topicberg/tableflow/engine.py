@@ -14,22 +14,23 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from topicberg import kafka
-from topicberg.consumer import DamagedRecordsError, record_bytes
+from topicberg.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
 from topicberg.tableflow import commit, control, failures, skips, tombstones, upsert
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
+from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.isolation import ATTEMPTS, Isolation
 from topicberg.tableflow.keys import KeyIndex, key_folder
-from topicberg.tableflow.layout import Layout, read_layout, table_schema
+from topicberg.tableflow.layout import KEY, VALUE, Layout, read_layout, table_schema
 from topicberg.tableflow.offsets import (
     Batch,
     Offsets,
@@ -44,9 +45,9 @@ from topicberg.tableflow.reading import (
     read_by_spark,
     without_value,
 )
-from topicberg.tableflow.rows import PROBLEM, ROW, decoded
+from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, decode
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
-from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
+from topicberg.tableflow.subjects import SubjectReader
 from topicberg.tableflow.table import ensure_table, start_again
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ DEATHS = 3
 """Batches in a row that Spark did not survive, before the record is searched that it dies of; and
 attempts at this record, as Spark may end for other reasons."""
 CONFLICT_ATTEMPTS = 5
-MAX_FOREIGN_SCHEMAS = 100
-"""Schema ids that are asked for after one batch; broken records may name any."""
 
 BAD_RECORD = "topicberg-bad-record"
 _BAD_RECORD = re.compile(BAD_RECORD + r" (\{.*?\})")
@@ -116,12 +115,8 @@ class Staged:
         return commit.staged_as(table, self.wap_id) if self.wap_id else None
 
 
-class UnknownSchemaError(TableflowError):
-    """Records name schema ids that their subject does not have."""
-
-    def __init__(self, message: str, schema_ids: frozenset[int]) -> None:
-        super().__init__(message)
-        self.schema_ids = schema_ids
+class SchemasFoundError(Exception):
+    """Records name schemas that were not known and are now: the batch has to be decoded again."""
 
 
 class BatchFailedError(TopicbergError):
@@ -138,8 +133,8 @@ class Ingestor:
         self._catalog = endpoints.catalog(config)
         self._subjects = SubjectReader(endpoints.schema_registry_client())
         self._fitted: tuple[int | None, int | None] | None = None  # see Layout.fitted
-        # Schemas of other subjects that records name; None: the registry does not have it either.
-        self._foreign: dict[int, RegisteredSchema | None] = {}
+        self._foreign = ForeignSchemas(self._subjects)
+        self._decoding: Decoding | None = None
         self._spark: SparkSession | None = None
         self._index: KeyIndex | None = None
         self._dead_letters: DeadLetters | None = None
@@ -179,6 +174,7 @@ class Ingestor:
         :raises TopicbergError: a service does not answer, refuses or is full
         """
         conflicts = 0
+        self._foreign.begin_batch()
         while conflicts < CONFLICT_ATTEMPTS:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
@@ -187,10 +183,8 @@ class Ingestor:
                 logger.info("%s; planning the batch again", conflict.message)
                 conflicts += 1
                 time.sleep(random.uniform(0, 1))  # noqa: S311  lets the other engine finish
-            except UnknownSchemaError as unknown:
-                conflicts += 1
-                if not self._look_up(unknown.schema_ids):
-                    raise
+            except SchemasFoundError as found:
+                logger.info("topic %s: %s", self.spec.name, found)
             except BatchFailedError as failed:
                 logger.warning("%s; reading a smaller part of the batch", failed.message)
         raise CommitConflictError(
@@ -198,15 +192,11 @@ class Ingestor:
             hint="is there a second engine for this topic?",
         )
 
-    def _look_up(self, schema_ids: frozenset[int]) -> bool:
-        """Ask the registry for schemas of other subjects; whether it had one that was not known."""
-        new = {number: self._subjects.by_id(number) for number in schema_ids - set(self._foreign)}
-        self._foreign |= new
-        return any(schema is not None for schema in new.values())
-
     def _step(self) -> Commit:
         name = self.spec.name
         topic_id = kafka.topic_id(self.endpoints, name)
+        # First of all: the schemas that are read afterwards are those of all these records.
+        latest = kafka.end_offsets(self.endpoints, name)
         layout = read_layout(self.spec, self._subjects)
         table = self._table(layout)
         head = table.current_snapshot()
@@ -218,7 +208,6 @@ class Ingestor:
                 hint=start_again(name),
             )
         now_ms = int(time.time() * 1000)
-        latest = kafka.end_offsets(self.endpoints, name)
         beginning = kafka.beginning_offsets(self.endpoints, name)
         first = {**beginning, **self._first_offsets(table, held, beginning, latest)}
         start = {**beginning, **(held.offsets or first)}
@@ -264,7 +253,7 @@ class Ingestor:
             head.snapshot_id if head else None,
             changed,
             staged.branch,
-            skips.committed(table, batch.end),
+            dropped=skips.committed(table, batch.end),
         )
         added = _number(snapshot, "added-files-size")
         self._size, self._deaths = self._size.committed(batch.records, size, added), 0
@@ -363,7 +352,8 @@ class Ingestor:
         spark.conf.set("spark.wap.id", wap_id)
         try:
             columns = spark.table(_target(table)).schema
-            frame = decoded(without_value(spark), self.spec, layout, {}, table, columns)
+            probe = without_value(spark)
+            frame = decode(probe, self.spec, layout, self._foreign, table, columns).frame
             upsert.append(frame.select(f"{ROW}.*"), _target(table), {})
         except PySparkException as error:
             self.close()
@@ -416,7 +406,8 @@ class Ingestor:
         except PySparkException as error:
             self.close()
             reason = self._explain(error)
-            if not isinstance(reason, TableflowError):  # else a record that cannot be decoded
+            is_record = isinstance(reason, TableflowError | SchemasFoundError)
+            if isinstance(reason, TopicbergError) and not is_record:
                 reason = self._learn(batch, size, error, reason)
             raise reason from error
 
@@ -466,12 +457,12 @@ class Ingestor:
     ) -> Staged:
         """Write the batch where no reader sees it.
 
-        :raises UnknownSchemaError: records name schemas that have to be looked up first
+        :raises SchemasFoundError: records name schemas that were not known
         """
         spark = self._session()
-        foreign = {number: schema for number, schema in self._foreign.items() if schema}
         columns = spark.table(_target(table)).schema
-        frame = decoded(records, self.spec, layout, foreign, table, columns)
+        decoding = decode(records, self.spec, layout, self._foreign, table, columns)
+        self._decoding, frame = decoding, decoding.frame
         is_small = batch.records <= small(size)
         if self.spec.tableflow.error_handling.mode == "SUSPEND":
             return self._write(spark, table, batch, is_small, _raising(frame), properties)
@@ -481,11 +472,13 @@ class Ingestor:
         seen = _seen(frame, observation)
         if not (skipped := seen["problems"]):
             return staged
-        if self._look_up(frozenset(seen["schema_ids"])):
-            raise CommitConflictError(f"topic {self.spec.name}: schemas of other subjects")
+        if self._foreign.look_up(seen["schema_ids"]):
+            raise SchemasFoundError("records name schemas of other subjects")
         if self._dead_letters is not None:
-            broken = logged_records(frame.filter(f"{PROBLEM} IS NOT NULL"))
+            broken = logged_records(decoding)
             self._dead_letters.write(table, properties[commit.TOPIC_ID], batch.start, broken)
+        else:
+            self._log_skipped(skipped, json.loads(seen["first"]))
         return replace(staged, skipped=skipped)
 
     def _write(
@@ -520,25 +513,43 @@ class Ingestor:
             self._index = KeyIndex(folder, table, upsert.key_columns(self.spec))
         return self._index
 
-    def _explain(self, error: Exception) -> TopicbergError:
-        """The reason of a failed job, in the user's terms."""
+    def _explain(self, error: Exception) -> Exception:
+        """Return the reason of a failed job, in the user's terms."""
         name = self.spec.name
         match = _BAD_RECORD.search(str(error))
         if not match:
             return failures.explain(f"topic {name}", error)
-        record = json.loads(match[1])
-        place = f"topic {name}, partition {record['partition']}, offset {record['offset']}"
-        message = f"{place}: {record['reason']}"
-        if record["schema_id"] is not None:
-            return UnknownSchemaError(
-                f"{message}: {record['schema_id']}", frozenset([int(record["schema_id"])])
-            )
+        problem = json.loads(match[1])
+        number = problem["schema_id"]
+        if number is not None and self._foreign.look_up([number]):
+            return SchemasFoundError(f"a record names schema {number} of another subject")
+        partition, offset = problem["partition"], problem["offset"]
         return TableflowError(
-            message,
-            hint="mend the producer, and "
-            f"`topicberg tableflow enable {name} --error-handling LOG`: such records go to a "
-            "dead-letter topic, and the topic goes on (SKIP: without them)",
+            f"topic {name}, partition {partition}, offset {offset}: "
+            + self._reason((partition, offset), problem),
+            hint=f"fix the producer; `topicberg tableflow enable {name} --error-handling LOG` "
+            "sends such records to a dead-letter topic, SKIP leaves them out",
         )
+
+    def _log_skipped(self, skipped: int, first: Mapping[str, Any]) -> None:
+        place = first["partition"], first["offset"]
+        logger.warning(
+            "topic %s: skipped %d records; the first one, partition %d, offset %d: %s",
+            *(self.spec.name, skipped, *place, self._reason(place, first)),
+        )
+
+    def _reason(self, place: Place, problem: Mapping[str, Any]) -> str:
+        """Return why a record is malformed, from its bytes if Kafka still has them."""
+        partition, offset = place
+        ranges = {partition: (offset, offset + 1)}
+        try:
+            for message in messages(self.endpoints, self.spec.name, ranges):
+                record = {KEY: message.key(), VALUE: message.value(), PROBLEM: problem}
+                if self._decoding is not None:
+                    return self._decoding.reason(record)
+        except TopicbergError as error:
+            logger.info("topic %s: a malformed record is not read again: %s", self.spec.name, error)
+        return str(problem["reason"])
 
 
 def _number(snapshot: Snapshot | None, key: str) -> int:
@@ -552,10 +563,17 @@ def _raising(frame: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    fields = F.struct("partition", "offset", f"{PROBLEM}.reason", f"{PROBLEM}.schema_id")
-    message = F.concat(F.lit(BAD_RECORD + " "), F.to_json(fields, {"ignoreNullFields": "false"}))
+    message = F.concat(F.lit(BAD_RECORD + " "), _place())
     sound = F.when(F.col(PROBLEM).isNull(), F.col(ROW)).otherwise(F.raise_error(message))
     return frame.withColumn(ROW, sound)
+
+
+def _place() -> Column:
+    """The place and the problem of a record, as JSON."""
+    from pyspark.sql import functions as F
+
+    fields = F.struct("partition", "offset", f"{PROBLEM}.reason", f"{PROBLEM}.schema_id")
+    return F.to_json(fields, {"ignoreNullFields": "false"})
 
 
 def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
@@ -566,12 +584,13 @@ def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
     return frame.observe(seen, *_counts()), seen  # type: ignore[arg-type]
 
 
-def _counts() -> tuple[Column, Column]:
-    """``problems``, and the ``schema_ids`` of them that are not known."""
+def _counts() -> tuple[Column, ...]:
+    """``problems``: how many; ``schema_ids`` that are not known; ``first``: one of the problems."""
     from pyspark.sql import functions as F
 
-    ids = F.slice(F.collect_set(f"{PROBLEM}.schema_id"), 1, MAX_FOREIGN_SCHEMAS)
-    return F.count(PROBLEM).alias("problems"), ids.alias("schema_ids")
+    ids = F.slice(F.collect_set(f"{PROBLEM}.schema_id"), 1, MAX_LOOKUPS)
+    first = F.min(F.when(F.col(PROBLEM).isNotNull(), _place()))
+    return F.count(PROBLEM).alias("problems"), ids.alias("schema_ids"), first.alias("first")
 
 
 def _seen(frame: DataFrame, observation: Observation) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def explain(what: str, error: BaseException) -> TopicbergError:
     reason = lines[0][:300] if lines else type(error).__name__
     if task := _FAILED_TASK.search(text):
         causes = re.findall(r"^Caused by: (.+)$", text, re.MULTILINE)
-        reason = ": ".join(dict.fromkeys(part.strip()[:200] for part in (task[1], *causes[-1:])))
+        reason = ": ".join(part.strip()[:200] for part in (task[1], *causes[-1:]))
     if _CONNECTION.search(text):
         service = silent_service(error)
         return UnreachableError(

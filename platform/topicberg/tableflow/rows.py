@@ -1,22 +1,31 @@
-"""Spark expressions: records of a topic as rows of its table, and what is wrong with a record."""
+"""Records of a topic as rows of its table, and what is wrong with a record.
+
+Good records only ever meet Spark expressions. What is wrong with a malformed one is found out
+afterwards, in this process, from its bytes: see :meth:`Decoding.reason`.
+"""
 
 from __future__ import annotations
 
-import datetime
+import itertools
 import json
-from collections.abc import Mapping
-from functools import reduce
-from typing import TYPE_CHECKING, cast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from topicberg.tableflow.formats import DECODED, format_of
+from topicberg.errors import TableflowError
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.formats import DECODED, as_record, format_of
 from topicberg.tableflow.layout import KEY, PARTITION, RAW_KEY, VALUE, Half, Layout
 from topicberg.tableflow.reading import UNREADABLE
-from topicberg.tableflow.subjects import WIRE_BYTES, RegisteredSchema, wire_prefix
+from topicberg.tableflow.subjects import WIRE_BYTES, RegisteredSchema, Subject, wire_prefix
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from pyiceberg.types import NestedField
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
     from topicberg.topics import TopicSpec
 
@@ -24,62 +33,148 @@ ROW = "__topicberg_row"
 """Struct of the table's columns."""
 PROBLEM = "__topicberg_problem"
 """Struct (reason: string, schema_id: long); null for a good record. ``schema_id``: the record's,
-if its subject does not have it."""
+if it is not known yet."""
 
 HASHED_KEY_BYTES = 256
 """Longer keys are told apart by their SHA-256: Confluent's "Write Modes with Tableflow"."""
-_FIRST_DAY, _LAST_DAY = datetime.date(1, 1, 1), datetime.date(9999, 12, 31)
+MAX_FOREIGN_WRITERS = 100
+"""Schemas of other subjects by which the records of one batch are decoded."""
+UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
 
 
-def decoded(
+@dataclass(frozen=True)
+class Writers:
+    """The schemas by which the key, or the value, of a topic's records is decoded."""
+
+    half: Half
+    foreign: ForeignSchemas
+    accepted: dict[int, RegisteredSchema] = field(default_factory=dict)
+    columns: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Of an accepted one: the columns that it has a field for."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Why no record with this id is decoded."""
+
+    @property
+    def subject(self) -> Subject:
+        assert self.half.subject is not None  # noqa: S101  a half without one is not decoded
+        return self.half.subject
+
+    def filled(self, column: str) -> list[int]:
+        """Return the ids of the accepted schemas that have a field for the column."""
+        return [number for number, columns in self.columns.items() if column in columns]
+
+    def problem(self, raw: bytes, fields: Sequence[NestedField]) -> str:
+        """Return why the bytes are malformed, which Spark has found them to be."""
+        the = f"the {self.half.column}"
+        if len(raw) < WIRE_BYTES or raw[0] != 0:
+            return f"{the} is not in Confluent's wire format (0, schema id): it is {_shown(raw)}"
+        number = int.from_bytes(raw[1:WIRE_BYTES], "big")
+        writer = self.accepted.get(number)
+        if writer is None:
+            why = self.refused.get(number) or self.foreign.missing.get(number, UNKNOWN)
+            return f"{the} names schema {number}, {why}"
+        payload = _wrapped(writer, raw[WIRE_BYTES:])
+        latest, message = self.subject.latest, self.half.message
+        why = format_of(writer).explain(payload, writer, latest, fields, message)
+        return why if self.half.column == VALUE else f"{the}: {why}"
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A batch decoded. ``frame``: Kafka's columns, :data:`ROW` and :data:`PROBLEM`."""
+
+    frame: DataFrame
+    writers: Sequence[Writers]
+    fields: Sequence[NestedField]
+
+    def reason(self, record: Mapping[str, Any]) -> str:
+        """Return why a record is malformed.
+
+        :param record: Kafka's ``key`` and ``value``, and :data:`PROBLEM`
+        """
+        found: str = record[PROBLEM]["reason"]
+        for writers in self.writers:
+            if found == _generic(writers.half):
+                return writers.problem(bytes(record[writers.half.column]), self.fields)
+        return found
+
+
+def decode(
     records: DataFrame,
     spec: TopicSpec,
     layout: Layout,
-    foreign: Mapping[int, RegisteredSchema],
+    foreign: ForeignSchemas,
     table: Table,
     columns: StructType,
-) -> DataFrame:
-    """Kafka's columns, :data:`ROW` and :data:`PROBLEM`.
+) -> Decoding:
+    """Decode a batch.
 
     :param records: as :mod:`topicberg.tableflow.reading` gives them
     :param foreign: schemas of other subjects that records are known to name
     :param columns: the table's columns as Spark has them
+    :raises TableflowError: the latest schema does not fit the table
     """
     from pyspark.sql import functions as F
 
     unreadable = F.col(UNREADABLE)
-    if spec.write_mode == "upsert":  # a tombstone deletes a row and becomes none
+    if spec.write_mode == "upsert":  # a tombstone deletes a row and does not become one
         unreadable = F.when(F.col(VALUE).isNotNull(), unreadable)
     problems = [F.when(unreadable.isNotNull(), _problem(unreadable))]
-    found: dict[str, tuple[Column, DataType]] = {}
     if spec.write_mode == "upsert":
         problems.append(F.when(F.col(KEY).isNull(), _problem("the record has no key to upsert by")))
-    for half in (layout.key, layout.value):  # where both have a field, the value's wins
+    fields = table.schema().fields
+    all_writers: list[Writers] = []
+    found: dict[str, Column] = {}
+    for half in (layout.key, layout.value):
         if half.subject is None:
-            found[half.column] = F.col(half.column), records.schema[half.column].dataType
+            found[half.column] = F.col(half.column)
             continue
-        name = f"__topicberg_{half.column}"
-        records = _decode(records, name, half, foreign, table, columns)
-        problems.append(_problem_of(half, F.col(name).getField(DECODED), foreign))
-        for field in records.schema[name].dataType.fields:  # type: ignore[attr-defined]
-            found[field.name] = F.col(name).getField(field.name), field.dataType
+        writers = Writers(half, foreign)
+        own = _columns_of(half, layout, fields)
+        records, decoded, names = _decode(records, writers, own, columns)
+        all_writers.append(writers)
+        problems.append(_problem_of(writers, decoded.getField(DECODED)))
+        prefix = _prefix(half)
+        for name in names:
+            value = decoded.getField(name)
+            if name in found:  # the key has it as well
+                ids = [wire_prefix(number) for number in writers.filled(name)]
+                value = F.when(prefix.isin(ids), value).otherwise(found[name])
+            found[name] = value
     metadata = _metadata(spec)
     row = []
     for column in columns:
         if column.name in metadata:
             value = metadata[column.name].cast(column.dataType)
-        elif column.name in found:
-            source, have = found[column.name]
-            value = conform(source, have, column.dataType)
-            outside = out_of_range(source, have)
-            if outside is not None:
-                reason = f"{column.name} is not between the years 1 and 9999"
-                problems.append(F.when(outside, _problem(reason)))
         else:
-            value = F.lit(None).cast(column.dataType)
+            value = found.get(column.name, F.lit(None).cast(column.dataType))
         row.append(value.alias(column.name))
     nothing = F.lit(None).cast("struct<reason: string, schema_id: bigint>")
-    return records.withColumns({ROW: F.struct(*row), PROBLEM: F.coalesce(*problems, nothing)})
+    frame = records.withColumns({ROW: F.struct(*row), PROBLEM: F.coalesce(*problems, nothing)})
+    return Decoding(frame, all_writers, fields)
+
+
+def _columns_of(half: Half, layout: Layout, fields: Sequence[NestedField]) -> Sequence[NestedField]:
+    """The table's columns, without those of the value that a key's field does not fit."""
+    value = layout.value.subject
+    if half.column == VALUE or value is None:
+        return fields
+    natural = {field.name: _shape(field) for field in half.fields(itertools.count(1))}
+    unlike = {one.name for one in fields if natural.get(one.name, _shape(one)) != _shape(one)}
+    if not unlike:
+        return fields
+    written = (
+        format_of(one).written(one, value.latest, layout.value.message)
+        for one in value.schemas.values()
+        if one.schema_type == value.latest.schema_type
+    )
+    shared = unlike & frozenset().union(*written)
+    return [one for one in fields if one.name not in shared]
+
+
+def _shape(field: NestedField) -> str:
+    """The type without the ids of fields."""
+    return re.sub(r"\b\d+: ", "", str(field.field_type))
 
 
 def _problem(reason: str | Column, schema_id: Column | None = None) -> Column:
@@ -89,78 +184,158 @@ def _problem(reason: str | Column, schema_id: Column | None = None) -> Column:
     return F.struct(F.lit(reason).alias("reason"), number.alias("schema_id"))
 
 
+def _generic(half: Half) -> str:
+    """The reason as Spark knows it."""
+    return f"the {half.column} cannot be decoded"
+
+
+def _shown(raw: bytes) -> str:
+    if not raw:
+        return "empty"
+    return f"{len(raw)} bytes that begin with {raw[:WIRE_BYTES].hex(' ')}"
+
+
+def _prefix(half: Half) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.substring(F.col(half.column), 1, WIRE_BYTES)
+
+
+def _wrapped(writer: RegisteredSchema, payload: bytes) -> bytes:
+    if writer.wrapped_as is None:
+        return payload
+    return b"".join(part if isinstance(part, bytes) else payload for part in _around(writer))
+
+
+def _around(writer: RegisteredSchema) -> tuple[bytes | None, ...]:
+    """What is put around a JSON value to make it an object; None: the value."""
+    return f"{{{json.dumps(writer.wrapped_as)}:".encode(), None, b"}"
+
+
 def _decode(
     records: DataFrame,
-    name: str,
-    half: Half,
-    foreign: Mapping[int, RegisteredSchema],
-    table: Table,
+    writers: Writers,
+    fields: Sequence[NestedField],
     columns: StructType,
-) -> DataFrame:
-    """With the decoded half as a struct in column ``name``.
+) -> tuple[DataFrame, Column, list[str]]:
+    """Return the records with a decoded half, its struct, and the struct's columns.
 
-    Null without bytes, and for a schema that is not known.
+    The struct is null without bytes, and for a schema that is not known or not accepted.
     """
     from pyspark.sql import functions as F
-    from pyspark.sql.types import BooleanType, StructField, StructType
 
-    assert half.subject is not None  # noqa: S101  the caller's condition
-    raw = F.col(half.column)
-    prefix, payload = F.substring(raw, 1, WIRE_BYTES), F.substring(raw, WIRE_BYTES + 1, 2**31 - 1)
-    latest, fields = half.subject.latest, table.schema().fields
-    writers = {
-        number: writer
-        for number, writer in {**foreign, **half.subject.schemas}.items()
-        if writer.schema_type == latest.schema_type
-    }
-    branches = {}
-    for number, writer in writers.items():
+    prefix = _prefix(writers.half)
+    payload = F.substring(F.col(writers.half.column), WIRE_BYTES + 1, 2**31 - 1)
+    branches: dict[int, Column] = {}
+    for number, writer in _candidates(writers):
         # Not around the result: Spark runs Python functions for every row, also inside of a CASE.
         of_writer = F.when(prefix == F.lit(wire_prefix(number)), payload)
         if writer.wrapped_as is not None:
-            opening = F.lit(f"{{{json.dumps(writer.wrapped_as)}:".encode())
-            of_writer = F.concat(opening, of_writer, F.lit(b"}"))
-        records, branches[number] = format_of(writer).decode(
-            records, of_writer, writer, latest, fields, half.message
-        )
-    if len(branches) > 1:
-        kinds = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema
-        if len({kind.dataType.simpleString() for kind in kinds}) > 1:  # CASE wants one type
-            names = {field.name for kind in kinds for field in cast("StructType", kind.dataType)}
-            common = StructType(
-                [StructField(DECODED, BooleanType()), *(c for c in columns if c.name in names)]
+            around = (of_writer if part is None else F.lit(part) for part in _around(writer))
+            of_writer = F.concat(*around)
+        subject, message = writers.subject, writers.half.message
+        try:
+            filled = format_of(writer).written(writer, subject.latest, message)
+            records, branches[number] = format_of(writer).decode(
+                records, of_writer, writer, subject.latest, fields, message
             )
-            branches = {
-                number: conform(branch, kinds[str(number)].dataType, common)
-                for number, branch in branches.items()
-            }
-    value: Column | None = None
+        except (TableflowError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if number == subject.latest.schema_id:
+                raise
+            writers.refused[number] = f"which does not fit the table: {_why(error)}"
+            continue
+        writers.accepted[number] = writer
+        writers.columns[number] = filled
+    types = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema
+    have = {number: set(types[str(number)].dataType.names) for number in branches}  # type: ignore[attr-defined]
+    names = [column.name for column in columns if column.name in set().union(*have.values())]
+    name = f"__topicberg_{writers.half.column}"
+    if len(branches) == 1:  # which is null, or has nulls only, for records of other writers
+        return records.withColumn(name, *branches.values()), F.col(name), names
+    value: Any = F
     for number, branch in branches.items():
-        is_written_so = prefix == F.lit(wire_prefix(number))
-        value = (
-            F.when(is_written_so, branch) if value is None else value.when(is_written_so, branch)
-        )
-    assert value is not None  # noqa: S101  a subject has at least its latest version
-    return records.withColumn(name, value)
+        members = [branch.getField(DECODED).alias(DECODED)]
+        for column in columns:
+            if column.name in names:
+                member = F.lit(None).cast(column.dataType)
+                if column.name in have[number]:
+                    member = branch.getField(column.name)
+                members.append(member.alias(column.name))
+        value = value.when(prefix == F.lit(wire_prefix(number)), F.struct(*members))
+    return records.withColumn(name, value), F.col(name), names
 
 
-def _problem_of(half: Half, is_decoded: Column, foreign: Mapping[int, RegisteredSchema]) -> Column:
+def _candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
+    """The subject's own schemas, and those of others that are of the same type."""
+    own, latest = writers.subject.schemas, writers.subject.latest
+    found: list[tuple[int, RegisteredSchema]] = []
+    wanted = _identity(latest, writers.half.message)
+    for number, schema in writers.foreign.schemas.items():
+        if number in own:
+            continue
+        writer = as_record(schema, KEY) if writers.half.column == KEY else schema
+        if why := _unlike(writer, latest, wanted, writers.half.message):
+            writers.refused[number] = why
+        elif len(found) >= MAX_FOREIGN_WRITERS:
+            writers.refused[number] = (
+                f"which is one of more than {MAX_FOREIGN_WRITERS} schemas of other subjects"
+            )
+        else:
+            found.append((number, writer))
+    for number, writer in own.items():
+        if writer.schema_type == latest.schema_type:
+            found.append((number, writer))
+        else:
+            writers.refused[number] = _other_type(writer, latest)
+    return found
+
+
+def _other_type(writer: RegisteredSchema, latest: RegisteredSchema) -> str:
+    return f"which is of type {writer.schema_type}; the table is of {latest.schema_type}"
+
+
+def _unlike(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    wanted: str | TableflowError | None,
+    message: str | None,
+) -> str | None:
+    """Why a schema of another subject is not one for these records."""
+    if writer.schema_type != latest.schema_type:
+        return _other_type(writer, latest)
+    found = _identity(writer, message)
+    if isinstance(found, TableflowError):
+        return f"which cannot be read: {found.message}"
+    if found is None or found != wanted:
+        named = f"is {found}" if found else "has no name"
+        return f"which {named}, of another subject; the records of this topic are {wanted}"
+    return None
+
+
+@lru_cache(maxsize=4_096)
+def _identity(schema: RegisteredSchema, message: str | None) -> str | TableflowError | None:
+    try:
+        return format_of(schema).identity(schema, message)
+    except (TableflowError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return error if isinstance(error, TableflowError) else TableflowError(_why(error))
+
+
+def _why(error: Exception) -> str:
+    return error.message if isinstance(error, TableflowError) else f"{type(error).__name__}"
+
+
+def _problem_of(writers: Writers, is_decoded: Column) -> Column:
     from pyspark.sql import functions as F
 
-    assert half.subject is not None  # noqa: S101  the caller's condition
-    raw = F.col(half.column)
-    ids = [*half.subject.schemas, *foreign]
-    known = F.substring(raw, 1, WIRE_BYTES).isin([wire_prefix(number) for number in ids])
-    named = F.conv(F.hex(F.substring(raw, 2, 4)), 16, 10).cast("long")
+    raw, prefix = F.col(writers.half.column), _prefix(writers.half)
+    accepted = prefix.isin([wire_prefix(number) for number in writers.accepted])
+    known = {*writers.accepted, *writers.refused, *writers.foreign.missing}
     is_framed = (F.length(raw) >= WIRE_BYTES) & (F.substring(raw, 1, 1) == F.lit(b"\x00"))
-    what, subject = f"the {half.column}", f"subject {half.subject.name}"
-    return (
-        F.when(raw.isNull() | (known & F.coalesce(is_decoded, F.lit(False))), None)
-        .when(~is_framed, _problem(f"{what} is not in Confluent's wire format (0, schema id)"))
-        .when(
-            ~known, _problem(f"{what} names a schema that subject {subject} does not have", named)
-        )
-        .otherwise(_problem(f"{what} does not fit its schema"))
+    is_new = is_framed & ~prefix.isin([wire_prefix(number) for number in known])
+    named = F.conv(F.hex(F.substring(raw, 2, 4)), 16, 10).cast("long")
+    return F.when(
+        raw.isNotNull() & ~(accepted & F.coalesce(is_decoded, F.lit(False))),
+        _problem(_generic(writers.half), F.when(is_new, named)),
     )
 
 
@@ -181,66 +356,3 @@ def _metadata(spec: TopicSpec) -> dict[str, Column]:
         ),
     }
     return {spec.metadata_column(name): column for name, column in columns.items()}
-
-
-def conform(value: Column, have: DataType, want: DataType) -> Column:
-    """``value`` in another type whose nested fields are matched by name; a missing one is null."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
-    if have.simpleString() == want.simpleString():
-        return value
-    if isinstance(have, StructType) and isinstance(want, StructType):
-        types = {field.name: field.dataType for field in have}
-        struct = F.struct(
-            *(
-                (
-                    conform(value.getField(field.name), types[field.name], field.dataType)
-                    if field.name in types
-                    else F.lit(None).cast(field.dataType)
-                ).alias(field.name)
-                for field in want
-            )
-        )
-        return F.when(value.isNotNull(), struct)
-    if isinstance(have, ArrayType) and isinstance(want, ArrayType):
-        inner = have.elementType, want.elementType
-        return F.transform(value, lambda element: conform(element, *inner))
-    if isinstance(have, MapType) and isinstance(want, MapType):
-        inner = have.valueType, want.valueType
-        return F.transform_values(value, lambda _, element: conform(element, *inner))
-    return value.cast(want)
-
-
-def out_of_range(value: Column, kind: DataType) -> Column | None:
-    """Whether a date or time in ``value`` is none that every engine reads: years 1 to 9999."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import (
-        ArrayType,
-        DateType,
-        MapType,
-        StructType,
-        TimestampNTZType,
-        TimestampType,
-    )
-
-    if isinstance(kind, DateType | TimestampType | TimestampNTZType):
-        day = value.cast("date")
-        return F.coalesce(~day.between(F.lit(_FIRST_DAY), F.lit(_LAST_DAY)), F.lit(False))
-    if isinstance(kind, StructType):
-        parts = [out_of_range(value.getField(field.name), field.dataType) for field in kind]
-        outside = [part for part in parts if part is not None]
-        return reduce(lambda one, other: one | other, outside) if outside else None
-    if isinstance(kind, ArrayType | MapType):
-        element = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
-        if out_of_range(F.lit(None), element) is None:
-            return None
-        elements = value if isinstance(kind, ArrayType) else F.map_values(value)
-        found = F.exists(elements, lambda e: _is(out_of_range(e, element)))
-        return F.coalesce(found, F.lit(False))
-    return None
-
-
-def _is(column: Column | None) -> Column:
-    assert column is not None  # noqa: S101  the caller has looked
-    return column

@@ -18,6 +18,14 @@ from pyiceberg.exceptions import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
+from pyiceberg.types import (
+    BinaryType,
+    IcebergType,
+    ListType,
+    MapType,
+    StringType,
+    StructType,
+)
 
 from topicberg.errors import TableflowError
 from topicberg.settings import Settings
@@ -160,13 +168,47 @@ def _create(
 
 
 def _evolve(table: Table, schema: Schema) -> None:
-    """Add new columns, widen types; a dropped field keeps its column."""
+    """Add new columns, widen types; a dropped field keeps its column.
+
+    :raises TableflowError: the table cannot follow the schema; it stays as it is
+    """
+    name = table.name()[1]
     try:
+        _check_evolution(table.schema().as_struct(), schema.as_struct(), "")
         with table.update_schema() as update:
             update.union_by_name(schema)
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint=f"`topicberg topics restore-schema {table.name()[1]}` takes back the versions "
-            f"that no table can follow; or {start_again(table.name()[1])}",
+            hint=f"`topicberg topics restore-schema {name}` takes back the versions "
+            f"that no table can follow; or {start_again(name)}",
         ) from error
+
+
+def _check_evolution(held: IcebergType, new: IcebergType, path: str) -> None:
+    """Refuse what PyIceberg would do, and what engines cannot read then.
+
+    Names that differ only in case are one column for Spark, Glue, DuckDB and Snowflake. Iceberg's
+    specification promotes no text to bytes, and no bytes to a text.
+
+    :raises ValueError: what is refused
+    """
+    if isinstance(held, StructType) and isinstance(new, StructType):
+        by_name = {field.name: field.field_type for field in held.fields}
+        by_lower = {name.lower(): name for name in by_name}
+        for field in new.fields:
+            where = f"{path}.{field.name}" if path else field.name
+            if field.name in by_name:
+                _check_evolution(by_name[field.name], field.field_type, where)
+            elif twin := by_lower.get(field.name.lower()):
+                raise ValueError(
+                    f"the new column {where} differs only in case from the column {twin}; Spark, "
+                    "Glue, DuckDB and Snowflake cannot tell them apart"
+                )
+    elif isinstance(held, ListType) and isinstance(new, ListType):
+        _check_evolution(held.element_type, new.element_type, f"{path}.element")
+    elif isinstance(held, MapType) and isinstance(new, MapType):
+        _check_evolution(held.key_type, new.key_type, f"{path}.key")
+        _check_evolution(held.value_type, new.value_type, f"{path}.value")
+    elif {type(held), type(new)} == {StringType, BinaryType}:
+        raise ValueError(f"the column {path} is of type {held}, the schema has {new}")

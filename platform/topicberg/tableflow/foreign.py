@@ -1,0 +1,75 @@
+"""Schemas of other subjects that a topic's records name.
+
+A producer may write any four bytes as a schema id, so what is kept is bounded, and an id that the
+registry does not have is looked up again after :data:`MISSING_SECONDS`: it may be registered later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
+
+MAX_SCHEMAS = 1_000
+"""How many schemas, and how many missing ids, are kept."""
+MAX_LOOKUPS = 1_000
+"""Ids that are looked up for one batch."""
+MISSING_SECONDS = 20.0
+
+
+class ForeignSchemas:
+    """What the registry has for the ids that records name and their subjects do not have."""
+
+    def __init__(self, subjects: SubjectReader, now: Callable[[], float] = time.monotonic) -> None:
+        self._subjects = subjects
+        self._now = now
+        self._found: OrderedDict[int, RegisteredSchema] = OrderedDict()
+        self._missing: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._lookups = 0
+
+    @property
+    def schemas(self) -> Mapping[int, RegisteredSchema]:
+        """Those that the registry has, by id."""
+        return self._found
+
+    @property
+    def missing(self) -> Mapping[int, str]:
+        """Ids that the registry did not have a moment ago, or only in part, and why."""
+        now = self._now()
+        return {number: why for number, (why, until) in self._missing.items() if now < until}
+
+    def begin_batch(self) -> None:
+        """Allow :data:`MAX_LOOKUPS` again."""
+        self._lookups = 0
+
+    def look_up(self, schema_ids: Iterable[int]) -> bool:
+        """Ask the registry for schemas; return whether it had one that was not known.
+
+        :raises TopicbergError: the registry does not answer
+        """
+        missing = self.missing
+        new = [one for one in schema_ids if one not in self._found and one not in missing]
+        found = False
+        for number in new[: MAX_LOOKUPS - self._lookups]:
+            self._lookups += 1
+            found |= self._look_up(number)
+        return found
+
+    def _look_up(self, number: int) -> bool:
+        try:
+            schema = self._subjects.by_id(number)
+            why = "which the schema registry does not have"
+        except TableflowError as error:  # of this schema, e.g. a reference that is missing
+            schema, why = None, f"which cannot be read: {error.message}"
+        if schema is not None:
+            self._found[number] = schema
+            self._missing.pop(number, None)
+        else:
+            self._missing[number] = why, self._now() + MISSING_SECONDS
+        for kept in (self._found, self._missing):
+            while len(kept) > MAX_SCHEMAS:
+                kept.popitem(last=False)
+        return schema is not None

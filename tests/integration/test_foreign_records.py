@@ -1,0 +1,136 @@
+"""Records of other subjects among a topic's own, and fields that key and value share."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import fastavro
+import pytest
+import requests
+from confluent_kafka.schema_registry import Schema
+from kafka_topics import ORDER, Topic, avro, encode
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow import commit
+from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.foreign import MISSING_SECONDS
+from topicberg.tableflow.subjects import wire_prefix
+
+pytestmark = pytest.mark.integration
+
+FOREIGN: list[tuple[Any, bytes]] = [
+    ({**ORDER, "name": "OrderDeleted"}, b"\x04\x02b"),
+    ({"type": "string"}, b"\x02b"),
+    (avro({"name": "next", "type": ["null", "Order"]}), b"\x00"),
+    (avro({"name": "id", "type": "string"}), b"\x02b"),
+    (avro({"name": "id", "type": {"type": "map", "values": "long"}}), b"\x00"),
+]
+"""Schemas of another subject, and a record that each one has written."""
+
+
+def register(topic: Topic, schema: Any, kind: str = "AVRO") -> bytes:
+    """Register a schema in another subject; the prefix of its records."""
+    answer = requests.post(
+        f"{topic.endpoints.schema_registry}/subjects/other-{uuid.uuid4().hex}/versions",
+        json={"schema": json.dumps(schema), "schemaType": kind},
+        timeout=30,
+    )
+    assert answer.ok, answer.text
+    return wire_prefix(answer.json()["id"])
+
+
+@pytest.fixture
+def foreign(make_topic: Callable[..., Topic], request: pytest.FixtureRequest) -> Topic:
+    """A topic with two good records, and foreign ones between them."""
+    topic = make_topic(tableflow={"error_handling": {"mode": getattr(request, "param", "SKIP")}})
+    topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
+    topic.send_raw([register(topic, schema) + record for schema, record in FOREIGN], partition=0)
+    topic.send_raw([register(topic, {"type": "object", "title": "Order"}, "JSON") + b"{}"])
+    topic.send(ORDER, [{"id": 2, "note": "b"}], partition=0)
+    return topic
+
+
+def test_foreign_types_skip_counts_them(foreign: Topic) -> None:
+    foreign.ingest()
+    assert [row["id"] for row in foreign.rows("id")] == [1, 2]
+    assert int(foreign.table().properties[commit.ROWS_SKIPPED]) == len(FOREIGN) + 1
+
+
+@pytest.mark.parametrize("foreign", ["SUSPEND"], indirect=True)
+def test_foreign_type_suspend_names_schema(foreign: Topic) -> None:
+    with pytest.raises(TableflowError, match=r"names schema \d+, which "):
+        foreign.ingest()
+
+
+def test_same_type_elsewhere_is_accepted(make_topic: Callable[..., Topic]) -> None:
+    """More schemas than one look-up of a record at a time would find in five attempts."""
+    topic = make_topic()
+    topic.send(ORDER, [{"id": 0, "note": "a"}])
+    for number in range(1, 8):
+        wider = avro(*ORDER["fields"], {"name": f"more{number}", "type": "int"})
+        record = encode(
+            fastavro.parse_schema(wider), {"id": number, "note": "b", f"more{number}": 7}
+        )
+        topic.send_raw([register(topic, wider) + record])
+    topic.ingest()
+    assert [row["id"] for row in topic.rows("id")] == list(range(8))
+
+
+def test_unknown_schema_registered_later_resumes(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    schema = {**ORDER, "namespace": f"later{uuid.uuid4().hex[:6]}"}
+    topic.send(schema, [{"id": 1, "note": "a"}])
+    wider = {**schema, "fields": [*ORDER["fields"], {"name": "more", "type": "int"}]}
+    number = int.from_bytes(register(topic, "int")[1:], "big") + 1  # the next id, most likely
+    topic.send_raw([wire_prefix(number) + b"\x04\x02b\x0e"])
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    try:
+        with pytest.raises(TableflowError, match=f"names schema {number}, which the schema regis"):
+            ingestor.step()
+        while (found := int.from_bytes(register(topic, wider)[1:], "big")) < number:
+            wider["doc"] = f"{found}"
+        assert found == number
+        clock = ingestor._foreign._now
+        monkeypatch.setattr(ingestor._foreign, "_now", lambda: clock() + MISSING_SECONDS)
+        assert ingestor.step().records == 2
+    finally:
+        ingestor.close()
+    assert [row["id"] for row in topic.rows("id")] == [1, 2]
+
+
+def test_field_of_key_and_value_comes_from_each(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(
+        key={"format": "avro", "file": "users_key.avsc"},
+        tableflow={"error_handling": {"mode": "SUSPEND"}},
+    )
+    registry = topic.endpoints.schema_registry_client()
+    key_schema = {"type": "record", "name": "Key", "fields": [{"name": "user", "type": "string"}]}
+    key_id = registry.register_schema(
+        topic.spec.key_subject, Schema(json.dumps(key_schema), "AVRO")
+    )
+    key = wire_prefix(key_id) + b"\x06key"
+    first = avro({"name": "user", "type": "string"}, {"name": "a", "type": "int"})
+    second = avro({"name": "a", "type": "int"})
+    old, new = (wire_prefix(topic.register(schema)) for schema in (first, second))
+    topic.send_raw([old + b"\x06old\x02", new + b"\x04", None], key=lambda _: key)
+    topic.ingest()
+    assert topic.rows("user", "a") == [
+        {"user": "key", "a": 2},
+        {"user": "key", "a": None},
+        {"user": "old", "a": 1},
+    ]
+
+
+def test_renamed_case_suspends(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic()
+    topic.send(avro({"name": "orderID", "type": "long", "default": 0}), [{"orderID": 1}])
+    topic.ingest()
+    topic.send(avro({"name": "orderId", "type": "long", "default": 0}), [{"orderId": 2}])
+    with pytest.raises(TableflowError, match="differs only in case from the column orderID"):
+        topic.ingest()
+    assert topic.rows("orderID") == [{"orderID": 1}]
