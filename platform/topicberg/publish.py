@@ -1,10 +1,12 @@
 """A table's rows as records of a topic, exactly once, whatever is killed and however often.
 
 What is published is the difference of two snapshots: the one that the topic holds already, and the
-newest. Spark works it out and encodes it; a transactional producer sends it, a few thousand records
-a transaction, and *in the same transaction* says in the topic :data:`STATE_TOPIC` how far it is.
-The next publisher first fences the one before it off, then reads from there; the difference of the
-same two snapshots in the same order goes on where it stopped. (Spark's own Kafka sink has no
+newest. Spark works it out and encodes it; a transactional producer sends it in the order of event
+time, some 20,000 records a transaction, and *in the same transaction* says in the topic
+:data:`STATE_TOPIC` up to which event time it is. All records of one time are in one transaction.
+The next publisher first fences off the one before it, then finishes what that has begun: the same
+two snapshots, encoded with the same schemas, from that event time on. So it does not matter what
+became of the table, the spec and the registry meanwhile. (Spark's own Kafka sink has no
 transactions: a run that is repeated would send everything twice.)
 
 * A topic in write mode upsert gets the new value of every key that changed, and a tombstone for
@@ -53,11 +55,13 @@ logger = logging.getLogger(__name__)
 STATE_TOPIC = "topicberg.published"
 """Compacted: topic → :class:`Progress`."""
 BATCH = 20_000
-"""Records of a transaction."""
+"""Records of a transaction; more, if more have the same event time."""
 TRANSACTION_SECONDS = 900
 """The most that a broker allows by default."""
 WAIT_SECONDS = 60.0
 _MAX_PREDICATES = 50
+_NO_TIME = -(2**62)
+"""Of a row without an event time, in ms: it comes first."""
 _PRODUCER: dict[str, Any] = {
     "log_level": 2,
     "compression.type": "zstd",
@@ -72,6 +76,24 @@ class PublishError(TopicbergError):
     """A table cannot be published to its topic."""
 
 
+class Half(BaseModel, frozen=True):
+    """How a key or a value is made of a row."""
+
+    format: str
+    field: str | None = None
+    """Of a key that is text: the column."""
+    schema_id: int | None = None
+    text: str = ""
+    """Of the schema."""
+
+
+class Encoding(BaseModel, frozen=True):
+    """How records are made of rows."""
+
+    key: Half
+    value: Half
+
+
 class Progress(BaseModel):
     """What a topic holds of its table."""
 
@@ -79,10 +101,16 @@ class Progress(BaseModel):
     table_uuid: str
     snapshot: int | None = None
     """All of this snapshot, …"""
+    encoding: Encoding | None = None
+    """… with these keys …"""
     target: int | None = None
     """… and of what changed from there to this one …"""
+    attempt: Encoding | None = None
+    """… in this encoding …"""
+    until: int | None = None
+    """… all records up to this event time, in ms. None: no record."""
     sent: int = 0
-    """… so many records."""
+    """Of an attempt of an older version: so many records instead."""
 
 
 @dataclass(frozen=True)
@@ -119,20 +147,22 @@ def publish(
         return Published(None)
     ensured = kafka.ensure_topic(spec, endpoints, config)
     kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
-    topic = _Topic(spec, config, ensured.value_schema_id, ensured.key_schema_id)
+    current = _encoding(spec, config, ensured)
     with _transactions(spec.name, endpoints) as producer:  # from here on nobody else publishes
         progress = _progress(table, spec.name, endpoints)
         done = 0, 0, 0
         while (target := _target(table, progress)) is not None:
-            progress = progress.model_copy(update={"target": target})
+            # In this order: the tag that moves may be the only one on what the topic holds.
+            if progress.snapshot is not None:
+                _tag(table, progress.snapshot, f"published-{spec.name}")
             _tag(table, target, f"publishing-{spec.name}")
-            changes = _changes(spark, table, topic, progress, time)
-            counts = _send(producer, spec, topic.ordered(changes), progress, batch)
+            attempt = progress.attempt or current
+            progress = progress.model_copy(update={"target": target, "attempt": attempt})
+            changes = _changes(spark, table, spec, progress, time)
+            counts = _send(producer, spec, _ordered(spec, changes, progress), progress, batch)
             gone = 0 if spec.write_mode == "upsert" else _gone(changes)
             done = done[0] + counts[0], done[1] + counts[1], done[2] + gone
-            progress = Progress(
-                topic_id=progress.topic_id, table_uuid=progress.table_uuid, snapshot=target
-            )
+            progress = _finished(progress)
             _tag(table, target, f"published-{spec.name}")
     return Published(progress.snapshot, *done)
 
@@ -148,73 +178,73 @@ def _target(table: Table, progress: Progress) -> int | None:
 # --- what changed ---
 
 
-@dataclass(frozen=True)
-class _Topic:
-    """How a topic's records are made of a table's rows."""
+def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) -> Encoding:
+    """Return how the spec says that records are made, with the schemas as they are registered."""
 
-    spec: TopicSpec
-    config: Settings
-    value_schema_id: int | None
-    key_schema_id: int | None
+    def half(kind: str, path: Any, schema_id: int | None, field: str | None = None) -> Half:
+        text = read_schema(path, kind).text if path else ""
+        return Half(format=kind, field=field, schema_id=schema_id, text=text)
 
-    def key(self, columns: set[str]) -> Column:
-        from pyspark.sql import functions as F
+    key, value = spec.key, spec.value_schema
+    return Encoding(
+        key=half(key.format, spec.key_schema_path(config), ensured.key_schema_id, key.field),
+        value=half(value.format, spec.value_schema_path(config), ensured.value_schema_id),
+    )
 
-        key = self.spec.key
-        if key.format == "none":
-            return F.lit(None).cast("binary")
-        if key.format == "string":
-            self._require([key.field or ""], columns)
-            return F.encode(F.col(quote(key.field or "")).cast("string"), "utf-8")
-        path = self.spec.key_schema_path(self.config)
-        return self._encoded(key.format, path, self.key_schema_id, columns)
 
-    def value(self, columns: set[str]) -> Column:
-        path = self.spec.value_schema_path(self.config)
-        return self._encoded(self.spec.value_schema.format, path, self.value_schema_id, columns)
+def _encoded(topic: str, half: Half, columns: set[str]) -> Column:
+    """Return a key or a value; with a schema, in the Confluent wire format."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.avro.functions import to_avro
 
-    def _encoded(self, kind: str, path: Any, schema_id: int | None, columns: set[str]) -> Column:
-        """In the Confluent wire format."""
-        from pyspark.sql import functions as F
-        from pyspark.sql.avro.functions import to_avro
+    from topicberg.topics.columns import avro_columns, json_columns
 
-        schema = read_schema(path, kind, None)
-        self._require(schema.columns, columns)
-        if kind == "avro":
-            record = F.struct(*(F.col(quote(name)) for name in schema.columns))
-            payload = to_avro(record, schema.text)
-        elif kind == "json":
-            payload = _json(schema.text)
-        else:
-            raise PublishError(f"topic {self.spec.name}: rows cannot be published as {kind}")
-        return F.concat(F.lit(bytearray(wire_prefix(schema_id or 0))), payload)
+    if half.format == "none":
+        return F.lit(None).cast("binary")
+    if half.format == "string":
+        _require(topic, [half.field or ""], columns)
+        return F.encode(F.col(quote(half.field or "")).cast("string"), "utf-8")
+    if half.format == "avro":
+        names = list(avro_columns(topic, half.text))
+        _require(topic, names, columns)
+        payload = to_avro(F.struct(*(F.col(quote(name)) for name in names)), half.text)
+    elif half.format == "json":
+        _require(topic, json_columns(topic, half.text), columns)
+        payload = _json(half.text)
+    else:
+        raise PublishError(f"topic {topic}: rows cannot be published as {half.format}")
+    return F.concat(F.lit(bytearray(wire_prefix(half.schema_id or 0))), payload)
 
-    def _require(self, names: Iterable[str], columns: set[str]) -> None:
-        if missing := sorted(set(names) - columns):
-            raise PublishError(
-                f"topic {self.spec.name}: its table has no column {', '.join(missing)}",
-                hint="the fields of the topic's schemas are columns of the table",
+
+def _require(topic: str, names: Iterable[str], columns: set[str]) -> None:
+    if missing := sorted(set(names) - columns):
+        raise PublishError(
+            f"topic {topic}: its table has no column {', '.join(missing)}",
+            hint="the fields of the topic's schemas are columns of the table",
+        )
+
+
+def _ordered(spec: TopicSpec, changes: DataFrame, progress: Progress) -> DataFrame:
+    """Return the records that are left to send, in the order of their event times."""
+    from pyspark.sql import functions as F
+
+    if spec.write_mode == "append":
+        changes = changes.filter("copies > 0")
+    else:
+        several = F.sum(F.when(F.col("copies") > 0, F.col("copies")))
+        changes = (
+            changes.groupBy("key")
+            .agg(
+                F.max_by("value", "copies").alias("value"),
+                F.max_by("time", "copies").alias("time"),
+                F.max("copies").alias("copies"),
+                F.coalesce(several, F.lit(0)).alias("rows"),
             )
-
-    def ordered(self, changes: DataFrame) -> DataFrame:
-        """Records in an order that is the same whenever they are computed again."""
-        from pyspark.sql import functions as F
-
-        if self.spec.write_mode == "append":
-            changes = changes.filter("copies > 0")
-        else:
-            several = F.sum(F.when(F.col("copies") > 0, F.col("copies")))
-            changes = (
-                changes.groupBy("key")
-                .agg(
-                    F.max_by("value", "copies").alias("value"),
-                    F.max_by("time", "copies").alias("time"),
-                    F.max("copies").alias("copies"),
-                    F.coalesce(several, F.lit(0)).alias("rows"),
-                )
-                .withColumn("value", F.when(F.col("copies") > 0, F.col("value")))
-            )
-        return changes.orderBy("time", "key", "value")
+            .withColumn("value", F.when(F.col("copies") > 0, F.col("value")))
+        )
+    if progress.until is not None:
+        changes = changes.filter(F.col("time") > progress.until)
+    return changes.orderBy("time", "key", "value")
 
 
 def _json(schema: str) -> Column:
@@ -239,7 +269,7 @@ def _json(schema: str) -> Column:
 
 
 def _changes(
-    spark: SparkSession, table: Table, topic: _Topic, progress: Progress, time: str
+    spark: SparkSession, table: Table, spec: TopicSpec, progress: Progress, time: str
 ) -> DataFrame:
     """Rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``, negative if rows are gone.
 
@@ -248,31 +278,37 @@ def _changes(
     from pyspark.sql import functions as F
 
     assert progress.target is not None  # noqa: S101  see publish()
-    base = progress.snapshot
+    assert progress.attempt is not None  # noqa: S101  see publish()
+    base, attempt = progress.snapshot, progress.attempt
+    # What the topic holds has the keys that were sent: if they changed, all of them are replaced.
+    keys_of_base = (progress.encoding or attempt).key
     if any(table.snapshot_by_id(s) is None for s in (base, progress.target) if s is not None):
         raise PublishError(
-            f"topic {topic.spec.name}: the snapshot that it holds was expired",
-            hint=f"delete the topic {topic.spec.name}; it is then published anew",
+            f"topic {spec.name}: the snapshot of its table that it holds is expired",
+            hint=f"delete the topic {spec.name}; it is then published again as a whole",
         )
 
     namespace, name = table.name()
 
-    def rows(snapshot: int, copies: int) -> DataFrame:
+    def rows(snapshot: int, key: Half, copies: int) -> DataFrame:
         frame = spark.read.option("versionAsOf", str(snapshot)).table(spark_name((namespace, name)))
         columns = set(frame.columns)
-        touched = _touched(table, base, progress.target, time)
         if touched is not None:
             frame = frame.filter(touched)
+        at = F.unix_millis(F.col(quote(time)).cast("timestamp"))
         return frame.select(
-            topic.key(columns).alias("key"),
-            topic.value(columns).alias("value"),
-            F.unix_millis(F.col(quote(time)).cast("timestamp")).alias("time"),
+            _encoded(spec.name, key, columns).alias("key"),
+            _encoded(spec.name, attempt.value, columns).alias("value"),
+            F.coalesce(at, F.lit(_NO_TIME)).alias("time"),
             F.lit(copies).alias("copies"),
         )
 
-    changes = rows(progress.target, 1)
+    touched = None
+    if keys_of_base == attempt.key:
+        touched = _touched(table, base, progress.target, time)
+    changes = rows(progress.target, attempt.key, 1)
     if base is not None:
-        changes = changes.unionByName(rows(base, -1))
+        changes = changes.unionByName(rows(base, keys_of_base, -1))
     return (
         changes.groupBy("key", "value", "time")
         .agg(F.sum("copies").alias("copies"))
@@ -361,14 +397,39 @@ def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
     """
     topic_id, uuid = kafka.topic_id(endpoints, topic), str(table.metadata.table_uuid)
     found = _states(endpoints).get(topic)
-    if found is None or found.topic_id != topic_id:
-        return Progress(topic_id=topic_id, table_uuid=uuid)
-    if found.table_uuid != uuid:
+    if found is not None and found.topic_id == topic_id:
+        if found.table_uuid != uuid:
+            raise PublishError(
+                f"topic {topic} holds the rows of another table of this name, which was dropped",
+                hint=f"delete the topic {topic}; it is then published again as a whole",
+            )
+        return found
+    fresh = Progress(topic_id=topic_id, table_uuid=uuid)
+    if not any(kafka.end_offsets(endpoints, topic).values()):
+        return fresh
+    if found is not None:  # it says what the topic of this name held that was deleted since
         raise PublishError(
-            f"topic {topic} holds the rows of another table of this name, which was dropped",
-            hint=f"delete the topic {topic}; it is then published anew",
+            f"topic {topic} was created again, and others have produced to it",
+            hint=f"delete the topic {topic}; it is then published again as a whole",
         )
-    return found
+    # The state is lost. The tags say what the topic holds, unless publishing was interrupted.
+    refs = table.refresh().refs()
+    held, begun = (refs.get(f"{kind}-{topic}") for kind in ("published", "publishing"))
+    if held is None or begun is None or begun.snapshot_id != held.snapshot_id:
+        raise PublishError(
+            f"topic {topic} holds records, but {STATE_TOPIC} no longer says which",
+            hint=f"delete the topic {topic}; it is then published again as a whole",
+        )
+    return fresh.model_copy(update={"snapshot": held.snapshot_id})
+
+
+def _finished(progress: Progress) -> Progress:
+    return Progress(
+        topic_id=progress.topic_id,
+        table_uuid=progress.table_uuid,
+        snapshot=progress.target,
+        encoding=progress.attempt,
+    )
 
 
 def _states(endpoints: Endpoints) -> dict[str, Progress]:
@@ -413,32 +474,32 @@ def _send(
     producer: Producer, spec: TopicSpec, changes: DataFrame, progress: Progress, batch: int
 ) -> tuple[int, int]:
     """Send what is not sent yet; the number of records and of tombstones."""
-    sent, tombstones, already = 0, 0, progress.sent
-    records = islice(_records(spec, changes), already, None)
+    sent = tombstones = 0
+    records = islice(_records(spec, changes), progress.sent, None)
+    following = next(records, None)
     while True:
         producer.begin_transaction()
-        some = 0
-        for key, value, time in islice(records, batch):
-            kafka.produce(producer, spec.name, value, key, timestamp_ms=max(time or 0, 0))
+        some, at = 0, progress.until
+        while following and (some < batch or following[2] == at):
+            key, value, at = following
+            kafka.produce(producer, spec.name, value, key, timestamp_ms=max(at, 0))
             some += 1
             tombstones += value is None
+            following = next(records, None)
         sent += some
-        finished = some < batch
-        reached = progress.model_copy(update={"sent": already + sent})
-        if finished:
-            reached = reached.model_copy(
-                update={"snapshot": progress.target, "target": None, "sent": 0}
-            )
+        reached = progress.model_copy(update={"until": at, "sent": 0})
+        if following is None:
+            reached = _finished(progress)
         state = reached.model_dump_json().encode()
         kafka.produce(producer, STATE_TOPIC, state, spec.name.encode())
         producer.commit_transaction(WAIT_SECONDS)
-        if finished:
+        if following is None:
             return sent, tombstones
 
 
 def _records(
     spec: TopicSpec, changes: DataFrame
-) -> Iterator[tuple[bytes | None, bytes | None, int | None]]:
+) -> Iterator[tuple[bytes | None, bytes | None, int]]:
     for row in changes.toLocalIterator():
         copies = 1 if spec.write_mode == "upsert" else row["copies"]
         if spec.write_mode == "upsert" and row["rows"] > 1:
