@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.derived import DataCheck, DerivedTable, with_parameters
+from assets.derived import DataCheck, DerivedTable, derivation, with_parameters
 from assets.lake import Lake
 from assets.metadata import markdown
 from assets.partitions import asked_window, partition_keys, time_partitions
 from assets.retries import retried
 from assets.tables import LakeTable, history_lake_table, topic_table
 from resources import Lakehouse, Snowflake, Spark
-from topicberg.derived import FOREVER, read_window
+from topicberg.derived import read_window
 from topicberg.errors import TopicbergError
+from topicberg.hours import Hours
 from topicberg.security.redaction import redact
 from topicberg.security.text import markdown_line
 from topicberg.settings import Settings
-from topicberg.snapshots import Hours
 from topicberg.topics import Rules, TopicSpec
 
 if TYPE_CHECKING:
@@ -395,25 +395,25 @@ def _no_equality_deletes(table: LakeTable) -> TableCheck:
 
 def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
     root, table = lake.root(derived), lake.table(derived)
-    partitions, lookback = time_partitions(root), derived.lookback_of(root)
-    reaches = dict.fromkeys(derived.sources, lookback or timedelta())
-    reaches |= dict.fromkeys(derived.lookups, FOREVER)
+    partitions, plan = time_partitions(root), derivation(derived, lake)
+    names = (*derived.sources, *derived.lookups)
     allowed = _allowed_minutes(root)
 
     def up_to_date(probe: Probe) -> "Finding":
-        from topicberg.checks.derived import UNREAD, SourceTable, check_up_to_date
+        from topicberg.checks.derived import MEMORY, check_up_to_date
+        from topicberg.unread import SourceTable
 
-        sources = {}
-        for name, reach in reaches.items():
-            origin = lake.origin(name)
-            if found := probe.find(origin.table.identifier):
-                source = SourceTable(found, origin.time, reach)
-                sources[".".join(origin.table.identifier)] = source
+        sources = {
+            source.name: SourceTable(found, source.time, plan.reach(source))
+            for source in plan.sources
+            if source.time and (found := probe.find(source.table))
+        }
         last = probe.last("up_to_date")
-        before = last.metadata.get(UNREAD) if last else None
+        before = last.metadata.get(MEMORY) if last else None
+        first_hour = plan.first_hour(probe.now)
 
         def keys(hours: Iterable[Hours]) -> list[str]:
-            return sorted(partition_keys(partitions, hours, probe.now))
+            return partition_keys(partitions, hours, probe.now, first_hour)
 
         def mend(late: Sequence[str]) -> str:
             chosen = f" --partition-range '{late[0]}...{late[-1]}'" if late else ""
@@ -421,17 +421,19 @@ def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
 
         return check_up_to_date(
             probe.find(table.identifier),
+            plan.target_time,
             sources,
             allowed,
             probe.now,
             before.value if before else None,
             keys,
             mend,
+            first_hour,
         )
 
     return TableCheck(
         "up_to_date",
-        f"Everything that {', '.join(f'`{name}`' for name in reaches)} held {allowed} minutes ago "
+        f"Everything that {', '.join(f'`{name}`' for name in names)} held {allowed} minutes ago "
         "was read.",
         up_to_date,
     )

@@ -32,8 +32,8 @@ from assets.tables import LakeTable, freshness, glue_asset, snowflake_asset
 from resources import Lakehouse, Spark
 from topicberg.derived import Derivation, Source, Transform, Written, read_window, write_window
 from topicberg.errors import SpecError
+from topicberg.hours import Hours
 from topicberg.settings import emr_settings
-from topicberg.snapshots import Hours
 from topicberg.topics import Rules, TopicSpec
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DAY = 24
+MAX_RETENTION_MS = 10**12
+"""Some 30 years: retention may be "for ever" (2**63 - 1)."""
 NO_RULES = Rules()
 Lineage = Mapping[str, tuple[str, ...]]
 Lookback = timedelta | Callable[[Any], timedelta]
@@ -168,11 +170,10 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
     root = lake.root(derived)
     partitions = time_partitions(root)
     parameters = derived.parameters_of(root)
-    origins = [lake.origin(name) for name in derived.sources]
     return Derivation(
         sources=(
-            *(Source(origin.table.identifier, origin.time) for origin in origins),
-            *(Source(lake.origin(name).table.identifier, None) for name in derived.lookups),
+            *(_source(name, lake, whole=False) for name in derived.sources),
+            *(_source(name, lake, whole=True) for name in derived.lookups),
         ),
         target=lake.table(derived).identifier,
         transform=with_parameters(derived.transform, parameters),
@@ -180,6 +181,13 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         lookback=derived.lookback_of(root),
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
     )
+
+
+def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
+    origin, topic = lake.origin(name), lake.materialized.get(name)
+    kept = topic.tableflow.data_retention_ms if topic else None
+    retention = None if kept is None else timedelta(milliseconds=min(kept, MAX_RETENTION_MS))
+    return Source(origin.table.identifier, origin.time, whole=whole, kept=retention)
 
 
 def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
-from functools import lru_cache
 
 from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition
 
 from topicberg.derived import Window
 from topicberg.errors import SpecError
-from topicberg.snapshots import Hours
+from topicberg.hours import BEFORE_EVERYTHING, Hours, coarse, union, without
 from topicberg.topics import TopicSpec
 
 TimePartitions = HourlyPartitionsDefinition | DailyPartitionsDefinition
@@ -73,31 +73,84 @@ def partition_key(partitions: TimePartitions, moment: datetime) -> str:
     return max(hour, partitions.start.astimezone(UTC)).strftime(partitions.fmt)
 
 
-def existing_keys(partitions: TimePartitions, now: datetime) -> Sequence[str]:
-    """Keys of all partitions that there are, oldest first; the open one included."""
-    return _existing_keys(partitions, _hour(now))
+@dataclass(frozen=True)
+class Span:
+    """Consecutive partitions."""
+
+    first: str
+    last: str
+    hours: Hours
 
 
-@lru_cache(maxsize=32)
-def _existing_keys(partitions: TimePartitions, hour: int) -> Sequence[str]:
-    """Listing a year of hours takes longer than all else that an idle sensor does."""
-    return partitions.get_partition_keys(datetime.fromtimestamp(hour * 3600, UTC))
+def spans(
+    partitions: TimePartitions,
+    hours: Iterable[Hours],
+    now: datetime,
+    limit: int,
+    first_hour: int = BEFORE_EVERYTHING,
+) -> tuple[list[Span], list[Hours]]:
+    """Return the partitions that exist and hold some of these hours, and what is left of the hours.
 
+    What lies before the first partition belongs to it. What lies more than :data:`HORIZON` ahead is
+    left to a backfill: such times come from a wrong clock.
 
-def partition_keys(partitions: TimePartitions, hours: Iterable[Hours], now: datetime) -> set[str]:
-    """Keys of the partitions that hold some of these hours.
-
-    What lies before the first partition belongs to the first one. What lies more than
-    :data:`HORIZON` ahead is left to a backfill: such times come from a wrong clock.
+    :param limit: so many spans at most; the narrowest gaps between them are filled
+    :param first_hour: partitions that begin earlier are left out
     """
-    first = _hour(partitions.start)
-    end = _hour(now + HORIZON)
-    touched = {
-        hour
-        for asked in hours
-        for hour in Hours(max(asked.start, first), min(max(asked.stop, first + 1), end))
-    }
-    return {partition_key(partitions, datetime.fromtimestamp(h * 3600, UTC)) for h in touched}
+    hours, width = union(hours), _width(partitions)
+    start, end = _hour(partitions.start), _end(partitions, now)
+    if end == start:
+        return [], hours
+    future = without(hours, Hours(BEFORE_EVERYTHING, end))
+    future = without(future, Hours(_hour(now + HORIZON), -BEFORE_EVERYTHING))
+    begin = max(start, first_hour)
+    begin = start + -(-(begin - start) // width) * width
+    wanted = []
+    for each in hours:
+        first, last = max(each.start, start), min(max(each.stop, start + 1), end)
+        whole = Hours((first - start) // width, -(-(last - start) // width))
+        wanted.append(Hours(max(start + whole.start * width, begin), start + whole.stop * width))
+    found = coarse(union(each for each in wanted if each), limit)
+    return [_span(partitions, each) for each in found], future
+
+
+def _span(partitions: TimePartitions, hours: Hours) -> Span:
+    first, last = (
+        partition_key(partitions, datetime.fromtimestamp(hour * 3600, UTC))
+        for hour in (hours.start, hours.stop - 1)
+    )
+    begin = BEFORE_EVERYTHING if hours.start == _hour(partitions.start) else hours.start
+    return Span(first, last, Hours(begin, hours.stop))
+
+
+def partition_keys(
+    partitions: TimePartitions,
+    hours: Iterable[Hours],
+    now: datetime,
+    first_hour: int = BEFORE_EVERYTHING,
+) -> list[str]:
+    """Return the keys of the partitions that hold some of these hours, in order.
+
+    Of the future as well; otherwise as of :func:`spans`.
+    """
+    start, end = _hour(partitions.start), _hour(now + HORIZON)
+    width, found = _width(partitions), []
+    clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
+    for each in union(clipped):
+        first = start + (each.start - start) // width * width
+        found += [hour for hour in range(first, each.stop, width) if hour >= first_hour]
+    moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in sorted({*found}))
+    return [partition_key(partitions, moment) for moment in moments]
+
+
+def _width(partitions: TimePartitions) -> int:
+    return 24 if isinstance(partitions, DailyPartitionsDefinition) else 1
+
+
+def _end(partitions: TimePartitions, now: datetime) -> int:
+    """Return the hour in which the last partition ends; the open one is one of them."""
+    width, start = _width(partitions), _hour(partitions.start)
+    return max(start, start + ((_hour(now) - start) // width + 1) * width)
 
 
 def _hour(moment: datetime) -> int:

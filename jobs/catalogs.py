@@ -1,18 +1,20 @@
 """The sensor that keeps Glue and Snowflake at the newest metadata of tables that nobody ingests.
 
-The run that computes a derived table registers it; maintenance, and the tag that publishing sets,
-change its metadata afterwards. A table is registered again once its metadata has been another one
-than Glue's for two ticks. Who moves the pointer in Glue by hand is left alone: that the check
-``pointer`` tells.
+The run that computes a derived table registers it; maintenance changes its metadata afterwards. A
+table is registered again once its metadata has been another one than Glue's for two ticks; if the
+run fails, is cancelled or never starts, a few times again. Who moves the pointer in Glue by hand is
+left alone: that the check ``pointer`` tells.
 """
 
 from __future__ import annotations
 
-import hashlib
+import uuid
+from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import BaseModel
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import StaticTable
 
 from assets import Lake
 from assets.tables import LakeTable, history_lake_table
@@ -21,17 +23,41 @@ from resources import Lakehouse
 from topicberg import glue
 from topicberg.errors import TopicbergError
 
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
 INTERVAL_SECONDS = 60
+MAX_ATTEMPTS = 3
 _TAGS = {"topicberg/kind": "catalogs"}
 
 
 class Cursor(BaseModel):
-    """Table → metadata file."""
+    """Table → its state, as :func:`topicberg.glue.registered_state` has it."""
 
+    life: str = ""
+    """Of this cursor, which another one after a reset has not: makes run keys unique."""
     settled: dict[str, str] = {}
-    """That Glue has, or was asked to have."""
+    """That Glue and Snowflake have, or had; or that too many runs failed to register."""
     seen: dict[str, str] = {}
     """Of the last tick, where it was not settled."""
+    requested: dict[str, str] = {}
+    run_key: str = ""
+    failures: dict[str, int] = {}
+    """Runs in a row that failed to register a table."""
+    requests: int = 0
+
+    def run_ended(self, succeeded: bool) -> Cursor:
+        """Return the cursor after the run of the last request."""
+        if succeeded:
+            return self.model_copy(
+                update={
+                    "settled": {**self.settled, **self.requested},
+                    "requested": {},
+                    "failures": {},
+                }
+            )
+        failures = {name: self.failures.get(name, 0) + 1 for name in self.requested}
+        return self.model_copy(update={"failures": failures})
 
 
 def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
@@ -57,49 +83,70 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         unfinished = dg.RunsFilter(tags=_TAGS, statuses=UNFINISHED)
         if busy := under_way(context.instance, unfinished):
             return busy  # what changes meanwhile is one request afterwards
-        before = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
-        after = Cursor(settled=dict(before.settled))
-        behind: dict[str, LakeTable] = {}
+        stored = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
+        before = stored
+        if before.requested:
+            before = before.run_ended(_succeeded(context.instance, before.run_key))
+        after = Cursor(
+            life=before.life or uuid.uuid4().hex[:8],
+            settled=dict(before.settled),
+            requests=before.requests,
+        )
+        behind: list[LakeTable] = []
         try:
             catalog = lakehouse.peek().catalog(lakehouse.config)
             for table in tables:
                 try:
-                    now = catalog.load_table(table.identifier).metadata_location
+                    iceberg = catalog.load_table(table.identifier)
                 except NoSuchTableError:
                     continue
-                if now == before.settled.get(table.name):
+                name, state = table.name, glue.registered_state(iceberg)
+                failures = before.failures.get(name, 0)
+                if state == before.settled.get(name):
                     continue
-                if _in_glue(lakehouse, table) == now:
-                    after.settled[table.name] = now
-                elif now == before.seen.get(table.name):
-                    after.settled[table.name] = now
-                    behind[now] = table
+                given_up = failures >= MAX_ATTEMPTS and state == before.requested[name]
+                if given_up or (not failures and _in_glue(lakehouse, table, iceberg)):
+                    after.settled[name] = state
+                elif failures or state == before.seen.get(name):
+                    after.requested[name], after.failures[name] = state, failures
+                    behind.append(table)
                 else:
-                    after.seen[table.name] = now
+                    after.seen[name] = state
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(error))
-        if after == before:
+        requests = []
+        if behind:
+            after.run_key = f"catalogs:{after.life}-{after.requests}"
+            after.requests += 1
+            requests.append(_request(behind, after.run_key))
+        elif after.model_copy(update={"life": stored.life}) == stored:
             return dg.SkipReason("Glue has the newest metadata of every table")
-        requests = [_request(behind)] if behind else []
         return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
 
     return catalogs
 
 
-def _in_glue(lakehouse: Lakehouse, table: LakeTable) -> str | None:
+def _succeeded(instance: dg.DagsterInstance, run_key: str) -> bool:
+    runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": run_key}), limit=1)
+    return bool(runs) and runs[0].status == dg.DagsterRunStatus.SUCCESS
+
+
+def _in_glue(lakehouse: Lakehouse, table: LakeTable, iceberg: Table) -> bool:
+    """Whether Glue points to the table's state, if only to another metadata file of it."""
     found = glue.get_table(lakehouse.glue(), *table.glue_table)
-    return glue.metadata_location(found) if found else None
+    location = glue.metadata_location(found) if found else None
+    if location is None or location == iceberg.metadata_location:
+        return location is not None
+    if location not in {entry.metadata_file for entry in iceberg.metadata.metadata_log}:
+        return False
+    pointed = StaticTable.from_metadata(location, iceberg.io.properties)
+    return glue.registered_state(pointed) == glue.registered_state(iceberg)
 
 
-def _request(behind: dict[str, LakeTable]) -> dg.RunRequest:
-    """One run for all of them: a run takes longer to start than a table to be registered.
-
-    :param behind: metadata file → table
-    """
-    tables = behind.values()
-    digest = hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()
+def _request(behind: list[LakeTable], run_key: str) -> dg.RunRequest:
+    """One run for all of them: a run takes longer to start than a table to be registered."""
     return dg.RunRequest(
-        run_key=f"catalogs:{digest}",
-        asset_selection=[table.key(system) for table in tables for system in ("glue", "snowflake")],
+        run_key=run_key,
+        asset_selection=[table.key(system) for table in behind for system in ("glue", "snowflake")],
         tags=_TAGS,
     )

@@ -23,9 +23,15 @@ MAINTAIN = "maintain_tables"
 def maintenance_job(lake: Lake) -> dg.JobDefinition:
     """An op for each table, so that one that fails keeps no other from its turn."""
     topics = [_topic_op(spec, lake.config) for spec in lake.materialized.values()]
-    derived = [_derived_op(lake.table(table), lake.root(table)) for table in lake.derived]
-    histories = [_derived_op(history_lake_table(spec), spec) for spec in lake.histories.values()]
-    views = [_derived_op(view, spec) for spec, view in lake.upsert_views]
+    derived = [
+        _derived_op(lake.table(table), lake.root(table), table.time_column)
+        for table in lake.derived
+    ]
+    histories = [
+        _derived_op(history_lake_table(spec), spec, spec.event_time)
+        for spec in lake.histories.values()
+    ]
+    views = [_derived_op(view, spec, None) for spec, view in lake.upsert_views]
     ops = [*topics, *histories, *views, *derived]
 
     @dg.job(
@@ -50,13 +56,13 @@ def _topic_op(spec: TopicSpec, config: Settings) -> dg.OpDefinition:
     return _op(topic_table(spec, config), lambda lakehouse: lakehouse.maintain(spec))
 
 
-def _derived_op(table: LakeTable, root: TopicSpec) -> dg.OpDefinition:
+def _derived_op(table: LakeTable, root: TopicSpec, time: str | None) -> dg.OpDefinition:
     def maintain(lakehouse: Lakehouse) -> "MaintenanceReport":
         from topicberg.tableflow.maintenance import Policy, maintain_table, topic_policy
 
         iceberg = lakehouse.catalog().load_table(table.identifier)
         policy = Policy(retention=topic_policy(root).retention)
-        return maintain_table(iceberg, lakehouse.endpoints(), policy)
+        return maintain_table(iceberg, lakehouse.endpoints(), policy, time=time)
 
     return _op(table, maintain)
 

@@ -10,7 +10,9 @@ with a lookup, for everything after them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
 from pyiceberg.exceptions import NoSuchTableError
 
 from assets.checks import CheckKeys
-from assets.derived import DerivedTable
+from assets.derived import DerivedTable, derivation
 from assets.lake import Lake, Origin
 from assets.metadata import (
     column_schema,
@@ -31,35 +33,43 @@ from assets.metadata import (
 from assets.partitions import (
     RANGE_END,
     RANGE_START,
+    Span,
     TimePartitions,
-    existing_keys,
-    partition_keys,
+    spans,
     time_partitions,
 )
 from assets.tables import CATALOGS, history_lake_table, kafka_key, upsert_view_table
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
 from jobs.schedules import unless_silent
 from jobs.snapshot_cursor import (
+    ANY_TABLE,
     MAX_ATTEMPTS,
+    MAX_RANGES,
     Cursor,
     Request,
     RunState,
     observe,
     observe_metadata,
+    recall,
     register,
     request,
     settle,
 )
 from resources import Lakehouse
 from topicberg import kafka
-from topicberg.derived import FOREVER, reached
+from topicberg.changes import Mark, expired_changes
+from topicberg.derived import FOREVER, Derivation, reached
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.glue import registered_state
+from topicberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.settings import Settings
-from topicberg.snapshots import changes_since, report, touched_hours
+from topicberg.snapshots import changes_since, held_hours, report, touched_hours
 from topicberg.tableflow.wait import held_offsets
+from topicberg.unread import SourceTable, unread
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -71,6 +81,8 @@ REGISTRATION, COMPUTATION = "registration", "computation"
 """Kinds of runs (the tag topicberg/kind) that sensors ask for."""
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
+BATCH_SECONDS = 20.0
+"""So does one that takes longer. Dagster gives a tick a minute, and then keeps nothing of it."""
 _FINISHED: dict[DagsterRunStatus, RunState] = {
     DagsterRunStatus.SUCCESS: "succeeded",
     DagsterRunStatus.FAILURE: "failed",
@@ -98,6 +110,12 @@ class Watch:
     """How far beyond a touched hour partitions are requested."""
     reported: bool = True
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
+    plans: tuple[Derivation, ...] = ()
+    """How the tables that are computed come from their sources."""
+
+    def first_hour(self, now: datetime) -> int:
+        """Return the first hour that may be computed again."""
+        return max((plan.first_hour(now) for plan in self.plans), default=BEFORE_EVERYTHING)
 
 
 def watches(lake: Lake) -> Iterator[Watch]:
@@ -128,7 +146,20 @@ def watches(lake: Lake) -> Iterator[Watch]:
             registration_checks=tuple(checks.of_runs(registered)),
             derived_checks=of_computation(spec.table_name, downstream),
             partitions=time_partitions(spec) if downstream else None,
+            plans=tuple(derivation(table, lake) for table in downstream),
         )
+    for name, spec in lake.histories.items():
+        if downstream := lake.downstream(name):
+            yield Watch(
+                name=f"{name}_snapshots",
+                origin=lake.origin(name),
+                registrations=(),
+                derived=_assets(lake, downstream),
+                derived_checks=of_computation(name, downstream),
+                partitions=time_partitions(spec),
+                reported=False,
+                plans=tuple(derivation(table, lake) for table in downstream),
+            )
     for table in lake.derived:
         reach = table.lookback_of(lake.root(table))
         back = {source: ("lookback", reach) for source in table.sources if reach}
@@ -146,6 +177,7 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 partitions=time_partitions(lake.root(table)),
                 reach=reach or timedelta(),
                 reported=False,
+                plans=tuple(derivation(each, lake) for each in downstream),
             )
 
 
@@ -164,7 +196,7 @@ def snapshot_sensors(lake: Lake) -> Iterator[dg.SensorDefinition]:
 
 
 def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
-    table, partitions = watch.origin.table, watch.partitions
+    table = watch.origin.table
     name = ".".join(table.identifier)
     requests = ["one that registers it"] if watch.registrations else []
     requests += ["one for the partitions that new snapshots touched"] if watch.derived else []
@@ -184,64 +216,160 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
     ) -> dg.SensorResult | dg.SkipReason:
         try:
             endpoints = lakehouse.peek()
-            iceberg = endpoints.catalog(config).load_table(table.identifier)
+            catalog = endpoints.catalog(config)
+            iceberg = catalog.load_table(table.identifier)
         except NoSuchTableError:
             return dg.SkipReason(f"{name} does not exist yet")
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(error))
         before = Cursor.parse(context.cursor)
-        cursor = settle(before, _run_states(context.instance, before))
-        events: list[AssetMaterialization | AssetObservation] = []
-        if cursor.registration is None:  # else its checks would tell of an older snapshot
-            cursor, events = _look(cursor, iceberg, watch, partitions)
-            if watch.registrations:
-                cursor = observe_metadata(cursor, before, iceberg.metadata_location)
-            else:
-                cursor = cursor.model_copy(update={"dirty": False})
+        states = _run_states(context.instance, before)
+        found = advance(before, states, iceberg, watch, catalog)
+        events = found.events
         if events and (observation := _kafka_observation(context, watch, endpoints, iceberg)):
             events.append(observation)
-        waiting = cursor.pending or cursor.future
-        existing = existing_keys(partitions, datetime.now(UTC)) if partitions and waiting else []
-        cursor, computation = request(cursor, existing, watch.name)
-        cursor, registration = register(cursor, watch.name)
-        if cursor == before:
-            return dg.SkipReason(_idle(cursor))
+        if found.cursor == before:
+            return dg.SkipReason(_idle(found.cursor))
         return dg.SensorResult(
             run_requests=[
-                *(_registrations(registration, watch) if registration else ()),
-                *(_computations(computation, watch) if computation else ()),
+                *(_registrations(found.registration, watch) if found.registration else ()),
+                *(_computations(found.computation, found.runs, watch) if found.computation else ()),
             ],
             asset_events=events,
-            cursor=cursor.model_dump_json(),
+            cursor=found.cursor.model_dump_json(),
         )
 
     return snapshots
 
 
-def _look(
-    cursor: Cursor, iceberg: Table, watch: Watch, partitions: TimePartitions | None
-) -> tuple[Cursor, list[AssetMaterialization | AssetObservation]]:
-    """Take note of everything that happened to ``main`` since the cursor."""
+@dataclass(frozen=True)
+class Tick:
+    """What comes of a tick; ``runs``: those of the computation, in the order of its keys."""
+
+    cursor: Cursor
+    events: list[AssetMaterialization | AssetObservation]
+    registration: Request | None
+    computation: Request | None
+    runs: list[Span]
+
+
+def advance(
+    before: Cursor, states: Mapping[str, RunState], iceberg: Table, watch: Watch, catalog: Catalog
+) -> Tick:
+    """Do a tick, but for what concerns Dagster.
+
+    :param states: of the runs that were requested, by their keys
+    """
+    cursor, events = settle(before, states), list[AssetMaterialization | AssetObservation]()
+    computed = before.request is not None and cursor.request is None and not cursor.failures
+    if cursor.registration is None:  # else its checks would tell of an older snapshot
+        cursor, events = _look(cursor, iceberg, watch, catalog)
+        if watch.registrations:
+            location = iceberg.metadata_location
+            cursor = observe_metadata(cursor, before, location, registered_state(iceberg))
+        else:
+            cursor = cursor.model_copy(update={"dirty": False})
+    if computed:
+        cursor = recall(cursor, _unread_hours(cursor, watch, catalog))
     now = datetime.now(UTC)
 
-    def touched(snapshot: Snapshot) -> set[str]:
-        if partitions is None:
-            return set()
-        hours = touched_hours(iceberg, snapshot, watch.origin.time)
-        return partition_keys(partitions, (reached(each, watch.reach, now) for each in hours), now)
+    def plan(hours: list[Hours]) -> tuple[list[Span], list[Hours]]:
+        if watch.partitions is None:
+            return [], []
+        return spans(watch.partitions, hours, now, MAX_RANGES, watch.first_hour(now))
 
-    changes = changes_since(iceberg, cursor.snapshot)
-    head = iceberg.current_snapshot()
-    if changes.undone and head is not None:  # a rollback: what is gone must be computed again
-        gone = {key for snapshot in changes.undone for key in touched(snapshot)}
-        cursor = observe(cursor, head.snapshot_id, gone)
+    cursor, computation, runs = request(cursor, plan, watch.name)
+    cursor, registration = register(cursor, watch.name)
+    return Tick(cursor, events, registration, computation, runs)
+
+
+def _look(
+    cursor: Cursor, iceberg: Table, watch: Watch, catalog: Catalog
+) -> tuple[Cursor, list[AssetMaterialization | AssetObservation]]:
+    """Take note of everything that happened to ``main`` since the cursor."""
+    begun, uuid = time.monotonic(), iceberg.metadata.table_uuid.hex
+
+    def touched(snapshot: Snapshot) -> Iterator[Hours]:
+        if watch.derived:
+            for hours in touched_hours(iceberg, snapshot, watch.origin.time):
+                yield reached(hours, watch.reach, datetime.now(UTC))
+
+    seen = cursor.seen
+    if seen and seen.table in (uuid, ANY_TABLE):
+        changes = changes_since(iceberg, seen.snapshot)
+        unknown, new = changes.gap, [s for s in changes.new if _number(s) > seen.sequence]
+    else:
+        changes = changes_since(iceberg, None)
+        unknown, new = True, changes.new
+    if unknown:
+        cursor = _observe_expired(cursor, iceberg, watch, catalog)
+    elif changes.undone:  # a rollback: what is gone must be computed again
+        gone = [hours for snapshot in changes.undone for hours in touched(snapshot)]
+        cursor = observe(cursor, Mark.of(iceberg, iceberg.current_snapshot()), gone)
     events: list[AssetMaterialization | AssetObservation] = []
-    for snapshot in changes.new[:BATCH]:
-        gap = changes.gap and not events
+    for snapshot in new[:BATCH]:
         if watch.reported:
+            gap = unknown and not events
             events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
-        cursor = observe(cursor, snapshot.snapshot_id, touched(snapshot))
+        hours = touched(snapshot) if _number(snapshot) > cursor.ahead else ()
+        cursor = observe(cursor, Mark.of(iceberg, snapshot), hours)
+        if time.monotonic() - begun > BATCH_SECONDS:
+            break
     return cursor, events
+
+
+def _number(snapshot: Snapshot) -> int:
+    return snapshot.sequence_number or 0
+
+
+def _observe_expired(cursor: Cursor, iceberg: Table, watch: Watch, catalog: Catalog) -> Cursor:
+    """Take note of what snapshots may have changed that are expired, or that the cursor has lost.
+
+    Where rows may be removed of any hour, that is every hour of which something is left: here, in
+    the tables that are computed, or in their other sources.
+    """
+    head, hours = iceberg.current_snapshot(), list[Hours]()
+    seen = Mark.of(iceberg, head)
+    if watch.derived:
+        now = datetime.now(UTC)
+        expired = expired_changes(iceberg, watch.origin.time, cursor.seen)
+        hours += (reached(change.hours, watch.reach, now) for change in expired.changes)
+        if expired.everything:
+            for plan in watch.plans:
+                for table, column in _tables(plan, catalog):
+                    hours += held_hours(table, column)
+            cursor = cursor.model_copy(update={"ahead": seen.sequence, "seen": seen})
+            hours += _unread_hours(cursor, watch, catalog)
+    return observe(cursor, seen, hours)
+
+
+def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Hours]:
+    """Return what the tables themselves say that they have not read, up to the cursor.
+
+    That is nothing, normally. But files hold hours that nobody noticed as changed: those between
+    two rows, for example, once their files are merged.
+    """
+    name, seen = ".".join(watch.origin.table.identifier), cursor.seen
+    for plan in watch.plans:
+        tables = {table.name(): table for table, _ in _tables(plan, catalog)}
+        sources = {
+            source.name: SourceTable(tables[source.table], source.time, plan.reach(source))
+            for source in plan.sources
+            if source.time and source.table in tables
+        }
+        if name in sources:
+            found = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
+            known = (each for each in found if seen and each.sequence <= seen.sequence)
+            yield from (Hours(each.start, each.stop) for each in known)
+
+
+def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[Table, str]]:
+    """Return a derived table and its sources, as far as they exist, with their event times."""
+    names = [(plan.target, plan.target_time)]
+    names += [(source.table, source.time) for source in plan.sources if source.time]
+    for identifier, column in names:
+        with suppress(NoSuchTableError):
+            yield catalog.load_table(identifier), column
 
 
 def _idle(cursor: Cursor) -> str:
@@ -282,10 +410,10 @@ def _registrations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
         )
 
 
-def _computations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
+def _computations(wanted: Request, runs: Sequence[Span], watch: Watch) -> Iterator[dg.RunRequest]:
     """A run for each range."""
-    for key, partitions in wanted.ranges.items():
-        span = {RANGE_START: partitions[0], RANGE_END: partitions[-1]}
+    for key, run in zip(wanted.ranges, runs, strict=True):
+        span = {RANGE_START: run.first, RANGE_END: run.last}
         yield dg.RunRequest(
             run_key=key,
             asset_selection=watch.derived,

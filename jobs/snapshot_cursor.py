@@ -1,57 +1,108 @@
 """The snapshot sensor's memory and its decisions, as pure functions.
 
 Sensor events are delivered at least once, runs with one key at most once, and there are no
-catch-up ticks. So a tick looks at every snapshot since the cursor, and remembers partitions until a
-run that started after they were touched has succeeded:
+catch-up ticks. So a tick looks at every snapshot since the cursor, and remembers hours until a run
+that started after they were touched has succeeded:
 
-* ``pending`` partitions wait for the next request: only one request is under way at a time, so a
-  burst of snapshots costs one run;
-* ``future`` hours have no partition yet and wait until they do;
+* ``pending`` hours wait for the next request: only one request is under way at a time, so a burst
+  of snapshots costs one run. Hours, not partitions: those of the future have no partition yet, and
+  the spec may change what the partitions are;
 * a request that failed is repeated with what came meanwhile, a few times; then the next snapshot
   is awaited;
 * the catalogs do not wait for computations: the table is registered by runs of its own, of which
   one is under way at a time as well.
+
+Where snapshots are expired that no tick has seen, or the cursor is lost, the sensor goes by what is
+left of the table (:mod:`topicberg.changes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
+
+from topicberg.changes import Mark
+from topicberg.hours import Hours, coarse, union
 
 MAX_ATTEMPTS = 3
 MAX_RANGES = 10
 """Runs of one request: of scattered partitions the narrowest gaps are computed as well."""
+MAX_PENDING = 1000
+"""Ranges of hours that a cursor remembers: of more, the narrowest gaps as well."""
+
+ANY_TABLE = ""
+"""A mark of an older version does not say of which table it is."""
 
 RunState = Literal["active", "succeeded", "failed", "missing"]
+Range = tuple[int, int]
+"""First hour, and the end: the hours of :data:`topicberg.hours.Hours`, as JSON has them."""
+
+
+class Run(Protocol):
+    """Consecutive partitions that exist."""
+
+    @property
+    def first(self) -> str: ...
+
+    @property
+    def last(self) -> str: ...
+
+    @property
+    def hours(self) -> Hours: ...
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 class Request(BaseModel):
-    """Runs that were requested together for a snapshot; ``ranges``: run key → partitions."""
+    """Runs that were requested together for a snapshot; ``ranges``: run key → hours."""
 
-    snapshot: int
-    ranges: dict[str, list[str]]
+    snapshot: int | None
+    ranges: dict[str, Range]
 
 
 class Cursor(BaseModel):
     """What a sensor remembers between two ticks."""
 
-    snapshot: int | None = None
+    life: str = Field(description="of this cursor, which another one after a reset has not")
+    seen: Mark | None = None
+    ahead: int = Field(default=0, description="changes up to this sequence number were requested")
     metadata: str | None = Field(default=None, description="the metadata file of the last tick")
-    settled: str | None = Field(default=None, description="that catalogs were asked to point to")
+    settled: str | None = Field(default=None, description="the state of the catalogs' request")
     dirty: bool = Field(default=False, description="a state whose catalogs are not refreshed")
-    pending: list[str] = Field(default_factory=list)
-    future: list[str] = Field(default_factory=list)
+    pending: list[Range] = Field(default_factory=list)
     request: Request | None = Field(default=None, description="what is being computed")
     failures: int = Field(default=0, description="requests in a row that failed")
+    recalls: int = Field(default=0, description="in a row, without a new snapshot")
     registration: Request | None = Field(default=None, description="what is being registered")
     registration_failures: int = Field(default=0, description="the same of registrations")
     requests: int = Field(default=0, description="of both so far; makes run keys unique")
 
     @staticmethod
     def parse(text: str | None) -> Cursor:
-        return Cursor.model_validate_json(text) if text else Cursor()
+        """Return the cursor; a new one if there is none, or one that this version cannot read."""
+        try:
+            if text:
+                return Cursor.model_validate_json(text)
+        except ValidationError:
+            pass
+        return Cursor(life=uuid.uuid4().hex[:8], seen=_seen_by_older_version(text))
+
+    @property
+    def snapshot(self) -> int | None:
+        return self.seen.snapshot if self.seen else None
+
+
+def _seen_by_older_version(text: str | None) -> Mark | None:
+    """It named the snapshot alone, and partitions where this one has hours."""
+    older = json.loads(text) if text else {}
+    if not older.get("snapshot") or any(older.get(k) for k in ("pending", "future", "request")):
+        return None
+    return Mark(table=ANY_TABLE, snapshot=older["snapshot"], sequence=-1, at=0)
 
 
 def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
@@ -61,21 +112,20 @@ def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
     """
     request, registration = cursor.request, cursor.registration
     if request and _ended(request, states):
-        undone = [key for key in request.ranges if states[key] != "succeeded"]
-        partitions = [partition for key in undone for partition in request.ranges[key]]
+        failed = [key for key in request.ranges if states[key] != "succeeded"]
         cursor = cursor.model_copy(
             update={
                 "request": None,
-                "pending": _merged(cursor.pending, partitions),
-                "failures": cursor.failures + 1 if undone else 0,
+                "pending": _merged(cursor.pending, (request.ranges[key] for key in failed)),
+                "failures": cursor.failures + 1 if failed else 0,
             }
         )
     if registration and _ended(registration, states):
-        failed = any(states[key] != "succeeded" for key in registration.ranges)
+        failed = [key for key in registration.ranges if states[key] != "succeeded"]
         cursor = cursor.model_copy(
             update={
                 "registration": None,
-                "dirty": cursor.dirty or failed,
+                "dirty": cursor.dirty or bool(failed),
                 "registration_failures": cursor.registration_failures + 1 if failed else 0,
             }
         )
@@ -86,66 +136,76 @@ def _ended(request: Request, states: Mapping[str, RunState]) -> bool:
     return all(states[key] != "active" for key in request.ranges)
 
 
-def observe(cursor: Cursor, snapshot: int, partitions: Iterable[str]) -> Cursor:
-    """Take note of a new snapshot and the partitions that it touched."""
+def observe(cursor: Cursor, seen: Mark | None, hours: Iterable[Hours]) -> Cursor:
+    """Take note of a new state of the table and the hours that it touched."""
     return cursor.model_copy(
         update={
-            "snapshot": snapshot,
+            "seen": seen,
             "dirty": True,
-            "future": _merged(cursor.future, partitions),
+            "pending": _merged(cursor.pending, ((each.start, each.stop) for each in hours)),
             # After a new snapshot even a request that failed for good is worth another try.
             "failures": min(cursor.failures, MAX_ATTEMPTS - 1),
+            "recalls": 0,
             "registration_failures": min(cursor.registration_failures, MAX_ATTEMPTS - 1),
         }
     )
 
 
-def observe_metadata(cursor: Cursor, before: Cursor, metadata: str) -> Cursor:
+def recall(cursor: Cursor, hours: Iterable[Hours]) -> Cursor:
+    """Take note of hours that are unread although all that was requested of them is computed.
+
+    A few times in a row at most: if computing does not help, the check of the table reports it.
+    """
+    found = [(each.start, each.stop) for each in hours]
+    if not found:
+        return cursor.model_copy(update={"recalls": 0})
+    if cursor.recalls >= MAX_ATTEMPTS:
+        return cursor
+    pending = _merged(cursor.pending, found)
+    return cursor.model_copy(update={"pending": pending, "recalls": cursor.recalls + 1})
+
+
+def observe_metadata(cursor: Cursor, before: Cursor, metadata: str, state: str) -> Cursor:
     """Take note of the table's metadata file, after its snapshots.
 
     Maintenance changes it without a snapshot of ``main``; Glue and Snowflake then point to a file
-    that will go one day. A change counts when the next tick still sees it: a batch that the engine
-    has staged is published a moment later. Nothing that a request runs changes it: no loop.
+    that will be deleted one day. A change counts when the next tick still sees it: a batch that the
+    engine has staged is published a moment later. Nothing that a request runs changes the state.
 
     :param before: the cursor of the last tick
+    :param state: of the table, as far as it concerns the catalogs
     """
     settled = cursor.settled
-    if cursor.snapshot != before.snapshot:
-        settled = metadata
-    elif metadata != settled and metadata == before.metadata:
-        cursor, settled = cursor.model_copy(update={"dirty": True}), metadata
+    if cursor.seen != before.seen:
+        settled = state
+    elif state != settled and metadata == before.metadata:
+        cursor, settled = cursor.model_copy(update={"dirty": True}), state
     return cursor.model_copy(update={"metadata": metadata, "settled": settled})
 
 
-def request(cursor: Cursor, existing: Sequence[str], key: str) -> tuple[Cursor, Request | None]:
-    """What to compute now, if anything.
+def request(
+    cursor: Cursor, plan: Callable[[list[Hours]], tuple[list[AnyRun], list[Hours]]], key: str
+) -> tuple[Cursor, Request | None, list[AnyRun]]:
+    """Return what to compute now, if anything.
 
-    :param existing: all partitions that there are, in order; empty: nothing is derived
+    :param plan: the runs that compute hours, and what is left of the hours
     :param key: begins the run keys, e.g. the table's name
     """
-    places = {partition: place for place, partition in enumerate(existing)}
-    ripe = [partition for partition in cursor.future if partition in places]
-    cursor = cursor.model_copy(
-        update={
-            "pending": _merged(cursor.pending, ripe),
-            "future": [p for p in cursor.future if p not in places],
-        }
-    )
-    if cursor.request or cursor.snapshot is None or cursor.failures >= MAX_ATTEMPTS:
-        return cursor, None
-    ranges = _ranges([places[p] for p in cursor.pending if p in places])
-    cursor = cursor.model_copy(update={"pending": []})
-    if not ranges:
-        return cursor, None
+    if cursor.request or not cursor.pending or cursor.failures >= MAX_ATTEMPTS:
+        return cursor, None, []
+    runs, left = plan([Hours(*each) for each in cursor.pending])
+    cursor = cursor.model_copy(update={"pending": [(each.start, each.stop) for each in left]})
+    if not runs:
+        return cursor, None, []
     prefix = _run_key(cursor, key)
     wanted = Request(
         snapshot=cursor.snapshot,
         ranges={
-            f"{prefix}:{existing[first]}..{existing[last]}": list(existing[first : last + 1])
-            for first, last in ranges
+            f"{prefix}:{run.first}..{run.last}": (run.hours.start, run.hours.stop) for run in runs
         },
     )
-    return cursor.model_copy(update={"request": wanted, "requests": cursor.requests + 1}), wanted
+    updated = cursor.model_copy(update={"request": wanted, "requests": cursor.requests + 1})
+    return updated, wanted, runs
 
 
 def register(cursor: Cursor, key: str) -> tuple[Cursor, Request | None]:
@@ -153,29 +213,16 @@ def register(cursor: Cursor, key: str) -> tuple[Cursor, Request | None]:
     failed = cursor.registration_failures >= MAX_ATTEMPTS
     if cursor.registration or not cursor.dirty or cursor.snapshot is None or failed:
         return cursor, None
-    wanted = Request(snapshot=cursor.snapshot, ranges={_run_key(cursor, key): []})
+    wanted = Request(snapshot=cursor.snapshot, ranges={_run_key(cursor, key): (0, 0)})
     done = {"registration": wanted, "requests": cursor.requests + 1, "dirty": False}
     return cursor.model_copy(update=done), wanted
 
 
 def _run_key(cursor: Cursor, key: str) -> str:
-    # A rollback brings an old snapshot back: only the count makes the key one of its own.
-    return f"{key}:{cursor.snapshot}:{cursor.requests}"
+    # A rollback brings an old snapshot back, a reset the old counts: Dagster launches no key twice.
+    return f"{key}:{cursor.snapshot}:{cursor.life}-{cursor.requests}"
 
 
-def _ranges(places: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last of at most :data:`MAX_RANGES` ranges that hold all places."""
-    ranges: list[tuple[int, int]] = []
-    for place in sorted(places):
-        if ranges and place == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], place)
-        else:
-            ranges.append((place, place))
-    while len(ranges) > MAX_RANGES:
-        gap = min(range(len(ranges) - 1), key=lambda i: ranges[i + 1][0] - ranges[i][1])
-        ranges[gap : gap + 2] = [(ranges[gap][0], ranges[gap + 1][1])]
-    return ranges
-
-
-def _merged(first: Iterable[str], second: Iterable[str]) -> list[str]:
-    return sorted({*first, *second})
+def _merged(first: Iterable[Range], second: Iterable[Range]) -> list[Range]:
+    hours = union(Hours(*each) for each in (*first, *second))
+    return [(each.start, each.stop) for each in coarse(hours, MAX_PENDING)]

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from math import ceil
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
@@ -27,27 +26,34 @@ from pyiceberg.exceptions import (
 
 from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.snapshots import BEFORE_EVERYTHING, Hours, added_rows
+from topicberg.hours import BEFORE_EVERYTHING
+from topicberg.reading import reading
+from topicberg.snapshots import added_rows
 from topicberg.spark import quote
+from topicberg.tableflow.commit import SOURCE_SNAPSHOTS as SOURCE_SNAPSHOTS
 from topicberg.tableflow.commit import ancestry, summary
+from topicberg.tableflow.table import bounds_kept, keep_bounds
+from topicberg.unread import READ, SourceTable, after, unread
+from topicberg.windows import FOREVER as FOREVER
+from topicberg.windows import WINDOW as WINDOW
+from topicberg.windows import Window as Window
+from topicberg.windows import computations as computations
+from topicberg.windows import reached as reached
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 
-SOURCE_SNAPSHOTS = "topicberg.source-snapshots"
-"""JSON: source table → id of the snapshot that was read, null for a table that had none."""
-WINDOW = "topicberg.window"
 WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
 _OUTSIDE = "topicberg-outside-of-the-window"
+_RETENTION_MARGIN = timedelta(hours=1)
+"""What is requested now is computed within this time, or else it may be past its retention."""
 _PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -59,72 +65,24 @@ _PROPERTIES = {
 Transform = Callable[..., "DataFrame"]
 """The user's function: a DataFrame for each source in, rows of the derived table out."""
 
-FOREVER = timedelta.max
-"""A lookback over everything that was before."""
-
-
-def reached(hours: Hours, lookback: timedelta, now: datetime) -> Hours:
-    """A touched hour range with what looks back at it; ``now``: when it was touched, or later."""
-    if lookback == FOREVER:
-        return Hours(hours.start, max(hours.stop, int(now.timestamp()) // 3600 + 1))
-    return Hours(hours.start, hours.stop + ceil(lookback / timedelta(hours=1)))
-
-
 TableName = tuple[str, str]
 """Namespace and name."""
 
 
 @dataclass(frozen=True)
-class Window:
-    """Event times from ``start`` up to, not including, ``end``.
-
-    No ``start``: everything before ``end``, and the rows that have no time at all.
-    """
-
-    start: datetime | None
-    end: datetime
-
-    def condition(self, column: str, kind: DataType) -> Column:
-        """:param kind: the column's type; a literal of another one would hinder pruning"""
-        from pyspark.sql import functions as F
-
-        time = F.col(quote(column))
-        before_end = time < F.lit(self.end).cast(kind)
-        if self.start is None:
-            return before_end | time.isNull()
-        return (time >= F.lit(self.start).cast(kind)) & before_end
-
-    def back(self, lookback: timedelta) -> Window:
-        """The window with what lies before it."""
-        if self.start is None or lookback == FOREVER:
-            return Window(None, self.end)
-        return Window(self.start - lookback, self.end)
-
-    @property
-    def hours(self) -> Hours:
-        """Windows begin and end with an hour."""
-        start = int(self.start.timestamp()) // 3600 if self.start else BEFORE_EVERYTHING
-        return Hours(start, int(self.end.timestamp()) // 3600)
-
-    def __str__(self) -> str:
-        return f"{self.start.isoformat() if self.start else ''}/{self.end.isoformat()}"
-
-    @staticmethod
-    def parse(text: str) -> Window:
-        """The other way round.
-
-        :raises ValueError: it is no window
-        """
-        start, _, end = text.partition("/")
-        return Window(datetime.fromisoformat(start) if start else None, datetime.fromisoformat(end))
-
-
-@dataclass(frozen=True)
 class Source:
-    """A table that is read; without ``time`` as a whole, else the window of this event time."""
+    """A table that is read: the window of its event time, or as a whole."""
 
     table: TableName
     time: str | None
+    """None: it is read as a whole, and nothing follows from its changes."""
+    whole: bool = False
+    kept: timedelta | None = None
+    """Its data retention; None: for ever."""
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.table)
 
 
 @dataclass(frozen=True)
@@ -145,6 +103,26 @@ class Derivation:
     def name(self) -> str:
         return ".".join(self.target)
 
+    def reach(self, source: Source) -> timedelta:
+        """How far beyond an hour in which a source changed the table changes.
+
+        Nobody knows for how long a row of a table counts that is read as a whole.
+        """
+        return FOREVER if source.whole else self.lookback or timedelta()
+
+    def first_hour(self, now: datetime) -> int:
+        """Return the first hour since 1970 that may be computed again without being asked for.
+
+        What lies before it is past the data retention of a source, or is about to be, so that
+        computing it again would take away what was computed of rows that are deleted since.
+        """
+        kept = [each.kept for each in self.sources if each.kept is not None and not each.whole]
+        if not kept:
+            return BEFORE_EVERYTHING
+        back = self.lookback if self.lookback and self.lookback != FOREVER else timedelta()
+        first = now - min(kept) + back + _RETENTION_MARGIN
+        return -int(-first.timestamp() // 3600)
+
 
 @dataclass(frozen=True)
 class Written:
@@ -160,13 +138,6 @@ class Written:
     sources: Mapping[str, int | None] | None = None
 
 
-def computations(table: Table) -> Iterator[tuple[Snapshot, dict[str, int | None]]]:
-    """Snapshots that were computed, from the newest on: source → the snapshot that was read."""
-    for snapshot in ancestry(table):
-        if text := summary(snapshot).get(SOURCE_SNAPSHOTS):
-            yield snapshot, json.loads(text)
-
-
 def write_window(
     spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
 ) -> Written:
@@ -175,25 +146,23 @@ def write_window(
     :raises TopicbergError: a source does not exist, or the function lost or changed the time column
     :raises CommitConflictError: other writers kept changing the same window
     """
-    _heads(catalog, derivation)
+    _load(catalog, derivation)
     columns = _columns(spark, derivation)
+    partition = derivation.target_time, derivation.partitioned_by
     for attempt in range(ATTEMPTS):
-        partition = derivation.target_time, derivation.partitioned_by
         table = ensure_table(catalog, derivation.target, columns, partition)
-        heads = _heads(catalog, derivation)
-        if not any(heads.values()):
+        sources = _load(catalog, derivation)
+        heads = {name: _head(each) for name, each in sources.items()}
+        if not any(heads.values()) and not _has_rows(table):
             return Written()
-        properties = {
-            SOURCE_SNAPSHOTS: json.dumps(heads),
-            WINDOW: str(window),
-            WRITE_ID: uuid.uuid4().hex,
-        }
+        properties = {**summary_of(derivation, table, sources, window), WRITE_ID: uuid.uuid4().hex}
         try:
-            _overwrite(spark, table, derivation, window, heads, properties)
+            with reading(sources.values(), derivation.name):
+                _overwrite(spark, table, derivation, window, heads, properties)
         except Exception as error:
             if _OUTSIDE in str(error):
                 raise _time_changed(derivation) from error
-            if not is_conflict(error):
+            if not isinstance(error, CommitConflictError) and not is_conflict(error):
                 raise
             logger.info("table %s: conflict, attempt %d", derivation.name, attempt + 1)
             continue
@@ -224,20 +193,49 @@ def read_window(
     return frame.filter(window.condition(time, frame.schema[time].dataType))
 
 
-def _heads(catalog: Catalog, derivation: Derivation) -> dict[str, int | None]:
-    """Source table → id of its newest snapshot."""
-    heads: dict[str, int | None] = {}
+def summary_of(
+    derivation: Derivation, target: Table, sources: Mapping[str, Table], window: Window
+) -> dict[str, str]:
+    """Return what a snapshot says in its summary that computes a window of the sources' heads."""
+    tables = {
+        each.name: SourceTable(sources[each.name], each.time, derivation.reach(each))
+        for each in derivation.sources
+        if each.time is not None
+    }
+    first_hour = derivation.first_hour(datetime.now(UTC))
+    read = unread(target, derivation.target_time, tables, first_hour)
+    return {
+        SOURCE_SNAPSHOTS: json.dumps({name: _head(table) for name, table in sources.items()}),
+        WINDOW: str(window),
+        READ: after(read, window),
+    }
+
+
+def _load(catalog: Catalog, derivation: Derivation) -> dict[str, Table]:
+    """Return the sources by their names.
+
+    :raises TopicbergError: one does not exist
+    """
+    tables: dict[str, Table] = {}
     for source in derivation.sources:
-        name = ".".join(source.table)
         try:
-            head = catalog.load_table(source.table).current_snapshot()
+            tables[source.name] = catalog.load_table(source.table)
         except NoSuchTableError:
             raise TopicbergError(
-                f"table {derivation.name}: its source {name} does not exist yet",
+                f"table {derivation.name}: its source {source.name} does not exist yet",
                 hint="materialize the Iceberg asset of the source first",
             ) from None
-        heads[name] = head.snapshot_id if head else None
-    return heads
+    return tables
+
+
+def _head(table: Table) -> int | None:
+    head = table.current_snapshot()
+    return head.snapshot_id if head else None
+
+
+def _has_rows(table: Table) -> bool:
+    head = table.current_snapshot()
+    return head is not None and int(summary(head).get("total-records", 0)) > 0
 
 
 def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
@@ -284,6 +282,8 @@ def ensure_table(
             f"table {'.'.join(name)} cannot have the columns that are computed for it: {error}",
             hint="give the changed column another name, or drop the table and backfill it",
         ) from error
+    if partition:
+        keep_bounds(table, partition[:1])
     return table
 
 
@@ -301,10 +301,11 @@ def _create(
         catalog.create_namespace(name[0])
     # As the topics' tables: a place of its own, never that of a table which was dropped.
     place = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
+    properties = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
     with (
         suppress(TableAlreadyExistsError),  # another run was faster
         catalog.create_table_transaction(
-            name, schema=columns, location=place, properties=_PROPERTIES
+            name, schema=columns, location=place, properties=properties
         ) as creation,
     ):
         if partition:
@@ -332,10 +333,7 @@ def _overwrite(
 
     read = window.back(derivation.lookback) if derivation.lookback else window
     frame = derivation.transform(
-        *(
-            _rows(spark, source, heads[".".join(source.table)], read)
-            for source in derivation.sources
-        )
+        *(_rows(spark, source, heads[source.name], read) for source in derivation.sources)
     )
     columns = spark.table(spark_name(derivation.target)).schema
     time = derivation.target_time
@@ -372,7 +370,7 @@ def _rows(spark: SparkSession, source: Source, head: int | None, window: Window)
     if head is None:
         return spark.read.table(spark_name(source.table)).limit(0)
     frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
-    if source.time is None:
+    if source.time is None or source.whole:
         return frame
     return frame.filter(window.condition(source.time, frame.schema[source.time].dataType))
 

@@ -7,10 +7,12 @@ Source: AWS Glue API, ``CreateTable`` and ``UpdateTable`` (``VersionId``, ``Skip
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
+from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.types import (
     DecimalType,
     FixedType,
@@ -31,6 +33,9 @@ METADATA_LOCATION = "metadata_location"
 PREVIOUS_METADATA_LOCATION = "previous_metadata_location"
 ATTEMPTS = 5
 
+_OWN_TAGS = ("topicberg-reading-", "publishing-", "published-")
+_METADATA_FILES = 50
+"""A half of those that a table keeps (``write.metadata.previous-versions-max``)."""
 _HIVE_TYPES = {
     "boolean": "boolean",
     "int": "int",
@@ -97,6 +102,40 @@ def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> Ta
         "Parameters": parameters,
         "StorageDescriptor": {"Location": table.location(), "Columns": columns(table)},
     }
+
+
+def visible_state(table: Table) -> str:
+    """Return a digest of what readers of a metadata file see of its table.
+
+    The tags that topicberg sets while it reads and publishes are no part of it: with each of them
+    the table has another metadata file.
+    """
+    metadata = table.metadata
+    refs = {
+        name: str(ref.snapshot_id)
+        for name, ref in metadata.refs.items()
+        if ref.snapshot_ref_type != SnapshotRefType.TAG or not name.startswith(_OWN_TAGS)
+    }
+    seen = (
+        metadata.current_snapshot_id,
+        metadata.current_schema_id,
+        metadata.default_spec_id,
+        metadata.location,
+        sorted(refs.items()),
+        sorted(metadata.properties.items()),
+        sorted(snapshot.snapshot_id for snapshot in metadata.snapshots),
+    )
+    return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
+
+
+def registered_state(table: Table) -> str:
+    """Return :func:`visible_state`, and another one after so many metadata files in any case.
+
+    The catalog deletes old metadata files, and Glue must not point to a deleted one.
+    """
+    version = table.metadata_location.rpartition("/")[2].partition("-")[0]
+    number = int(version) // _METADATA_FILES if version.isdigit() else version
+    return f"{visible_state(table)}-{number}"
 
 
 def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | None:

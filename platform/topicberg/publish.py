@@ -457,8 +457,10 @@ def _states(endpoints: Endpoints) -> dict[str, Progress]:
                 raise PublishError(f"topic {STATE_TOPIC} cannot be read: {why}")
             if error:
                 return states
-            if (key := message.key()) and (value := message.value()):
-                states[key.decode()] = Progress.model_validate_json(value)
+            name = (message.key() or b"").decode()
+            states.pop(name, None)
+            if value := message.value():
+                states[name] = Progress.model_validate_json(value)
     finally:
         consumer.close()
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from itertools import islice, takewhile
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import DayTransform, HourTransform
-from pyiceberg.types import DateType, IntegerType, NestedField, PrimitiveType
+from pyiceberg.types import IntegerType
 
+from topicberg.hours import FileHours, Hours, microseconds, partition_hours
 from topicberg.tableflow.commit import (
     DATA_TTL_RUN,
     END_OFFSETS,
@@ -21,7 +22,6 @@ from topicberg.tableflow.commit import (
     ancestry,
     summary,
 )
-from topicberg.tableflow.files import live_files
 from topicberg.tableflow.offsets import Offsets, parse_offsets
 
 if TYPE_CHECKING:
@@ -31,15 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
-_HOUR_MICROSECONDS = 3_600_000_000
 _SAMPLED_SNAPSHOTS = 20
-_EPOCH = date(1970, 1, 1)
-
-Hours = range
-"""Hours since 1970 (UTC). Numbers, since a producer's wrong clock may write the year 57000."""
-
-BEFORE_EVERYTHING = -(2**62)
-_NO_TIME = Hours(BEFORE_EVERYTHING, BEFORE_EVERYTHING + 1)
 
 
 @dataclass(frozen=True)
@@ -96,57 +88,60 @@ class Changes:
     undone: list[Snapshot]
     """Snapshots that a rollback took out of the history of ``main``."""
     gap: bool = False
-    """That snapshot is not known any more, so snapshots may be missing before the first one."""
+    """Snapshots in between are expired: there may have been others, of either kind."""
 
     def __bool__(self) -> bool:
-        return bool(self.new or self.undone)
+        return bool(self.new or self.undone or self.gap)
 
 
 def changes_since(table: Table, last: int | None, head: Snapshot | None = None) -> Changes:
-    """Everything since snapshot ``last`` (None: the first one), up to ``head`` (None: ``main``)."""
-    line = takewhile(lambda snapshot: snapshot.snapshot_id != last, ancestry(table, head))
-    newer = list(line)[::-1]
-    if last is None or not newer or newer[0].parent_snapshot_id == last:
-        return Changes(newer, [])
-    old = table.snapshot_by_id(last)
-    if old is None:
-        return Changes(newer, [], gap=True)
-    kept = {snapshot.snapshot_id for snapshot in newer}
-    undone = list(takewhile(lambda s: s.snapshot_id not in kept, ancestry(table, old)))[::-1]
-    known = {snapshot.snapshot_id for snapshot in ancestry(table, old)}
-    return Changes([s for s in newer if s.snapshot_id not in known], undone)
+    """Return what happened since snapshot ``last`` (None: ever), up to ``head`` (None: ``main``).
+
+    A snapshot of before the gap may still be known, by a tag for example.
+    """
+    line = list(ancestry(table, head))
+    for place, snapshot in enumerate(line):
+        if snapshot.snapshot_id == last:
+            return Changes(line[:place][::-1], [])
+    if last is None:
+        return Changes(line[::-1], [], gap=not _is_whole(line))
+    known = table.snapshot_by_id(last)
+    undone = list(ancestry(table, known)) if known else []
+    of_main = {snapshot.snapshot_id: place for place, snapshot in enumerate(line)}
+    for place, snapshot in enumerate(undone):
+        if (common := of_main.get(snapshot.snapshot_id)) is not None:
+            return Changes(line[:common][::-1], undone[:place][::-1])
+    if undone and _is_whole(line) and _is_whole(undone):  # the table was replaced
+        return Changes(line[::-1], undone[::-1])
+    return Changes(line[::-1], [], gap=True)
+
+
+def _is_whole(line: list[Snapshot]) -> bool:
+    """Whether a line, from new to old, goes back to the table's first snapshot.
+
+    By its number: some catalogs take the parent from a snapshot when that expires.
+    """
+    return not line or (line[-1].sequence_number or 0) == 1
 
 
 def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
-    """The hours of ``column`` in which the snapshot added or removed rows, one range a file.
+    """Return the hours of ``column`` in which the snapshot added or removed rows, by file.
 
-    From the partition values if the table is partitioned by hour or day of the column, else from
-    the files' bounds; a file that says neither may have touched every hour until its commit. Rows
-    without a time belong before all others. Compaction changes no row, and rows past their
-    retention take nothing from what was derived of them.
+    Compaction changes no row, and rows past their retention take nothing from what was derived of
+    them. See :mod:`topicberg.hours`.
     """
     if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
         return []
     if DATA_TTL_RUN in summary(snapshot):
         return []
-    committed = snapshot.timestamp_ms * 1000 // _HOUR_MICROSECONDS
-    anything = Hours(BEFORE_EVERYTHING, committed + 1)
-    return [
-        hours
-        for file, _ in changed_files(table, snapshot)
-        for hours in _hours_of(table, file, column) or [anything]
-    ]
+    hours = FileHours(table, column)
+    return [each for file, _ in changed_files(table, snapshot) for each in hours.of(file, snapshot)]
 
 
-def held_hours(table: Table, column: str) -> Iterator[Hours]:
-    """The hours of ``column`` in which the table has rows, one range or more a file.
-
-    As of :func:`touched_hours`, but of all data files of the current snapshot.
-    """
-    committed = table.metadata.last_updated_ms * 1000 // _HOUR_MICROSECONDS
-    for file in live_files(table):
-        if file.content == DataFileContent.DATA:
-            yield from _hours_of(table, file, column) or [Hours(BEFORE_EVERYTHING, committed + 1)]
+def held_hours(table: Table, column: str) -> list[Hours]:
+    """The hours of ``column`` in which the current snapshot has data files."""
+    head = table.current_snapshot()
+    return FileHours(table, column).held(head) if head else []
 
 
 def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
@@ -155,9 +150,10 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
     :param column: the column by whose hour or day the table is partitioned
     """
     rows: dict[int, int] = {}
+    of_file = FileHours(table, column)
     for file, added in changed_files(table, snapshot):
         if added:
-            hours = _hours_of(table, file, column)[0]
+            hours = of_file.of(file, snapshot)[0]
             rows[hours.start] = rows.get(hours.start, 0) + file.record_count
     return rows
 
@@ -190,7 +186,7 @@ def _bounds(
     """Microseconds since 1970: a bound of ``column`` in each file that the snapshot added."""
     field = table.schema().find_field(column)
     return [
-        _as_microseconds(field, bound)
+        microseconds(field, bound)
         for file, added in changed_files(table, snapshot)
         if added and (bound := (of(file) or {}).get(field.field_id)) is not None
     ]
@@ -225,7 +221,7 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
         if upper is not None and int(from_bytes(IntegerType(), upper)) * width < first:
             continue
         for entry in manifest.fetch_manifest_entry(table.io):
-            hours = _partition_hours(entry.data_file.partition[place], width)
+            hours = partition_hours(entry.data_file.partition[place], width)
             if hours.start >= first:
                 rows[hours.start] = rows.get(hours.start, 0) + entry.data_file.record_count
     return rows, width
@@ -266,41 +262,3 @@ def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, 
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
             if entry.snapshot_id == snapshot.snapshot_id:
                 yield entry.data_file, entry.status != ManifestEntryStatus.DELETED
-
-
-def _hours_of(table: Table, file: DataFile, column: str) -> list[Hours]:
-    """Empty: the metadata does not say."""
-    field = table.schema().find_field(column)
-    for position, partition in enumerate(table.specs()[file.spec_id].fields):
-        if partition.source_id == field.field_id:
-            if isinstance(partition.transform, HourTransform):
-                return [_partition_hours(file.partition[position], 1)]
-            if isinstance(partition.transform, DayTransform):
-                return [_partition_hours(file.partition[position], 24)]
-    hours = []
-    nulls = (file.null_value_counts or {}).get(field.field_id, 0)
-    lower, upper = (
-        (bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds)
-    )
-    if lower is not None and upper is not None:
-        first, last = (
-            _as_microseconds(field, bound) // _HOUR_MICROSECONDS for bound in (lower, upper)
-        )
-        hours.append(Hours(first, last + 1))
-    if nulls and (hours or nulls == file.record_count):
-        hours.append(_NO_TIME)
-    return hours
-
-
-def _partition_hours(value: int | date | None, width: int) -> Hours:
-    """:param value: hours or days since 1970; PyIceberg gives some days as dates"""
-    if value is None:
-        return _NO_TIME
-    number = value if isinstance(value, int) else (value - _EPOCH).days
-    return Hours(number * width, (number + 1) * width)
-
-
-def _as_microseconds(field: NestedField, bound: bytes) -> int:
-    assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  only these have bounds
-    value = int(from_bytes(field.field_type, bound))
-    return value * 24 * _HOUR_MICROSECONDS if isinstance(field.field_type, DateType) else value

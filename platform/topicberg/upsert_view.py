@@ -27,6 +27,7 @@ from topicberg.derived import (
     spark_name,
 )
 from topicberg.errors import CommitConflictError
+from topicberg.reading import reading
 from topicberg.snapshots import changes_since
 from topicberg.spark import quote
 from topicberg.tableflow.commit import DATA_TTL_RUN, summary
@@ -67,17 +68,23 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
         target = ensure_table(catalog, view.target, optional(source.schema().as_arrow()))
         head = source.current_snapshot()
         base = merged(target, view.source)
-        if head is None or head.snapshot_id == base:
+        if (head.snapshot_id if head else None) == base:
             return target
-        new = _new_records(spark, view, source, base, head)
-        note = {SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head.snapshot_id})}
+        note = {SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head and head.snapshot_id})}
+        incremental = False
         try:
-            if new is None:
-                _replace(spark, view, target, head, note)
-            else:
-                _merge(spark, view, new, note)
+            with reading([source], view.name):
+                new = _new_records(spark, view, source, base, head)
+                incremental = new is not None
+                if new is None:
+                    _replace(spark, view, target, head, note)
+                else:
+                    _merge(spark, view, new, note)
         except Exception as error:
-            if not is_conflict(error):
+            conflict = isinstance(error, CommitConflictError) or is_conflict(error)
+            # Only the head is kept while it is read: snapshots before it may have expired.
+            expired = incremental and changes_since(source.refresh(), base, head).gap
+            if not conflict and not expired:
                 raise
             logger.info("table %s: conflict, attempt %d", view.name, attempt + 1)
             continue
@@ -95,11 +102,11 @@ def merged(target: Table, source: tuple[str, ...]) -> int | None:
 
 
 def _new_records(
-    spark: SparkSession, view: UpsertView, source: Table, base: int | None, head: Snapshot
+    spark: SparkSession, view: UpsertView, source: Table, base: int | None, head: Snapshot | None
 ) -> DataFrame | None:
     """The newest records of each key among those since ``base``; None: all have to be read."""
     changes = changes_since(source, base, head)
-    if base is None or changes.gap or changes.undone:
+    if head is None or base is None or changes.gap or changes.undone:
         return None
     if not all(_appends_only(snapshot) for snapshot in changes.new):
         return None
@@ -128,11 +135,19 @@ def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
 
 
 def _replace(
-    spark: SparkSession, view: UpsertView, target: Table, head: Snapshot, note: dict[str, str]
+    spark: SparkSession,
+    view: UpsertView,
+    target: Table,
+    head: Snapshot | None,
+    note: dict[str, str],
 ) -> None:
     from pyspark.sql import functions as F
 
-    rows = spark.read.option("versionAsOf", str(head.snapshot_id)).table(spark_name(view.source))
+    if head is None:  # the source was created again, and has no records yet
+        rows = spark.read.table(spark_name(view.source)).limit(0)
+    else:
+        version = spark.read.option("versionAsOf", str(head.snapshot_id))
+        rows = version.table(spark_name(view.source))
     before = target.current_snapshot()
     assert before is not None  # noqa: S101  see ensure_table
     writer = _newest(rows, view).writeTo(spark_name(view.target))

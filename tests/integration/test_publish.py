@@ -16,23 +16,27 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from fastavro import parse_schema, schemaless_reader
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
-from topicberg.publish import Published, PublishError, publish
-from topicberg.settings import settings
+from topicberg.publish import STATE_TOPIC, Published, PublishError, publish
+from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.maintenance.expiry import expire
+from topicberg.tableflow.maintenance.policy import Policy
 from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.spec import TableflowSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
-START = datetime(2026, 5, 1, tzinfo=UTC)
+START = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
+"""Not long ago: Kafka deletes records whose own time is past the topic's retention."""
+SECOND_HOUR = (START + timedelta(hours=1)).isoformat()
 Row = dict[str, Any]
 SCHEMAS = {
     "airline.flyer_stats": pa.schema(
@@ -71,6 +75,12 @@ class Published_:
     stack: Endpoints
     name: str
     format: Literal["avro", "json"] = "avro"
+    root: Path | None = None
+    """Of other schemas than the project's."""
+
+    @property
+    def config(self) -> Settings:
+        return settings().model_copy(update={"project_root": self.root} if self.root else {})
 
     @property
     def spec(self) -> TopicSpec:
@@ -110,7 +120,7 @@ class Published_:
         catalog = self.stack.catalog(settings())
         name = ("published", self.name)
         return publish(
-            spark, catalog, self.stack, settings(), self.spec, name, self.time, batch=batch
+            spark, catalog, self.stack, self.config, self.spec, name, self.time, batch=batch
         )
 
     def records(self) -> list[tuple[Any, Row | None, datetime]]:
@@ -125,7 +135,15 @@ class Published_:
         )
         partitions = kafka.end_offsets(self.stack, self.spec.name)
         consumer.assign([TopicPartition(self.spec.name, p, 0) for p in partitions])
-        spec = self.spec
+        spec, registry = self.spec, self.stack.schema_registry_client()
+        texts: dict[bytes, str] = {}
+
+        def read(payload: bytes) -> Row:
+            number = payload[1:5]
+            if number not in texts:
+                texts[number] = registry.get_schema(int.from_bytes(number, "big")).schema_str or ""
+            return decoded(payload, texts[number])
+
         found, ended = [], 0
         while ended < len(partitions):
             message = consumer.poll(10)
@@ -136,10 +154,10 @@ class Published_:
                 continue
             key: Any = message.key()
             value = message.value()
-            if path := spec.key_schema_path():
-                key = tuple(decoded(key, path).values())
+            if spec.key_schema_path():
+                key = tuple(read(key).values())
             at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-            found.append((key, decoded(value, spec.value_schema_path()) if value else None, at))
+            found.append((key, read(value) if value else None, at))
         consumer.close()
         return found
 
@@ -155,11 +173,9 @@ class Published_:
         return self.spec.write_mode == "append"
 
 
-def decoded(value: bytes | None, path: Path | None) -> Row:
-    assert value
-    assert path
-    schema = json.loads(path.read_text())
-    if path.suffix == ".avsc":
+def decoded(value: bytes, text: str) -> Row:
+    schema = json.loads(text)
+    if "properties" not in schema:
         read: Any = schemaless_reader(BytesIO(value[5:]), parse_schema(schema), None)
         return dict(read)
     found = json.loads(value[5:])
@@ -211,8 +227,8 @@ def test_a_keyed_topic_follows_its_table(topic: Published_, spark: SparkSession)
     assert (first.records, first.tombstones) == (3, 0)
     assert topic.publish(spark).records == 0
     # the first hour is computed again: 1 is unchanged, 2 is gone, 4 is new; then 3 changes
-    topic.write([stats(1), stats(4)], "window_start < '2026-05-01T01:00:00+00:00'")
-    topic.write([stats(3, hour=1, duration=99)], "window_start >= '2026-05-01T01:00:00+00:00'")
+    topic.write([stats(1), stats(4)], f"window_start < '{SECOND_HOUR}'")
+    topic.write([stats(3, hour=1, duration=99)], f"window_start >= '{SECOND_HOUR}'")
     second = topic.publish(spark)
     assert (second.records, second.tombstones) == (3, 1)
     records = topic.records()
@@ -248,9 +264,53 @@ def test_a_key_of_two_rows_is_refused(topic: Published_, spark: SparkSession) ->
     with pytest.raises(PublishError, match="several rows"):
         topic.publish(spark)
     assert topic.records() == []
-    topic.write([stats(1)], "window_start >= '2026-05-01T00:00:00+00:00'")
+    topic.write([stats(1)], f"window_start >= '{START.isoformat()}'")
     # The refused snapshot was never begun, so the mended one is published in its place.
     assert topic.publish(spark).records == 1
+
+
+@pytest.mark.parametrize("topic", ["airline.flyer_stats json"], indirect=True)
+def test_what_the_topic_holds_never_expires(topic: Published_, spark: SparkSession) -> None:
+    """Also if publishing was killed after its last transaction and before its tags moved."""
+    topic.write([stats(1)])
+    topic.publish(spark)
+    first = topic.table().current_snapshot()
+    assert first
+    topic.write([stats(2)])
+    topic.publish(spark)
+    tag = f"published-{topic.spec.name}"
+    topic.table().manage_snapshots().create_tag(first.snapshot_id, tag).commit()
+    topic.write([stats(3), stats(3, duration=5)])
+    with pytest.raises(PublishError, match="several rows"):
+        topic.publish(spark)
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    gone = timedelta(0)
+    eager = Policy(retention=gone, min_snapshots=1, max_snapshots=1, reader_age=gone)
+    expire(topic.table(), eager, now_ms)
+    topic.write([stats(1), stats(2), stats(3)], f"window_start >= '{START.isoformat()}'")
+    published = topic.publish(spark)
+    assert (published.records, published.tombstones) == (1, 0)
+
+
+@pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
+def test_a_topic_whose_state_is_lost_is_not_sent_again(
+    topic: Published_, spark: SparkSession
+) -> None:
+    def lose() -> None:
+        producer = Producer(topic.stack.kafka_config())
+        producer.produce(STATE_TOPIC, None, topic.spec.name)
+        assert producer.flush(30) == 0
+
+    topic.write([booked(1), booked(2)])
+    assert topic.publish(spark).records == 2
+    lose()
+    topic.write([booked(3, hour=1)])
+    assert topic.publish(spark).records == 1
+    lose()
+    topic.table().manage_snapshots().remove_tag(f"published-{topic.spec.name}").commit()
+    with pytest.raises(PublishError, match="no longer says which"):
+        topic.publish(spark)
+    assert len(topic.records()) == 3
 
 
 CHILD = """
@@ -267,7 +327,9 @@ with spark_session() as spark:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
-def test_an_append_topic_after_kills(topic: Published_, spark: SparkSession) -> None:
+def test_an_append_topic_after_kills(
+    topic: Published_, spark: SparkSession, tmp_path: Path
+) -> None:
     rows = [booked(number % 400, hour=number % 3) for number in range(1200)]
     rows += rows[:50]  # duplicates are records of their own
     topic.write(rows)
@@ -291,16 +353,28 @@ def test_an_append_topic_after_kills(topic: Published_, spark: SparkSession) -> 
         topic.write([late])
         rows.append(late)
     assert kills > 0
+    # So does the schema: its fields change places, and one goes.
+    name = topic.spec.value_schema.file or ""
+    schema = json.loads((settings().schemas_dir / name).read_text())
+    schema["fields"] = [f for f in schema["fields"][::-1] if f["name"] != "airline"]
+    topic.root = tmp_path
+    topic.config.schemas_dir.mkdir(parents=True)
+    (topic.config.schemas_dir / name).write_text(json.dumps(schema))
     topic.publish(spark)
     assert topic.publish(spark).records == 0
-    sent = Counter(value["flight_number"] for _, value, _ in topic.records() if value)
-    assert sent == Counter(row["flight_number"] for row in rows)
+    values = [value for _, value, _ in topic.records() if value]
+    assert Counter(value["flight_number"] for value in values) == Counter(
+        row["flight_number"] for row in rows
+    )
+    begun = [value for value in values if "airline" in value]
+    assert len(begun) >= 1250, "what was begun is finished with its own schema"
+    assert len(begun) < len(values)
 
 
 @pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
 def test_rows_that_are_gone_stay_in_an_append_topic(topic: Published_, spark: SparkSession) -> None:
     topic.write([booked(1), booked(2)])
     topic.publish(spark)
-    topic.write([booked(1), booked(3)], "booked_at < '2026-05-01T01:00:00+00:00'")
+    topic.write([booked(1), booked(3)], f"booked_at < '{SECOND_HOUR}'")
     published = topic.publish(spark)
     assert (published.records, published.not_taken_back) == (1, 1)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.partitions import TimePartitions, partition_keys, time_partitions, window
+from assets.partitions import TimePartitions, partition_keys, spans, time_partitions, window
+from topicberg.hours import EVERYTHING
 from topicberg.topics import TopicSpec
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -37,13 +38,59 @@ def partitions(granularity: str) -> TimePartitions:
 )
 def test_keys(granularity: str, first: str, now: str) -> None:
     asked = [range(0, 1), range(HOUR_NOW, HOUR_NOW + 1), range(10**9, 10**9 + 1)]
-    assert partition_keys(partitions(granularity), asked, NOW) == {first, now}
+    assert partition_keys(partitions(granularity), asked, NOW) == [first, now]
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(1, 100))
 def test_no_clock_is_wrong_enough_to_fail(hour: int, width: int) -> None:
     for granularity in ("hourly", "daily"):
         partition_keys(partitions(granularity), [range(hour, hour + width)], NOW)
+        spans(partitions(granularity), [range(hour, hour + width)], NOW, 10)
+
+
+START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) // 3600
+some_hours = st.lists(
+    st.tuples(st.integers(START - 40, START + 90), st.integers(1, 30)).map(
+        lambda each: range(each[0], each[0] + each[1])
+    ),
+    max_size=5,
+)
+
+
+@given(some_hours, st.integers(-5, 60), st.integers(1, 4), st.integers(START - 9, START + 50))
+@pytest.mark.parametrize("granularity", ["hourly", "daily"])
+def test_spans_hold_the_hours_that_exist(
+    granularity: str, hours: list[range], now: int, limit: int, first_hour: int
+) -> None:
+    kind, moment = partitions(granularity), datetime.fromtimestamp((START + now) * 3600 + 60, UTC)
+    existing = list(kind.get_partition_keys(moment))
+    found, left = spans(kind, hours, moment, limit, first_hour)
+    assert len(found) <= limit
+    chosen = [key for span in found for key in existing if span.first <= key <= span.last]
+    assert len(chosen) == len(set(chosen))
+    late = {key for key in existing if _begin(kind, key) < first_hour}
+    assert not late & set(chosen)
+    wanted = set(partition_keys(kind, hours, moment))
+    assert set(chosen) >= wanted & set(existing) - late
+    assert set(partition_keys(kind, left, moment)) >= wanted - set(existing)
+    if limit > len(hours):
+        assert set(chosen) == wanted & set(existing) - late
+    for span in found:
+        window = kind.time_window_for_partition_key(span.last)
+        assert span.hours.stop == int(window.end.timestamp()) // 3600
+        assert span.hours.start <= _begin(kind, span.first)
+
+
+def _begin(kind: TimePartitions, key: str) -> int:
+    return int(kind.time_window_for_partition_key(key).start.timestamp()) // 3600
+
+
+def test_spans_of_everything_are_all_partitions() -> None:
+    hourly = partitions("hourly")
+    (span,), left = spans(hourly, [EVERYTHING], NOW, 10)
+    keys = hourly.get_partition_keys(NOW)
+    assert (span.first, span.last) == (keys[0], keys[-1])
+    assert left[0].start == HOUR_NOW + 1
 
 
 def test_the_first_window_is_open_to_the_left() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assets.partitions import Span, spans, time_partitions
 from jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     MAX_RANGES,
@@ -19,21 +22,60 @@ from jobs.snapshot_cursor import (
     request,
     settle,
 )
+from topicberg.changes import Mark
+from topicberg.hours import Hours
+from topicberg.topics import TopicSpec
 
-PARTITIONS = [f"2026-01-01-{hour:02}:00" for hour in range(24)]
+PARTITIONS = time_partitions(
+    TopicSpec.model_validate(
+        {
+            "name": "t",
+            "pipeline": "p",
+            "schema": {"format": "none"},
+            "derived_partitions": {"granularity": "hourly", "start": "2026-01-01"},
+        }
+    )
+)
+FIRST = int(PARTITIONS.start.timestamp()) // 3600
+HOURS = 24
+
+
+def plan(existing: int = HOURS) -> Callable[[list[Hours]], tuple[list[Span], list[Hours]]]:
+    """:param existing: so many partitions exist"""
+    now = PARTITIONS.start + timedelta(hours=existing) - timedelta(minutes=1)
+    return lambda hours: spans(PARTITIONS, hours, now, MAX_RANGES)
+
+
+def mark(number: int) -> Mark:
+    return Mark(table="t", snapshot=number, sequence=number, at=number)
+
+
+def ranges(hours: Iterable[int]) -> list[Hours]:
+    return [Hours(FIRST + hour, FIRST + hour + 1) for hour in hours]
+
+
+def covered(wanted: Request) -> set[int]:
+    return {
+        hour - FIRST
+        for start, end in wanted.ranges.values()
+        for hour in range(max(start, FIRST), end)
+    }
+
+
+NEW = Cursor(life="l")
 
 
 @dataclass
 class World:
     """A table, a run storage that knows each run key once, and a sensor with a durable cursor."""
 
-    snapshots: list[set[str]] = field(default_factory=list)
+    snapshots: list[set[int]] = field(default_factory=list)
     cursor: str | None = None
     reported: list[int] = field(default_factory=list)
     runs: dict[str, RunState] = field(default_factory=dict)
-    covers: dict[str, tuple[set[str], int]] = field(default_factory=dict)
+    covers: dict[str, tuple[set[int], int]] = field(default_factory=dict)
     registered: dict[str, int] = field(default_factory=dict)
-    existing: int = len(PARTITIONS)
+    existing: int = HOURS
 
     def tick(self, *, crash: bool = False) -> None:
         before = Cursor.parse(self.cursor)
@@ -42,21 +84,23 @@ class World:
         cursor = settle(before, {key: self.runs.get(key, "missing") for key in keys})
         start = cursor.snapshot or 0
         for number in range(start, len(self.snapshots)):
-            cursor = observe(cursor, number + 1, self.snapshots[number])
-        cursor, wanted = request(cursor, PARTITIONS[: self.existing], "t")
+            cursor = observe(cursor, mark(number + 1), ranges(self.snapshots[number]))
+        cursor, wanted, _ = request(cursor, plan(self.existing), "t")
         cursor, registration = register(cursor, "t")
         if crash:  # nothing of the tick is kept
             return
         self.reported += range(start + 1, len(self.snapshots) + 1)
         self.cursor = cursor.model_dump_json()
-        for key, partitions in wanted.ranges.items() if wanted else ():
+        for key in wanted.ranges if wanted else ():
             if key not in self.runs:  # Dagster skips a run key that it has seen
                 under_way = {run for run, state in self.runs.items() if state == "active"}
                 assert not under_way & set(self.covers) - set(wanted.ranges)
                 self.runs[key] = "active"
-                self.covers[key] = (set(partitions), len(self.snapshots))
+                start, end = wanted.ranges[key] if wanted else (0, 0)
+                hours = {hour - FIRST for hour in range(max(start, FIRST), end)}
+                self.covers[key] = hours, len(self.snapshots)
         for key in registration.ranges if registration else ():
-            assert not {run for run in self.registered if self.runs[run] == "active"}
+            assert not {run for run in self.registered if self.runs.get(run) == "active"}
             self.runs.setdefault(key, "active")
             self.registered.setdefault(key, len(self.snapshots))
 
@@ -68,8 +112,10 @@ class World:
 
 steps = st.lists(
     st.one_of(
-        st.sets(st.sampled_from(PARTITIONS), max_size=4).map(lambda p: ("commit", frozenset(p))),
-        st.sampled_from([("tick", None), ("crash", None), ("succeed", None), ("fail", None)]),
+        st.sets(st.integers(0, HOURS - 1), max_size=4).map(lambda p: ("commit", frozenset(p))),
+        st.sampled_from(
+            [("tick", None), ("crash", None), ("succeed", None), ("fail", None), ("lose", None)]
+        ),
     ),
     max_size=40,
 )
@@ -77,13 +123,16 @@ steps = st.lists(
 
 @given(steps)
 def test_every_touched_partition_is_computed_after_it_was_touched(
-    history: list[tuple[str, frozenset[str] | None]],
+    history: list[tuple[str, frozenset[int] | None]],
 ) -> None:
     world = World()
-    for action, partitions in history:
+    for action, hours in history:
         match action:
             case "commit":
-                world.snapshots.append(set(partitions or ()))
+                world.snapshots.append(set(hours or ()))
+            case "lose":  # runs that were requested and never launched
+                for key in [key for key, state in world.runs.items() if state == "active"]:
+                    del world.runs[key]
             case "tick" | "crash":
                 world.tick(crash=action == "crash")
             case "succeed" | "fail":
@@ -93,17 +142,17 @@ def test_every_touched_partition_is_computed_after_it_was_touched(
         world.tick()
         world.finish("succeeded")
     assert world.reported == list(range(1, len(world.snapshots) + 1))
-    done = [covers for key, covers in world.covers.items() if world.runs[key] == "succeeded"]
+    done = [covers for key, covers in world.covers.items() if world.runs.get(key) == "succeeded"]
     for number, touched in enumerate(world.snapshots, start=1):
         for partition in touched:
-            assert any(partition in covered and seen >= number for covered, seen in done)
+            assert any(partition in hours and seen >= number for hours, seen in done)
     assert Cursor.parse(world.cursor).request is None or not Cursor.parse(world.cursor).pending
-    newest = [seen for key, seen in world.registered.items() if world.runs[key] == "succeeded"]
+    newest = [seen for key, seen in world.registered.items() if world.runs.get(key) == "succeeded"]
     assert max(newest) == len(world.snapshots)
 
 
 def test_a_burst_of_snapshots_costs_one_run() -> None:
-    world = World(snapshots=[{PARTITIONS[0]}] * 20)
+    world = World(snapshots=[{0}] * 20)
     for _ in range(5):
         world.tick()
         world.finish("succeeded")
@@ -112,72 +161,85 @@ def test_a_burst_of_snapshots_costs_one_run() -> None:
 
 
 def test_partitions_wait_while_a_run_is_under_way() -> None:
-    world = World(snapshots=[{PARTITIONS[0]}])
+    world = World(snapshots=[{0}])
     world.tick()
-    world.snapshots += [{PARTITIONS[1]}, {PARTITIONS[2]}, {PARTITIONS[5]}]
+    world.snapshots += [{1}, {2}, {5}]
     world.tick()
     assert len(world.covers) == 1
     world.finish("succeeded")
     world.tick()
     assert [sorted(covered) for covered, _ in list(world.covers.values())[1:]] == [
-        PARTITIONS[1:3],
-        PARTITIONS[5:6],
+        [1, 2],
+        [5],
     ]
 
 
 def test_a_failed_run_is_repeated_and_then_awaits_the_next_snapshot() -> None:
-    world = World(snapshots=[{PARTITIONS[0]}])
+    world = World(snapshots=[{0}])
     for _ in range(10):
         world.tick()
         world.finish("failed")
     assert len(world.covers) == len(world.registered) == MAX_ATTEMPTS
-    world.snapshots.append({PARTITIONS[3]})
+    world.snapshots.append({3})
     world.tick()
-    covered = set.union(*(c for key, (c, _) in world.covers.items() if key.startswith("t:2:")))
-    assert covered == {PARTITIONS[0], PARTITIONS[3]}
+    hours = set.union(*(c for key, (c, _) in world.covers.items() if key.startswith("t:2:")))
+    assert hours == {0, 3}
     assert len(world.registered) == MAX_ATTEMPTS + 1
 
 
 def test_hours_of_the_future_wait_for_their_partition() -> None:
-    world = World(snapshots=[{PARTITIONS[3]}], existing=2)
+    world = World(snapshots=[{3}], existing=2)
     world.tick()
     world.finish("succeeded")
     world.tick()
     assert not world.covers
     world.existing = 4
     world.tick()
-    assert list(world.covers.values())[-1][0] == {PARTITIONS[3]}
+    assert list(world.covers.values())[-1][0] == {3}
 
 
 def test_compaction_refreshes_the_registrations_alone() -> None:
-    cursor, wanted = request(observe(Cursor(), 7, ()), PARTITIONS, "t")
+    cursor, wanted, _ = request(observe(NEW, mark(7), ()), plan(), "t")
     assert wanted is None
     cursor, wanted = register(cursor, "t")
-    assert wanted == Request(snapshot=7, ranges={"t:7:0": []})
+    assert wanted == Request(snapshot=7, ranges={"t:7:l-0": (0, 0)})
     assert cursor.registration == wanted
 
 
 def test_scattered_partitions_are_few_runs() -> None:
-    scattered = set(PARTITIONS[::2])
-    _, wanted = request(observe(Cursor(), 1, scattered), PARTITIONS, "t")
+    scattered = range(0, HOURS, 2)
+    _, wanted, runs = request(observe(NEW, mark(1), ranges(scattered)), plan(), "t")
     assert wanted is not None
-    assert len(wanted.ranges) == MAX_RANGES
-    assert scattered <= {partition for ranges in wanted.ranges.values() for partition in ranges}
+    assert len(wanted.ranges) == len(runs) == MAX_RANGES
+    assert set(scattered) <= covered(wanted)
+
+
+def test_run_keys_after_a_reset_are_new_ones() -> None:
+    """Dagster launches no run with a key that it has seen, however often a cursor is reset."""
+    keys: list[str] = []
+    for _ in range(3):
+        cursor = observe(Cursor.parse(None), mark(7), ranges([1]))
+        cursor, computation, _ = request(cursor, plan(), "t")
+        cursor, registration = register(cursor, "t")
+        assert computation
+        assert registration
+        keys += [*computation.ranges, *registration.ranges]
+    assert len(set(keys)) == 6
 
 
 class Catalogs:
     """Ticks of a sensor whose runs succeed at once; ``requests``: how many there were."""
 
     def __init__(self) -> None:
-        self.cursor, self.requests = Cursor(), 0
+        self.cursor, self.requests = NEW, 0
 
     def tick(self, metadata: str, snapshot: int) -> None:
         before = self.cursor
         ran = before.registration.ranges if before.registration else ()
         cursor = settle(before, dict.fromkeys(ran, "succeeded"))
         if cursor.snapshot != snapshot:
-            cursor = observe(cursor, snapshot, [])
-        cursor = observe_metadata(cursor, before, metadata)
+            cursor = observe(cursor, mark(snapshot), [])
+        cursor = observe_metadata(cursor, before, metadata, metadata)
         self.cursor, wanted = register(cursor, "t")
         self.requests += wanted is not None
 
@@ -206,20 +268,20 @@ def test_a_staged_batch_asks_for_nothing_before_it_is_published() -> None:
 
 def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     """Each snapshot is registered once, one at a time, and computed when there is time for it."""
-    cursor, computing = request(observe(Cursor(), 1, PARTITIONS[:1]), PARTITIONS, "t")
+    cursor, computing, _ = request(observe(NEW, mark(1), ranges([0])), plan(), "t")
     assert computing
     cursor, first = register(cursor, "t")
     assert first
     assert register(cursor, "t") == (cursor, None), "it is registered already"
 
-    cursor = observe(cursor, 2, PARTITIONS[:1])
+    cursor = observe(cursor, mark(2), ranges([0]))
     assert register(cursor, "t")[1] is None, "the first is under way"
     states: dict[str, RunState] = {
         **dict.fromkeys(computing.ranges, "active"),
         **dict.fromkeys(first.ranges, "succeeded"),
     }
     cursor = settle(cursor, states)
-    assert request(cursor, PARTITIONS, "t")[1] is None
+    assert request(cursor, plan(), "t")[1] is None
     cursor, second = register(cursor, "t")
     assert second
     assert not set(second.ranges) & set(first.ranges)
@@ -227,22 +289,17 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     states.update(dict.fromkeys(second.ranges, "failed"))
     states.update(dict.fromkeys(computing.ranges, "succeeded"))
     cursor = settle(cursor, states)
-    cursor, computing = request(cursor, PARTITIONS, "t")
+    cursor, computing, _ = request(cursor, plan(), "t")
     assert computing, "what was touched meanwhile is computed all the same"
-    assert list(computing.ranges.values()) == [PARTITIONS[:1]]
+    assert covered(computing) == {0}
     assert register(cursor, "t")[1], "what failed is tried again"
 
 
 def test_a_cursor_of_an_older_version_goes_on() -> None:
-    """It registered in the run that computes; the last run beside it stayed in the cursor."""
-    was = (
-        '{"snapshot": 3, "dirty": true, "pending": ["2026-01-01-05:00"], "requests": 4, '
-        '"request": {"snapshot": 2, "ranges": {"t:2:1": []}}, '
-        '"registration": {"snapshot": 2, "ranges": {"t:2:2:registered": []}}}'
-    )
-    cursor = settle(Cursor.parse(was), {"t:2:1": "succeeded", "t:2:2:registered": "succeeded"})
-    cursor, computing = request(cursor, PARTITIONS, "t")
-    assert computing == Request(
-        snapshot=3, ranges={"t:3:4:2026-01-01-05:00..2026-01-01-05:00": [PARTITIONS[5]]}
-    )
-    assert register(cursor, "t")[1] == Request(snapshot=3, ranges={"t:3:5": []})
+    """Unless something was not computed yet: then it is as if the cursor was lost."""
+    was = '{"snapshot": 3, "dirty": true, "pending": [], "requests": 4, "request": null}'
+    seen = Cursor.parse(was).seen
+    assert seen
+    assert seen.snapshot == 3
+    waiting = was.replace('"pending": []', '"pending": ["2026-01-01-05:00"]')
+    assert Cursor.parse(waiting).seen is None

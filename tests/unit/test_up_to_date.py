@@ -20,18 +20,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import LongType, NestedField, TimestamptzType
 
-from topicberg.checks.derived import (
-    MAX_RANGES,
-    UNREAD,
-    SourceTable,
-    Unread,
-    _coarse,
-    check_merged,
-    check_up_to_date,
-)
+from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.derived import FOREVER, SOURCE_SNAPSHOTS, WINDOW, Window
-from topicberg.snapshots import Hours
+from topicberg.hours import Hours
+from topicberg.unread import MAX_RANGES, READ, SourceTable, Unread, _coarse, after, unread
 
 SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,17 +49,30 @@ class Pair:
             rows = [{"at": START + timedelta(hours=hour), "id": hour}]
             self.source.append(pa.Table.from_pylist(rows, schema=schema_to_pyarrow(SCHEMA)))
 
-    def compute(self, first: int, last: int, read: int | None = -1) -> None:
-        """The window of some hours, of the newest snapshot of the source or of another one."""
+    def begin(self, reach: timedelta = timedelta()) -> tuple[int | None, dict[str, Any]]:
+        """What a run reads before it computes: the source's head, and what is unread of it."""
         if self.table is None:
             self.table = self.catalog.create_table(f"shop.totals{self.number}", SCHEMA)
-        head = self.source.current_snapshot()
-        read = (head.snapshot_id if head else None) if read == -1 else read
-        self.table.append(
+        head = self.source.refresh().current_snapshot()
+        sources = {NAME: SourceTable(self.source, "at", reach)}
+        return head.snapshot_id if head else None, unread(self.table.refresh(), "at", sources)
+
+    def compute(
+        self,
+        first: int,
+        last: int,
+        begun: tuple[int | None, dict[str, Any]] | None = None,
+        reach: timedelta = timedelta(),
+    ) -> None:
+        """The window of some hours, by a run that begins now or that began before."""
+        head, read = begun or self.begin(reach)
+        assert self.table
+        self.table.refresh().append(
             schema_to_pyarrow(SCHEMA).empty_table(),
             snapshot_properties={
-                SOURCE_SNAPSHOTS: json.dumps({NAME: read}),
+                SOURCE_SNAPSHOTS: json.dumps({NAME: head}),
                 WINDOW: str(window(first, last)),
+                READ: after(read, window(first, last)),
             },
         )
 
@@ -96,6 +102,7 @@ class Pair:
         self.source.refresh()
         found = check_up_to_date(
             self.table.refresh() if self.table else None,
+            "at",
             {NAME: SourceTable(self.source, "at", reach)},
             allowed,
             datetime.now(UTC) + timedelta(minutes=minutes),
@@ -104,7 +111,7 @@ class Pair:
             lambda late: f"compute {' '.join(late)}",
         )
         if remember:
-            self.before = json.loads(json.dumps(found.facts[UNREAD]))
+            self.before = json.loads(json.dumps(found.facts[MEMORY]))
         return found
 
 
@@ -163,15 +170,13 @@ def test_the_open_hour_that_lags_a_little_is_never_late(pair: Pair) -> None:
     for _ in range(3):
         pair.compute(9, 9)
         pair.arrive(9)
-        pair.check()
         head = pair.source.current_snapshot()
         assert head
-        ((_, _, since, _),) = pair.before["sources"][NAME]["unread"]
-        assert since == head.timestamp_ms
+        (hours,) = pair.begin()[1][NAME].unread
+        assert hours.since == head.timestamp_ms
     pair.arrive(9)
-    pair.check()
-    ((_, _, since, _),) = pair.before["sources"][NAME]["unread"]
-    assert since == head.timestamp_ms, "nothing was computed meanwhile"
+    (hours,) = pair.begin()[1][NAME].unread
+    assert hours.since == head.timestamp_ms, "nothing was computed meanwhile"
 
 
 def test_what_changes_nothing_is_not_waited_for(pair: Pair) -> None:
@@ -184,7 +189,7 @@ def test_what_changes_nothing_is_not_waited_for(pair: Pair) -> None:
     assert pair.check(60, remember=False).passed
 
 
-def test_what_is_unread_is_remembered_when_its_snapshots_expired(pair: Pair) -> None:
+def test_unread_hours_outlive_their_snapshots(pair: Pair) -> None:
     pair.arrive(1, 9)
     pair.compute(0, 9)
     pair.arrive(1)
@@ -202,13 +207,19 @@ def test_what_is_unread_is_remembered_when_its_snapshots_expired(pair: Pair) -> 
     assert pair.check(90).passed
 
 
-def test_nothing_is_claimed_of_what_nobody_knows_any_more(pair: Pair) -> None:
+def test_expired_computations_are_not_forgotten(pair: Pair) -> None:
     """The writes of older hours expired, and no evaluation is remembered."""
     for hour in range(6):
         pair.arrive(hour)
         pair.compute(hour, hour)
+    pair.arrive(1)
+    pair.compute(4, 5)
     assert pair.table
-    pair.expire(pair.table, 2)
+    pair.expire(pair.table, 1)
+    assert not pair.check(60, remember=False).passed
+    assert pair.asked == ["01"]
+    pair.compute(1, 1)
+    pair.expire(pair.table, 1)
     assert pair.check(60, remember=False).passed
     pair.arrive(2)
     assert not pair.check(60, remember=False).passed
@@ -264,14 +275,21 @@ def test_a_table_that_was_dropped(pair: Pair) -> None:
     assert pair.check(60).passed
 
 
-def test_rows_of_a_rollback_are_not_expected(pair: Pair) -> None:
+def test_rows_that_a_rollback_undid_must_be_removed(pair: Pair) -> None:
     pair.arrive(1)
     head = pair.source.current_snapshot()
     assert head
     pair.arrive(2)
+    begun = pair.begin()
     pair.compute(0, 2)
     pair.source.manage_snapshots().rollback_to_snapshot(head.snapshot_id).commit()
-    assert pair.check(60, remember=False).passed
+    assert not pair.check(60).passed
+    assert pair.asked == ["02"]
+    pair.compute(0, 1)
+    pair.compute(2, 2, begun)  # by a run that began before the rollback
+    assert not pair.check(60).passed
+    assert pair.asked == ["02"]
+    pair.compute(2, 2)
     pair.arrive(3)
     pair.compute(3, 3)
     assert pair.check(60).passed
@@ -279,11 +297,12 @@ def test_rows_of_a_rollback_are_not_expected(pair: Pair) -> None:
 
 def test_a_lookup_counts_for_everything_after_it(pair: Pair) -> None:
     this_hour = int(datetime.now(UTC).timestamp()) // 3600 - FIRST
+    pair.compute(this_hour - 9, this_hour, reach=FOREVER)
     pair.arrive(this_hour - 2)
-    pair.compute(this_hour - 2, this_hour - 2)
+    pair.compute(this_hour - 2, this_hour - 2, reach=FOREVER)
     assert not pair.check(60, remember=False, reach=FOREVER).passed
     assert len(pair.asked) == 2
-    pair.compute(this_hour - 2, this_hour)
+    pair.compute(this_hour - 2, this_hour, reach=FOREVER)
     assert pair.check(60, remember=False, reach=FOREVER).passed
 
 
@@ -292,9 +311,9 @@ def test_what_looks_back_is_late_when_its_hour_has_come(pair: Pair) -> None:
     now = datetime.now(UTC)
     this_hour = int(now.timestamp()) // 3600 - FIRST
     left = 60 - now.minute  # or a little more than is left of this hour
-    pair.arrive(this_hour)
-    pair.compute(this_hour, this_hour)
     hour = timedelta(hours=1)
+    pair.arrive(this_hour)
+    pair.compute(this_hour, this_hour, reach=hour)
     assert pair.check(reach=hour).passed
     assert pair.asked == []
     assert pair.check(left + 5, reach=hour).passed
@@ -303,7 +322,7 @@ def test_what_looks_back_is_late_when_its_hour_has_come(pair: Pair) -> None:
 
 
 def test_a_source_that_had_no_rows_was_not_read(pair: Pair) -> None:
-    pair.compute(0, 9, None)
+    pair.compute(0, 9)
     pair.arrive(1)
     assert not pair.check(60).passed
 
@@ -322,7 +341,8 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("arrive"), hours, hours),
         st.tuples(st.just("compute"), hours, hours),
-        st.tuples(st.just("compute an older state"), hours, hours),
+        st.tuples(st.just("begin"), hours, hours),
+        st.tuples(st.just("compute what was begun"), hours, hours),
         st.tuples(st.just("check"), hours, hours),
     ),
     max_size=14,
@@ -332,38 +352,34 @@ steps = st.lists(
 @settings(max_examples=40)
 @given(steps)
 def test_whatever_happens_the_unread_hours_are_known(steps: list[Step]) -> None:
-    """With what the evaluation before remembers, and without."""
     with TemporaryDirectory() as folder, memory_catalog(folder) as catalog:
         pair = Pair(catalog)
-        pair.compute(0, -1, None)
+        pair.compute(0, -1)
         unread: set[int] = set()
-        touched: list[tuple[int, int]] = []
+        begun, since = pair.begin(), set[int]()
         for what, one, other in [*steps, ("check", 0, 0)]:
             first, last = sorted((one, other))
             match what:
                 case "arrive":
                     pair.arrive(one)
-                    head = pair.source.current_snapshot()
-                    assert head
-                    touched.append((head.snapshot_id, one))
                     unread.add(one)
+                    since.add(one)
                 case "compute":
                     pair.compute(first, last)
-                    if touched:
-                        unread -= set(range(first, last + 1))
-                case "compute an older state" if len(touched) > 1:
-                    pair.compute(first, last, touched[-2][0])
-                    unread -= set(range(first, last + 1)) - {touched[-1][1]}
+                    unread -= set(range(first, last + 1))
+                case "begin":
+                    begun, since = pair.begin(), set[int]()
+                case "compute what was begun":
+                    pair.compute(first, last, begun)
+                    unread -= set(range(first, last + 1)) - since
                 case "check":
-                    pair.check(60, remember=False)
-                    assert pair.asked == [f"{hour:02}" for hour in sorted(unread)]
                     pair.check(60)
                     assert pair.asked == [f"{hour:02}" for hour in sorted(unread)]
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    many = [Unread(hour, hour + 1, hour, hour) for hour in range(0, 40_000, 2)]
-    many[500] = Unread(100_000, 100_001, 5, 5)
+    many = [Unread(hour, hour + 1, hour, hour, hour, hour) for hour in range(0, 40_000, 2)]
+    many[500] = Unread(100_000, 100_001, 5, 5, 5, 5)
     coarse = _coarse(many)
     assert len(coarse) <= MAX_RANGES
     assert coarse[-1] == many[500]

@@ -93,7 +93,9 @@ def check_pointer(
             since=found.get("UpdateTime"),
             facts=facts,
         )
-    if late := here.late(now, patience):
+    state = StaticTable.from_metadata(location, table.io.properties)
+    late = here.late(now, patience)
+    if late and glue.visible_state(state) != glue.visible_state(table):
         return Finding(
             passed=False,
             what=f"Glue points to an old state of the table, {late} behind: readers of Glue miss "
@@ -102,7 +104,6 @@ def check_pointer(
             since=here.behind_since,
             facts=facts,
         )
-    state = StaticTable.from_metadata(location, table.io.properties)
     wanted, there = (
         {column["Name"]: column.get("Type") for column in columns}
         for columns in (glue.columns(state), found["StorageDescriptor"]["Columns"])
@@ -158,14 +159,15 @@ def check_parity(
     glue_is_wrong = pointer if not place(table, in_glue).known else None
     if not here.known:
         return bad("Snowflake reads a state that this table had not lately", None, glue_is_wrong)
-    if late := here.late(now, patience):
+    state = StaticTable.from_metadata(seen.metadata_location, table.io.properties)
+    late = here.late(now, patience)
+    if late and glue.visible_state(state) != glue.visible_state(table):
         other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
         return bad(
             f"the Snowflake table is stale: it reads a state that was superseded {late} ago{other}",
             here.behind_since,
             glue_is_wrong,
         )
-    state = StaticTable.from_metadata(seen.metadata_location, table.io.properties)
     rows = count_rows(state)
     snapshot = state.current_snapshot()
     facts |= {

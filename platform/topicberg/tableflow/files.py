@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _THREADS = 8
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield the results of the work on each item, in order; requests to a store overlap."""
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        yield from pool.map(work, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def live_files(table: Table) -> Iterator[DataFile]:
@@ -26,9 +38,8 @@ def live_files(table: Table) -> Iterator[DataFile]:
 
 def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFile]:
     """Path → manifest, of all these snapshots together."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        lists = pool.map(lambda snapshot: snapshot.manifests(io), snapshots)
-        return {manifest.manifest_path: manifest for found in lists for manifest in found}
+    lists = in_parallel(lambda snapshot: snapshot.manifests(io), snapshots)
+    return {manifest.manifest_path: manifest for found in lists for manifest in found}
 
 
 def entries_by_manifest(
@@ -39,8 +50,7 @@ def entries_by_manifest(
     def read(manifest: ManifestFile) -> tuple[str, list[ManifestEntry]]:
         return manifest.manifest_path, manifest.fetch_manifest_entry(io)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(read, found)
+    yield from in_parallel(read, found)
 
 
 def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
@@ -62,5 +72,4 @@ def delete_files(io: FileIO, paths: Iterable[str]) -> int:
         with suppress(FileNotFoundError):
             io.delete(path)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return len(list(pool.map(delete, paths)))
+    return len(list(in_parallel(delete, paths)))

@@ -46,6 +46,8 @@ _METADATA_TYPES: dict[str, Callable[[Iterator[int]], IcebergType]] = {
     "timestamp": lambda _: TimestamptzType(),
     "timestamp-type": lambda _: StringType(),
 }
+METADATA_COLUMNS = (*(name for name in _METADATA_TYPES if name != "headers"), RAW_KEY)
+"""The metadata columns of simple types."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import PARTITION
+from topicberg.tableflow.layout import METADATA_COLUMNS, PARTITION
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITE_MODE = "topicberg.write-mode"
+_METRICS = "write.metadata.metrics.column."
 _PROPERTIES = {
     "format-version": "2",
     "write.wap.enabled": "true",  # a batch is staged, then published: see commit.py
@@ -101,7 +102,35 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     _check_write_mode(table, spec)
     _check_metadata_columns(table, spec)
     _evolve(table, schema)
+    keep_bounds(table, _bounded_columns(spec))
     return table
+
+
+def bounds_kept(columns: Iterable[str]) -> dict[str, str]:
+    """Return the table properties by which Iceberg keeps bounds of columns.
+
+    Without them it keeps none of a column beyond the first 100 of a table.
+    https://iceberg.apache.org/docs/latest/configuration/#write-properties
+    """
+    return {f"{_METRICS}{column}": "truncate(16)" for column in columns}
+
+
+def keep_bounds(table: Table, columns: Iterable[str]) -> None:
+    """Let the writers of a table keep bounds of columns, unless its properties say how.
+
+    Iceberg refuses properties of columns that a table does not have.
+    """
+    known = table.schema().column_names
+    wanted = bounds_kept(column for column in columns if column in known)
+    if missing := {key: value for key, value in wanted.items() if key not in table.properties}:
+        with table.transaction() as transaction:
+            transaction.set_properties(missing)
+
+
+def _bounded_columns(spec: TopicSpec) -> list[str]:
+    """Of metadata and event time: partitions, data TTL and derived tables go by them."""
+    metadata = [spec.metadata_column(name) for name in METADATA_COLUMNS]
+    return [*metadata, *({spec.event_time} - set(metadata))]
 
 
 def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
@@ -160,6 +189,7 @@ def _create(
             properties={
                 **_PROPERTIES,
                 **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
+                **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
                 WRITE_MODE: spec.write_mode,
             },
         )

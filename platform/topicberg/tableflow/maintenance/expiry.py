@@ -2,7 +2,8 @@
 
 The commit names the heads of all branches and tags that it was planned on: an engine that publishes
 a batch at the same moment either comes first, and the catalog refuses the expiry, or finds its
-staged snapshot gone, and plans the batch again.
+staged snapshot gone, and plans the batch again. The same commit notes which hours the expired
+snapshots changed (:mod:`topicberg.changes`).
 
 Sources: Iceberg spec, "Snapshot Retention Policy"; REST catalog OpenAPI, ``remove-snapshots``,
 ``assert-ref-snapshot-id``.
@@ -21,13 +22,16 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     RemoveSnapshotRefUpdate,
     RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
     TableRequirement,
     TableUpdate,
 )
 
+from topicberg import changes, reading
 from topicberg.tableflow.commit import (
     END_OFFSETS,
     SNAPSHOTS_PER_BATCH,
+    SOURCE_SNAPSHOTS,
     STAGING_PREFIX,
     WAP_ID,
     ancestry,
@@ -43,20 +47,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expirable:
-    """What may go: snapshots, and staging branches that a killed engine left behind."""
+    """What may go: snapshots, and refs: staging branches that a killed engine left behind, tags of
+    readers that were killed.
+    """
 
     snapshots: frozenset[int]
-    branches: frozenset[str]
+    refs: frozenset[str]
 
     def __bool__(self) -> bool:
-        return bool(self.snapshots or self.branches)
+        return bool(self.snapshots or self.refs)
 
 
 def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
     """What the policy lets go of.
 
     Of ``main`` stays everything from its head to the newest snapshot with offsets, which tells the
-    engine where to go on.
+    engine where to go on, and to the newest that was computed, which says what is unread.
     """
     known = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
 
@@ -71,10 +77,11 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
         for name, ref in table.metadata.refs.items()
         if name.startswith(STAGING_PREFIX) and before(_last_use_ms(table, ref), policy.staged_age)
     }
+    unused = {*stale, *reading.stale_tags(table, now_ms)}
     keep: set[int] = set()
     lines: set[int] = set()  # what a branch or tag that stays leads to
     for name, ref in table.metadata.refs.items():
-        if name in stale:
+        if name in unused:
             continue
         line = list(ancestry(table, known[ref.snapshot_id]))
         lines |= {snapshot.snapshot_id for snapshot in line}
@@ -84,8 +91,11 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
         if name.startswith(STAGING_PREFIX):  # can be published on the head of main alone
             keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
             continue
-        with_offsets = (n for n, snapshot in enumerate(line) if END_OFFSETS in summary(snapshot))
-        minimum = max(policy.min_snapshots, next(with_offsets, 0) + 1)
+        newest = (
+            next((n for n, snapshot in enumerate(line) if key in summary(snapshot)), 0)
+            for key in (END_OFFSETS, SOURCE_SNAPSHOTS)
+        )
+        minimum = max(policy.min_snapshots, *(place + 1 for place in newest))
         for place, snapshot in enumerate(line):
             wanted = place < policy.max_snapshots and not older(snapshot, policy.retention)
             read = place < policy.max_young and not older(snapshot, policy.reader_age)
@@ -97,7 +107,7 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
             staged = WAP_ID in summary(snapshot) or number in abandoned
             if not older(snapshot, policy.staged_age if staged else policy.retention):
                 keep.add(number)
-    return Expirable(frozenset(known.keys() - keep), frozenset(stale))
+    return Expirable(frozenset(known.keys() - keep), frozenset(unused))
 
 
 def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
@@ -115,9 +125,10 @@ def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
     return written.timestamp_ms if written else -math.inf
 
 
-def expire(table: Table, policy: Policy, now_ms: int) -> int:
+def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -> int:
     """Expire what is due; the number of files that were deleted.
 
+    :param time: the column by whose hours other tables are derived from this one
     :raises CommitFailedException: another commit came first; nothing was done
     """
     table.refresh()
@@ -130,12 +141,16 @@ def expire(table: Table, policy: Policy, now_ms: int) -> int:
         *(
             AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
             for name, ref in before.refs.items()
+            if not name.startswith(reading.PREFIX)  # readers come and go
         ),
     )
     updates: list[TableUpdate] = [
-        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(gone.branches)
+        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(gone.refs)
     ]
     if gone.snapshots:
+        if time is not None and time in table.schema().column_names:
+            ledger = changes.noted(table, time, gone.snapshots).model_dump_json()
+            updates.append(SetPropertiesUpdate(updates={changes.LEDGER: ledger}))
         updates.append(
             RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(gone.snapshots)})
         )

@@ -7,10 +7,10 @@ services, schedules and hands may run it: who comes second finds nothing to do.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFileContent
@@ -67,6 +67,7 @@ def maintain(
         # By its primary key: who asks for one key then reads few row groups.
         sort_by=keys if spec.write_mode == "upsert" else (),
         timestamp=spec.metadata_column("timestamp"),
+        time=spec.event_time,
     )
     delta.sync(table.refresh(), spec)
     return report
@@ -79,14 +80,16 @@ def maintain_table(
     *,
     sort_by: Sequence[str] = (),
     timestamp: str | None = None,
+    time: str | None = None,
 ) -> MaintenanceReport:
     """Do what is due for any table of the lake.
 
     :param sort_by: columns by which merged files are sorted
     :param timestamp: the column by which ``policy.data_retention`` goes
+    :param time: the event time, by whose hours other tables are derived from this one
     :raises TopicbergError: Spark failed; everything that was done before stays
     """
-    start, now = time.monotonic(), datetime.now(UTC)
+    start, now = monotonic(), datetime.now(UTC)
     now_ms = int(now.timestamp() * 1000)
     before = TableSize.of(table.refresh())
     daily = now_ms - _listed_at_ms(table) >= _in_ms(policy.daily)
@@ -101,7 +104,7 @@ def maintain_table(
         deletes += run.trim_deletes()
     manifests = run.rewrite_manifests()
     snapshots = len(table.refresh().metadata.snapshots)
-    deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms))
+    deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
     expired = max(0, snapshots - len(table.refresh().metadata.snapshots))
     orphans = run.remove_orphans(policy, now_ms) if daily else 0
     report = MaintenanceReport(
@@ -116,7 +119,7 @@ def maintain_table(
         files_deleted=deleted,
         orphans_removed=orphans,
         postponed=tuple(run.postponed),
-        seconds=time.monotonic() - start,
+        seconds=monotonic() - start,
     )
     if report.changed:
         logger.info("table %s: %s", run.name, report)

@@ -1,0 +1,638 @@
+"""A small lake for tests: sources, tables that are derived from them, sensors and their runs.
+
+Tables are real Iceberg tables; what computes them is Python instead of Spark. Everything that
+decides what is computed is the product's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.transforms import HourTransform
+from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.types import LongType, NestedField, TimestamptzType
+
+from assets.lake import Origin
+from assets.partitions import Span, partition_keys, time_partitions
+from assets.tables import LakeTable
+from jobs.sensors import Watch, advance
+from jobs.snapshot_cursor import Cursor, RunState
+from topicberg.checks.derived import MEMORY, check_up_to_date
+from topicberg.checks.finding import Finding
+from topicberg.derived import WINDOW, Derivation, Source, Window, summary_of
+from topicberg.hours import BEFORE_EVERYTHING
+from topicberg.reading import PREFIX, reading
+from topicberg.tableflow.commit import ancestry, summary
+from topicberg.tableflow.maintenance.expiry import expire
+from topicberg.tableflow.maintenance.policy import Policy
+from topicberg.tableflow.position_deletes import FileRows, stage_deletes
+from topicberg.topics import TopicSpec
+from topicberg.unread import SourceTable
+
+SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))
+ARROW = schema_to_pyarrow(SCHEMA)
+HOURLY = PartitionSpec(PartitionField(1, 1000, HourTransform(), "at_hour"))
+HOURS = 5
+"""Rows are of the hours 0 to this one, which is two hours ago."""
+NOW = timedelta(0)
+EAGER = Policy(retention=NOW, min_snapshots=1, max_snapshots=1, reader_age=NOW, staged_age=NOW)
+numbers = count()
+
+Row = tuple[datetime | None, int]
+Rows = list[Row]
+Function = Callable[..., Rows]
+"""Rows of each source in a window (and before it), the window: rows of the derived table."""
+
+
+def _hour_of(self: HourTransform, _source: Any) -> Any:
+    """What PyIceberg does with its core in Rust, which is not installed."""
+    import pyarrow.compute as pc
+
+    def hours(times: Any) -> Any:
+        micros = pc.cast(pc.cast(times, pa.timestamp("us")), pa.int64())
+        return pc.cast(pc.divide(micros, 3_600_000_000), pa.int32())
+
+    return hours
+
+
+HourTransform.pyarrow_transform = _hour_of  # type: ignore[method-assign,assignment]
+
+
+def this_hour() -> datetime:
+    return datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def present(window: Window, row: Row) -> bool:
+    if row[0] is None:
+        return window.start is None
+    return row[0] < window.end and (window.start is None or row[0] >= window.start)
+
+
+def even(window: Window, rows: Rows) -> Rows:
+    """Some rows of the window."""
+    return [row for row in rows if row[1] % 2 == 0]
+
+
+def counted(window: Window, rows: Rows) -> Rows:
+    """Each row, with the number of those in the hour before it: a lookback."""
+    hour = timedelta(hours=1)
+    return [
+        (at, number * 1000 + sum(1 for other, _ in rows if other and at - hour <= other < at))
+        for at, number in rows
+        if at is not None and present(window, (at, number))
+    ]
+
+
+def unmatched(window: Window, rows: Rows, others: Rows) -> Rows:
+    """Rows without another of their hour and id: rows appear when those of others are removed."""
+
+    def hour(row: Row) -> tuple[datetime | None, int]:
+        return row[0].replace(minute=0, second=0) if row[0] else None, row[1]
+
+    there = {hour(other) for other in others}
+    return [row for row in rows if hour(row) not in there]
+
+
+def looked_up(window: Window, rows: Rows, all_others: Rows) -> Rows:
+    """Each row, with the number of rows that a lookup had at its time."""
+    return [
+        (at, number * 1000 + sum(1 for other, _ in all_others if other and at and other <= at))
+        for at, number in rows
+    ]
+
+
+@dataclass
+class Derived:
+    plan: Derivation
+    function: Function
+    memory: Any = None
+
+
+@dataclass
+class Computation:
+    """A window that is being computed: what was read, and the head of the target before."""
+
+    derived: Derived
+    window: Window
+    head: int | None
+    properties: dict[str, str]
+    heads: dict[str, int | None]
+    uuids: dict[str, str]
+    tags: ExitStack
+
+
+@dataclass
+class Sensor:
+    watch: Watch
+    cursor: str | None = None
+
+
+@dataclass
+class Run:
+    sensor: Sensor
+    span: Span
+    state: RunState = "active"
+    computing: list[Computation] = field(default_factory=list)
+
+
+class Compaction(_OverwriteFiles):
+    """Every row in one new file, with the sequence number of the rewrite's start, as by Spark."""
+
+    starting = 0
+
+    def _manifests(self) -> list[ManifestFile]:
+        written = []
+        with self.new_manifest_writer(self._transaction.table_metadata.spec()) as writer:
+            for file in self._added_data_files:
+                writer.add_entry(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        sequence_number=self.starting,
+                        data_file=file,
+                    )
+                )
+        written.append(writer.to_manifest_file())
+        return written
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        records = sum(file.record_count for file in self._added_data_files)
+        size = sum(file.file_size_in_bytes for file in self._added_data_files)
+        return Summary(
+            operation=Operation.REPLACE,
+            **{
+                "total-records": str(records),
+                "total-data-files": str(len(self._added_data_files)),
+                "total-files-size": str(size),
+                "deleted-data-files": "1",
+            },
+        )
+
+
+class Lake:
+    """Sources ``a``, ``b`` and ``l`` (a lookup), and tables of them."""
+
+    def __init__(self, catalog: SqlCatalog, *, partitioned: bool) -> None:
+        self.catalog, self.partitioned = catalog, partitioned
+        self.shop = f"shop{next(numbers)}"
+        catalog.create_namespace(self.shop)
+        self.ids = count(1)
+        self.hours = [this_hour() + timedelta(hours=hour - HOURS - 2) for hour in range(HOURS + 1)]
+        for name in ("a", "b", "l"):
+            self._create(name)
+        self.spec = TopicSpec.model_validate(
+            {
+                "name": "a",
+                "pipeline": "p",
+                "schema": {"format": "none"},
+                "derived_partitions": {
+                    "granularity": "hourly",
+                    "start": self.hours[1].date() if self.hours[1].hour else self.hours[0].date(),
+                },
+            }
+        )
+        self.partitions = time_partitions(self.spec)
+        hour = timedelta(hours=1)
+        self.derived = {
+            name: Derived(
+                Derivation(
+                    sources=tuple(
+                        Source((self.shop, each), "at", whole=each == "l") for each in sources
+                    ),
+                    target=(self.shop, name),
+                    transform=lambda *_: None,  # type: ignore[arg-type]
+                    target_time="at",
+                    lookback=lookback,
+                ),
+                function,
+            )
+            for name, sources, function, lookback in (
+                ("even", "a", even, None),
+                ("counted", "a", counted, hour),
+                ("unmatched", "ab", unmatched, None),
+                ("looked_up", "al", looked_up, None),
+                ("again", ("even",), even, hour),
+            )
+        }
+        self.sensors = {
+            name: Sensor(self._watch(name, source, targets, reach))
+            for name, source, targets, reach in (
+                ("a", "a", ("even", "unmatched", "looked_up"), NOW),
+                ("a_back", "a", ("counted",), hour),
+                ("b", "b", ("unmatched",), NOW),
+                ("l", "l", ("looked_up",), timedelta.max),
+                ("even_back", "even", ("again",), hour),
+            )
+        }
+        self.runs: dict[str, Run] = {}
+
+    def _create(self, name: str) -> Table:
+        spec = HOURLY if self.partitioned and name == "a" else PartitionSpec()
+        return self.catalog.create_table((self.shop, name), SCHEMA, partition_spec=spec)
+
+    def _watch(self, name: str, source: str, targets: tuple[str, ...], reach: timedelta) -> Watch:
+        table = LakeTable(source, "p", (self.shop, source), source, source)
+        plans = tuple(self.derived[target].plan for target in targets)
+        return Watch(
+            name=name,
+            origin=Origin(source, table, "at", self.spec),
+            registrations=(),
+            derived=tuple(table.key(target) for target in targets),
+            partitions=self.partitions,
+            reach=reach,
+            reported=False,
+            plans=plans,
+        )
+
+    # --- sources ---
+
+    def table(self, name: str) -> Table:
+        return self.catalog.load_table((self.shop, name))
+
+    def rows(self, name: str, snapshot: int | None = None) -> Rows:
+        try:
+            table = self.table(name)
+        except NoSuchTableError:
+            return []
+        if snapshot is None and table.current_snapshot() is None:
+            return []
+        found = table.scan(snapshot_id=snapshot).to_arrow().to_pylist()
+        return sorted(((row["at"], row["id"]) for row in found), key=str)
+
+    def append(self, name: str, *hours: int, ids: list[int] | None = None) -> None:
+        numbers = ids or [next(self.ids) for _ in hours]
+        rows = [
+            {"at": self.hours[hour] + timedelta(seconds=number), "id": number}
+            for hour, number in zip(hours, numbers, strict=True)
+        ]
+        self.table(name).append(pa.Table.from_pylist(rows, ARROW))
+
+    def delete(self, name: str, ids: list[int]) -> None:
+        """Files are written again without these rows."""
+        self.table(name).delete(f"id IN ({', '.join(map(str, ids))})")
+
+    def delete_by_position(self, name: str, ids: list[int]) -> None:
+        table = self.table(name)
+        head = table.current_snapshot()
+        assert head
+        found = []
+        for task in table.scan().plan_files():
+            with table.io.new_input(task.file.file_path).open() as stream:
+                column = pa.parquet.read_table(stream, columns=["id"]).column("id").to_pylist()
+            places = [place for place, number in enumerate(column) if number in ids]
+            if places:
+                found.append(FileRows(task.file, np.array(places, np.uint32)))
+        if found:
+            staged = stage_deletes(table, head, found, "staged")
+            manage = table.refresh().manage_snapshots()
+            manage.set_current_snapshot(snapshot_id=staged).remove_branch("staged").commit()
+
+    def compact(self, name: str, *, starting: bool = True) -> None:
+        table = self.table(name)
+        head = table.current_snapshot()
+        data = table.scan().to_arrow() if head else None
+        if head is None or data is None or not data.num_rows:
+            return
+        transaction = table.transaction()
+        change = Compaction(Operation.OVERWRITE, transaction, table.io)
+        change.starting = head.sequence_number or 0
+        if not starting:
+            change.starting += 1
+        for file in _dataframe_to_data_files(transaction.table_metadata, data, table.io):
+            change.append_data_file(file)
+        change.commit()
+        transaction.commit_transaction()
+
+    def roll_back(self, name: str, steps: int) -> None:
+        table = self.table(name)
+        line = list(ancestry(table))
+        if len(line) > 1:
+            to = line[min(steps, len(line) - 1)].snapshot_id
+            table.manage_snapshots().rollback_to_snapshot(to).commit()
+
+    def expire(self, name: str, keep: int = 1) -> None:
+        """As another tool does it."""
+        table = self.table(name)
+        keep_ids = {each.snapshot_id for each in list(ancestry(table))[:keep]}
+        keep_ids |= {ref.snapshot_id for ref in table.metadata.refs.values()}
+        gone = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in keep_ids]
+        if gone:
+            removed = [s for s in table.metadata.snapshots if s.snapshot_id in gone]
+            table.maintenance.expire_snapshots().by_ids(gone).commit()
+            self._delete_files(removed, table.refresh())
+
+    def _delete_files(self, removed: list[Any], table: Table) -> None:
+        from topicberg.tableflow.files import delete_files
+        from topicberg.tableflow.maintenance.expiry import _only_of
+
+        delete_files(table.io, _only_of(removed, table))
+
+    def maintain(self, name: str) -> None:
+        """As topicberg does it."""
+        expire(self.table(name), EAGER, int(datetime.now(UTC).timestamp() * 1000), "at")
+
+    def create_again(self, name: str) -> None:
+        self.catalog.drop_table((self.shop, name))
+        self._create(name)
+
+    # --- derived tables ---
+
+    def truth(self, name: str) -> Rows:
+        """What computing everything again makes of the sources."""
+        derived = self.derived[name]
+        everything = Window(None, this_hour() + timedelta(hours=1))
+        sources = [self.rows(each.table[1]) for each in derived.plan.sources]
+        found = derived.function(everything, *sources)
+        return sorted((row for row in found if present(everything, row)), key=str)
+
+    def begin(self, derived: Derived, window: Window) -> Computation:
+        plan, tags = derived.plan, ExitStack()
+        try:
+            target = self.catalog.load_table(plan.target)
+        except NoSuchTableError:
+            target = self.catalog.create_table(plan.target, SCHEMA, partition_spec=HOURLY)
+        sources = {each.name: self.catalog.load_table(each.table) for each in plan.sources}
+        properties = summary_of(plan, target, sources, window)
+        tags.enter_context(reading(sources.values(), plan.name))
+        head = target.current_snapshot()
+        return Computation(
+            derived,
+            window,
+            head.snapshot_id if head else None,
+            properties,
+            {n: h.snapshot_id if (h := t.current_snapshot()) else None for n, t in sources.items()},
+            {name: table.metadata.table_uuid.hex for name, table in sources.items()},
+            tags,
+        )
+
+    def finish(self, computation: Computation) -> bool:
+        """False: another run computed some of the same hours meanwhile."""
+        plan, window = computation.derived.plan, computation.window
+        target = self.catalog.load_table(plan.target)
+        for snapshot in ancestry(target):
+            if snapshot.snapshot_id == computation.head:
+                break
+            text = summary(snapshot).get(WINDOW)
+            if text and _meet(Window.parse(text), window):
+                computation.tags.close()
+                return False
+        read = window.back(plan.lookback) if plan.lookback else window
+        for source in plan.sources:
+            head, table = computation.heads[source.name], self.table(source.table[1])
+            if table.metadata.table_uuid.hex != computation.uuids[source.name]:
+                return False  # the source was dropped meanwhile
+            assert head is None or table.snapshot_by_id(head), "what is read must not expire"
+        sources = []
+        for source in plan.sources:
+            head = computation.heads[source.name]
+            rows = self.rows(source.table[1], head) if head else []
+            sources.append([row for row in rows if source.whole or present(read, row)])
+        computation.tags.close()
+        rows = computation.derived.function(window, *sources)
+        rows = [row for row in rows if present(window, row)]
+        assert all(present(window, row) for row in rows)
+        data = pa.Table.from_pylist([{"at": at, "id": number} for at, number in rows], ARROW)
+        before_end = f"at < '{window.end.isoformat()}'"
+        inside = f"{before_end} OR at IS NULL"
+        if window.start is not None:
+            inside = f"at >= '{window.start.isoformat()}' AND {before_end}"
+        target.overwrite(data, inside, snapshot_properties=computation.properties)
+        return True
+
+    def compute(self, name: str, window: Window) -> None:
+        while not self.finish(self.begin(self.derived[name], window)):
+            pass
+
+    # --- Dagster ---
+
+    def tick(self, name: str, *, crash: bool = False, launch: bool = True) -> bool:
+        """Whether anything was done; ``crash``: nothing of the tick is kept."""
+        sensor = self.sensors[name]
+        before = Cursor.parse(sensor.cursor)
+        try:
+            table = self.catalog.load_table(sensor.watch.origin.table.identifier)
+        except NoSuchTableError:
+            return False
+        keys = [*(before.request.ranges if before.request else ())]
+        states: dict[str, RunState] = {
+            key: self.runs[key].state if key in self.runs else "missing" for key in keys
+        }
+        found = advance(before, states, table, sensor.watch, self.catalog)
+        if crash or found.cursor == before:
+            return False
+        sensor.cursor = found.cursor.model_dump_json()
+        keys = [*found.computation.ranges] if found.computation else []
+        for key, span in zip(keys, found.runs, strict=True):
+            assert key not in self.runs, "Dagster launches no key twice"
+            if launch:
+                self.runs[key] = Run(sensor, span)
+        return True
+
+    def active(self) -> Iterator[Run]:
+        return (run for run in self.runs.values() if run.state == "active")
+
+    def begin_run(self, run: Run) -> None:
+        for target in run.sensor.watch.plans:
+            derived = self.derived[target.target[1]]
+            run.computing.append(self.begin(derived, self.window(run.span)))
+
+    def end_run(self, run: Run, state: RunState = "succeeded") -> None:
+        if state == "succeeded":
+            if not run.computing:
+                self.begin_run(run)
+            for computation in run.computing:
+                if not self.finish(computation):
+                    self.compute(computation.derived.plan.target[1], computation.window)
+        run.state, run.computing = state, []
+
+    def window(self, span: Span) -> Window:
+        start, end = span.hours.start, span.hours.stop
+        begin = None if start == BEFORE_EVERYTHING else datetime.fromtimestamp(start * 3600, UTC)
+        return Window(begin, datetime.fromtimestamp(end * 3600, UTC))
+
+    def settle(self) -> None:
+        """Let sensors tick, and runs succeed, until nothing is left to do."""
+        for run in list(self.active()):
+            self.end_run(run)
+        for _ in range(40):
+            ticked = [self.tick(name) for name in self.sensors]
+            runs = list(self.active())
+            for run in runs:
+                self.end_run(run)
+            if not any(ticked) and not runs:
+                return
+        raise AssertionError("sensors never come to rest")
+
+    # --- the check ---
+
+    def check(self, name: str, minutes: float = 60) -> tuple[Finding, list[str]]:
+        derived, late = self.derived[name], list[str]()
+        plan, now = derived.plan, datetime.now(UTC)
+        try:
+            table = self.catalog.load_table(plan.target)
+        except NoSuchTableError:
+            table = None
+
+        def keys(hours: Any) -> list[str]:
+            late[:] = partition_keys(self.partitions, hours, now)
+            return late
+
+        found = check_up_to_date(
+            table,
+            "at",
+            {
+                each.name: SourceTable(self.catalog.load_table(each.table), "at", plan.reach(each))
+                for each in plan.sources
+                if self.catalog.table_exists(each.table)
+            },
+            30,
+            now + timedelta(minutes=minutes),
+            derived.memory,
+            keys,
+            " ".join,
+        )
+        derived.memory = found.facts[MEMORY]
+        return found, late
+
+    def verify_check(self, name: str) -> None:
+        """A table that is not what its sources make of it is never called up to date."""
+        self.check(name, 0)
+        found, _ = self.check(name)
+        if found.passed:
+            assert self.rows(name) == self.truth(name), f"{name}: the check passes"
+
+    def verify(self) -> None:
+        """Everything is computed, nothing is tagged, and the checks say so."""
+        for name in self.derived:
+            assert self.rows(name) == self.truth(name), name
+            found, late = self.check(name)
+            assert found.passed, (name, late, found.text)
+        for name in ("a", "b", "l"):
+            tags = [ref for ref in self.table(name).refs() if ref.startswith(PREFIX)]
+            assert not tags, tags
+
+
+def _meet(one: Window, other: Window) -> bool:
+    return one.hours.start < other.hours.stop and other.hours.start < one.hours.stop
+
+
+STEPS = Counter(
+    {
+        "append": 10,
+        "delete": 3,
+        "delete by position": 4,
+        "compact": 5,
+        "roll back": 2,
+        "expire": 5,
+        "maintain": 5,
+        "create again": 1,
+        "tick": 8,
+        "crash": 1,
+        "no launch": 1,
+        "begin": 4,
+        "succeed": 6,
+        "fail": 2,
+        "reset": 1,
+        "backfill": 2,
+        "forget": 1,
+        "check": 4,
+    }
+)
+
+
+def step(lake: Lake, random: Random) -> str:
+    """Do something; says what."""
+    (what,) = random.choices([*STEPS], [*STEPS.values()])
+    source = random.choice("aaabl")
+    sensor = random.choice([*lake.sensors])
+    name = random.choice([*lake.derived])
+    runs = list(lake.active())
+    detail = ""
+    match what:
+        case "append":
+            hours = [random.randrange(HOURS + 1) for _ in range(random.randrange(1, 3))]
+            ids = None
+            if source == "b" and (known := lake.rows("a")):
+                at, number = random.choice(known)
+                hours, ids = [lake.hours.index(at.replace(minute=0, second=0))], [number]
+            lake.append(source, *hours, ids=ids)
+            detail = f"{source} {hours} {ids}"
+        case "delete" | "delete by position":
+            rows = lake.rows(source)
+            if rows:
+                ids = [number for _, number in random.sample(rows, min(2, len(rows)))]
+                (lake.delete if what == "delete" else lake.delete_by_position)(source, ids)
+                detail = f"{source} {ids}"
+        case "compact":
+            where = random.choice([source, "even"])
+            if lake.catalog.table_exists((lake.shop, where)) and where != "even":
+                starting = random.random() < 0.7
+                lake.compact(where, starting=starting)
+                detail = f"{where} {starting}"
+        case "roll back":
+            steps = random.randrange(1, 4)
+            lake.roll_back(source, steps)
+            detail = f"{source} {steps}"
+        case "expire" | "maintain":
+            where = random.choice([source, name])
+            if lake.catalog.table_exists((lake.shop, where)):
+                keep = random.randrange(1, 4)
+                lake.expire(where, keep) if what == "expire" else lake.maintain(where)
+                detail = f"{where} {keep}"
+        case "create again":
+            lake.create_again(source)
+            detail = source
+        case "tick":
+            lake.tick(sensor)
+            detail = sensor
+        case "crash":
+            lake.tick(sensor, crash=True)
+            detail = sensor
+        case "no launch":
+            lake.tick(sensor, launch=False)
+            detail = sensor
+        case "begin" | "succeed" | "fail" if runs:
+            run = random.choice(runs)
+            detail = f"{run.sensor.watch.name} {run.span.first}..{run.span.last}"
+            if what == "begin":
+                if not run.computing:
+                    lake.begin_run(run)
+            else:
+                for computation in run.computing if what == "fail" else ():
+                    computation.tags.close()
+                lake.end_run(run, "succeeded" if what == "succeed" else "failed")
+        case "reset":
+            lake.sensors[sensor].cursor = None
+            detail = sensor
+        case "backfill":
+            start = random.randrange(HOURS + 1)
+            end = lake.hours[random.randrange(start, HOURS + 1)] + timedelta(hours=1)
+            if all(lake.catalog.table_exists(s.table) for s in lake.derived[name].plan.sources):
+                lake.compute(name, Window(lake.hours[start], end))
+                detail = f"{name} {start} {end}"
+        case "forget":
+            lake.runs = {k: r for k, r in lake.runs.items() if r.state == "active"}
+        case "check":
+            lake.verify_check(name)
+            detail = name
+        case _:
+            pass
+    return f"{what} {detail}"

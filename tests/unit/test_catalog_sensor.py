@@ -1,0 +1,101 @@
+"""The sensor that registers derived tables again: what fails, or never runs, is requested again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import dagster as dg
+import pytest
+from moto import mock_aws
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from definitions import defs
+from jobs.catalogs import MAX_ATTEMPTS, Cursor
+from resources import RESOURCES
+from resources.lakehouse import Lakehouse
+from topicberg import glue
+from topicberg.reading import reading
+
+NAME = ("stock_trades", "stock_total_trades")
+
+
+@dataclass
+class Endpoints:
+    """Of a deployment that has a catalog and nothing else."""
+
+    iceberg: SqlCatalog
+
+    def catalog(self, _: Any) -> SqlCatalog:
+        return self.iceberg
+
+
+@pytest.fixture
+def client(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with mock_aws():
+        client = boto3.client("glue", region_name="us-east-1")
+        monkeypatch.setattr(Lakehouse, "peek", lambda _: Endpoints(catalog))
+        monkeypatch.setattr(Lakehouse, "glue", lambda _: client)
+        yield client
+
+
+class Ticks:
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance, self.keys = instance, list[str]()
+        self.cursor: str | None = None
+
+    def tick(self) -> bool:
+        """Whether a run was requested."""
+        repository = defs.get_repository_def()
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            repository_def=repository,
+            resources={"lakehouse": RESOURCES["lakehouse"]},
+        )
+        found = repository.get_sensor_def("catalogs").evaluate_tick(context)
+        self.cursor = found.cursor or self.cursor
+        for request in found.run_requests or ():
+            assert request.run_key not in self.keys, "Dagster would launch no second run"
+            self.keys.append(str(request.run_key))
+        return bool(found.run_requests)
+
+    def ran(self, status: dg.DagsterRunStatus) -> None:
+        tags = {"topicberg/kind": "catalogs", "dagster/run_key": self.keys[-1]}
+        job = defs.get_repository_def().get_job("maintain_tables")
+        self.instance.create_run_for_job(job, tags=tags, status=status)
+
+
+def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, client: Any) -> None:
+    catalog.create_namespace(NAME[0])
+    table = catalog.create_table(NAME, Schema(NestedField(1, "id", LongType())))
+    table.append(table.schema().as_arrow().empty_table())
+    with dg.instance_for_test() as instance:
+        ticks = Ticks(instance)
+        assert [ticks.tick() for _ in range(2)] == [False, True]
+        assert ticks.tick(), "it was never launched"
+        ticks.ran(dg.DagsterRunStatus.CANCELED)
+        assert ticks.tick()
+        ticks.ran(dg.DagsterRunStatus.FAILURE)
+        assert len(ticks.keys) == MAX_ATTEMPTS
+        assert not ticks.tick(), "it is given up"
+        with table.transaction() as transaction:
+            transaction.set_properties({"changed": "yes"})
+        assert [ticks.tick() for _ in range(2)] == [False, True]
+        glue.register(client, table.refresh(), *NAME)
+        ticks.ran(dg.DagsterRunStatus.SUCCESS)
+        assert not ticks.tick()
+        with reading([table], "somebody"):
+            pass
+        table.refresh().manage_snapshots().create_tag(
+            table.snapshots()[0].snapshot_id, "published-x"
+        ).commit()
+        assert not any(ticks.tick() for _ in range(3)), "tags change nothing for readers"
+        ticks.cursor = Cursor().model_dump_json()  # a reset
+        with table.refresh().transaction() as transaction:
+            transaction.set_properties({"changed": "again"})
+        assert [ticks.tick() for _ in range(2)] == [False, True]

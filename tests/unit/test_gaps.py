@@ -1,0 +1,125 @@
+"""Derived tables through outages: expired snapshots, lost cursors, rollbacks, killed runs.
+
+At the end every table is what computing everything again makes of its sources, and at no moment a
+check passes while that is not so.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from tempfile import TemporaryDirectory
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from lake_model import HOURS, Lake, step
+from pyiceberg.catalog.sql import SqlCatalog
+
+from topicberg.changes import Mark, changed
+from topicberg.hours import Hours
+from topicberg.reading import PREFIX, reading
+from topicberg.tableflow.commit import ancestry
+from topicberg.windows import Window
+
+
+@pytest.fixture
+def lake(catalog: SqlCatalog) -> Lake:
+    return Lake(catalog, partitioned=False)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.booleans())
+def test_any_history_ends_at_the_full_recomputation(seed: int, partitioned: bool) -> None:
+    random = Random(seed)
+    with TemporaryDirectory() as folder:
+        catalog = SqlCatalog("unit", uri="sqlite:///:memory:", warehouse=f"file://{folder}")
+        lake = Lake(catalog, partitioned=partitioned)
+        history = [step(lake, random) for _ in range(18)]
+        try:
+            lake.settle()
+            lake.verify()
+        except AssertionError:
+            print("\n".join(history))  # noqa: T201  what led there
+            raise
+        finally:
+            catalog.close()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("maintained", [False, True])
+def test_a_daemon_away_for_days_loses_no_hour(lake: Lake, lost: bool, maintained: bool) -> None:
+    """All but the newest snapshot are expired, by topicberg or by another tool."""
+    lake.append("a", 0, 1)
+    lake.append("l", 0)
+    lake.settle()
+    for hour in range(HOURS + 1):
+        lake.append("a", hour)
+        lake.append("b", hour, ids=[hour])
+    lake.delete("a", [1])
+    lake.delete_by_position("a", [2, 5])
+    lake.compact("a")
+    for name in ("a", "b", "l", *lake.derived):
+        (lake.maintain if maintained else lake.expire)(name)
+    if lost:
+        for sensor in lake.sensors.values():
+            sensor.cursor = None
+    for name in lake.derived:
+        if lake.rows(name) != lake.truth(name):
+            assert not lake.check(name)[0].passed
+    lake.settle()
+    lake.verify()
+
+
+@pytest.mark.parametrize("maintained", [False, True])
+def test_a_gap_costs_what_changed_in_it(lake: Lake, maintained: bool) -> None:
+    """Not all hours, unless another tool expired snapshots and old files were rewritten as well."""
+    expire = lake.maintain if maintained else lake.expire
+    for hour in range(HOURS):
+        lake.append("a", hour)
+    mark = Mark.of(table := lake.table("a"), table.current_snapshot())
+    lake.append("a", HOURS)
+    lake.append("a", HOURS)
+    expire("a")
+    found = changed(lake.table("a"), "at", mark)
+    assert not found.everything
+    hour = int(lake.hours[-1].timestamp()) // 3600
+    assert {change.hours for change in found.changes} == {Hours(hour, hour + 1)}
+    lake.compact("a")
+    expire("a")
+    assert changed(lake.table("a"), "at", mark).everything is not maintained
+
+
+def test_what_is_read_does_not_expire(lake: Lake) -> None:
+    """A computation that takes longer than snapshots are kept."""
+    lake.append("a", 0, 1)
+    lake.append("l", 0)
+    window = Window(None, lake.hours[-1])
+    begun = [lake.begin(lake.derived[name], window) for name in ("looked_up", "counted")]
+    tags = [name for name in lake.table("a").refs() if name.startswith(PREFIX)]
+    assert {name.split("-", 3)[3].rpartition("-")[0] for name in tags} == {
+        f"{lake.shop}.looked_up",
+        f"{lake.shop}.counted",
+    }
+    for name in ("a", "l"):
+        lake.append(name, 2)
+        lake.compact(name)
+        lake.maintain(name)
+    assert all(lake.finish(each) for each in begun)
+    lake.settle()
+    lake.verify()
+
+
+def test_tags_of_killed_readers_go_after_a_day(lake: Lake) -> None:
+    lake.append("a", 0)
+    stack = reading([lake.table("a")], "killed")
+    stack.__enter__()
+    (name,) = [ref for ref in lake.table("a").refs() if ref.startswith(PREFIX)]
+    lake.append("a", 1)
+    lake.maintain("a")
+    assert len(list(lake.table("a").metadata.snapshots)) == 2
+    old = f"{PREFIX}{int(name.split('-')[2]) - 2 * 86_400_000}-killed-x"
+    first = list(ancestry(lake.table("a")))[-1].snapshot_id
+    lake.table("a").manage_snapshots().remove_tag(name).create_tag(first, old).commit()
+    lake.maintain("a")
+    assert [*lake.table("a").refs()] == ["main"]
+    assert len(list(lake.table("a").metadata.snapshots)) == 1

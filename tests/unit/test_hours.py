@@ -1,0 +1,136 @@
+"""Which hours files hold: by partitions, bounds, footers, and the files that deletes name."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
+
+from topicberg.hours import EVERYTHING, NO_TIME, Hours, coarse, union, without
+from topicberg.snapshots import held_hours, touched_hours
+from topicberg.tableflow.position_deletes import FileRows, stage_deletes
+from topicberg.tableflow.table import bounds_kept, keep_bounds
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+FIRST = int(START.timestamp()) // 3600
+TIME = "$$timestamp"
+SCHEMA = Schema(
+    NestedField(1, "id", LongType()),
+    NestedField(2, TIME, TimestamptzType()),
+    NestedField(3, "day", DateType()),
+)
+NO_BOUNDS = {"write.metadata.metrics.default": "none"}
+
+
+def append(table: Table, *hours: int | None) -> None:
+    rows: list[dict[str, Any]] = []
+    for hour in hours:
+        at = None if hour is None else START + timedelta(hours=hour)
+        rows.append({"id": hour, TIME: at, "day": at.date() if at else None})
+    table.append(pa.Table.from_pylist(rows, schema_to_pyarrow(SCHEMA)))
+
+
+def touched(table: Table, column: str = TIME) -> list[Hours]:
+    head = table.refresh().current_snapshot()
+    assert head
+    return [
+        each if each == NO_TIME else Hours(each.start - FIRST, each.stop - FIRST)
+        for each in union(touched_hours(table, head, column))
+    ]
+
+
+@pytest.mark.parametrize("properties", [{}, NO_BOUNDS])
+def test_files_without_bounds_say_it_in_their_footer(
+    catalog: SqlCatalog, properties: dict[str, str]
+) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA, properties=properties)
+    for hours, expected in (
+        ((3, 5), [Hours(3, 6)]),
+        ((None, 3), [NO_TIME, Hours(3, 4)]),
+        ((None, None), [NO_TIME]),
+        ((24 * 365 * 200,), [Hours(24 * 365 * 200, 24 * 365 * 200 + 1)]),
+    ):
+        append(table, *hours)
+        assert touched(table) == expected
+        assert touched(table, "day")[-1].stop % 24 == 0 or expected == [NO_TIME]
+    with table.update_schema() as update:
+        update.add_column("later", TimestamptzType())
+    assert held_hours(table, "later") == [NO_TIME]
+    head = table.current_snapshot()
+    assert head
+    for task in table.scan().plan_files():  # what removed files held cannot be read any more
+        table.io.delete(task.file.file_path)
+    expected = [EVERYTHING] if properties else held_hours(table, TIME)
+    assert held_hours(table, TIME) == expected
+
+
+def test_deletes_change_the_hours_of_the_files_they_name(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    append(table, 1, 2)
+    append(table, 50)
+    append(table, 99)
+    head = table.current_snapshot()
+    assert head
+    files = {task.file.record_count: task.file for task in table.scan().plan_files()}
+    stage_deletes(table, head, [FileRows(files[2], np.array([0], np.uint32))], "staged")
+    table.refresh().manage_snapshots().set_current_snapshot(ref_name="staged").commit()
+    assert touched(table) == [Hours(1, 3)]
+
+
+def test_columns_beyond_the_hundredth_keep_their_bounds(catalog: SqlCatalog) -> None:
+    columns = [NestedField(n, f"c{n}", LongType()) for n in range(1, 1200)]
+    schema = Schema(*columns, NestedField(1200, TIME, TimestamptzType()))
+    table = catalog.create_table("shop.wide", schema)
+    keep_bounds(table, [TIME, "c7", "missing"])
+    table.refresh()
+    wanted = bounds_kept([TIME, "c7"])
+    assert {key: table.properties[key] for key in wanted} == wanted
+    assert not any("missing" in key for key in table.properties)
+    location = table.metadata_location
+    keep_bounds(table, [TIME])
+    assert table.refresh().metadata_location == location, "nothing to do"
+    with table.transaction() as transaction:
+        transaction.set_properties({"write.metadata.metrics.column.c7": "none"})
+    keep_bounds(table, ["c7"])
+    assert table.refresh().properties["write.metadata.metrics.column.c7"] == "none"
+
+
+some = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 8)).map(lambda h: Hours(h[0], h[0] + h[1])),
+    max_size=8,
+)
+
+
+def hours_of(ranges: list[Hours]) -> set[int]:
+    return {hour for each in ranges for hour in each}
+
+
+@given(some, st.integers(1, 4), st.integers(0, 50), st.integers(0, 20))
+def test_ranges_are_sets_of_hours(ranges: list[Hours], limit: int, start: int, width: int) -> None:
+    assert hours_of(union(ranges)) == hours_of(ranges)
+    assert all(a.stop < b.start for a, b in zip(union(ranges), union(ranges)[1:], strict=False))
+    assert hours_of(coarse(ranges, limit)) >= hours_of(ranges)
+    assert len(coarse(ranges, limit)) <= limit
+    removed = Hours(start, start + width)
+    assert hours_of(without(ranges, removed)) == hours_of(ranges) - set(removed)
+
+
+def test_a_file_of_another_writer_is_read_by_column_name(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA, properties=NO_BOUNDS)
+    append(table, 4)
+    (task,) = table.scan().plan_files()
+    rows = {"id": [1], TIME: pa.array([START + timedelta(hours=9)], pa.timestamp("us", "UTC"))}
+    with table.io.new_output(task.file.file_path).create(overwrite=True) as stream:
+        pq.write_table(pa.table(rows), stream)
+    assert touched(table) == [Hours(9, 10)]
