@@ -126,9 +126,12 @@ class Worker:
     def _sink(self, topic: str, table: str, control: str) -> dict[str, str]:
         endpoints, config = self._endpoints, self._config
         secrets = endpoints.s3_access_key, endpoints.s3_secret_key
+        token = endpoints.iceberg_rest_token
         catalog = {
             "type": "rest",
             "uri": endpoints.iceberg_rest,
+            "token": token.get_secret_value() if token else "",
+            "token-refresh-enabled": "false",
             "warehouse": config.warehouse,
             "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
             "client.region": config.aws_region,

@@ -29,6 +29,7 @@ def topic(stack: Endpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert stack.s3
     assert stack.s3_access_key
     assert stack.s3_secret_key
+    assert stack.iceberg_rest_token
     (tmp_path / "platform" / "topics").mkdir(parents=True)  # no topic but ours
     name, bucket = f"orders_{uuid.uuid4().hex[:8]}", settings().bucket
     for variable, value in {
@@ -43,6 +44,7 @@ def topic(stack: Endpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         "TOPICBERG_KAFKA_API_KEY": "",  # as example.env has it
         "TOPICBERG_SCHEMA_REGISTRY_URL": stack.schema_registry,
         "TOPICBERG_ICEBERG_REST_URI": stack.iceberg_rest,
+        "TOPICBERG_ICEBERG_REST_TOKEN": stack.iceberg_rest_token.get_secret_value(),
         "TOPICBERG_S3_ENDPOINT": stack.s3,
         "TOPICBERG_SPARK_REMOTE": stack.spark_connect,
         "TOPICBERG_SNOWFLAKE_ACCOUNT": "a",

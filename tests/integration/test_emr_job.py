@@ -29,7 +29,7 @@ from assets.lake import Lake, find_derived
 from assets.partitions import RANGE_END, RANGE_START
 from definitions import defs
 from topicberg.derived import SOURCE_SNAPSHOTS, TableName, spark_name
-from topicberg.endpoints import Endpoints
+from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.local import jars, spark
 from topicberg.settings import PROJECT_ROOT, settings
 from topicberg.tableflow.commit import summary
@@ -66,6 +66,7 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
     """What the service does with a request: spark-submit, in the image's environment."""
     assert stack.s3_access_key
     assert stack.s3_secret_key
+    assert stack.iceberg_rest_token
     job = request["jobDriver"]["sparkSubmit"]
     home = Path(pyspark.__file__).parent
     log = folder / "driver.log"
@@ -102,6 +103,7 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
                 "AWS_EC2_METADATA_DISABLED": "true",
                 "AWS_ACCESS_KEY_ID": stack.s3_access_key.get_secret_value(),
                 "AWS_SECRET_ACCESS_KEY": stack.s3_secret_key.get_secret_value(),
+                TOKEN_VARIABLE: stack.iceberg_rest_token.get_secret_value(),
                 **environment(request),
             },
             stdout=output,

@@ -162,7 +162,9 @@ def read_only(catalog: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             try:
-                with urllib.request.urlopen(catalog + self.path) as answer:  # noqa: S310
+                token = {"Authorization": self.headers["Authorization"]}
+                request = urllib.request.Request(catalog + self.path, headers=token)  # noqa: S310
+                with urllib.request.urlopen(request) as answer:  # noqa: S310
                     self._answer(answer.status, answer.read())
             except urllib.error.HTTPError as error:
                 self._answer(error.code, error.read())

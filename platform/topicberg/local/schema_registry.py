@@ -42,6 +42,8 @@ def service(context: Context) -> Service:
         environment={
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(context.ports["schema_registry"]),
+            # Pages of other origins are refused; by default those of a port 8888 are not.
+            "QUARKUS_HTTP_CORS_ORIGINS": context.url("schema_registry"),
             "QUARKUS_MANAGEMENT_HOST": "127.0.0.1",
             "QUARKUS_MANAGEMENT_PORT": str(context.ports["schema_registry_management"]),
             "QUARKUS_LOG_LEVEL": "WARN",
