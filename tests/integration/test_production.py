@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -198,6 +199,60 @@ def test_helm_values() -> None:
     assert values["dagsterWebserver"]["enableReadOnly"]
     assert values["postgresql"]["enabled"] is False
     assert not re.search(r"(?i)password: *\S", text)
+
+
+def test_helm_containers_cannot_write_or_gain_rights() -> None:
+    values = document("values.yaml")
+    (deployment,) = values["dagster-user-deployments"]["deployments"]
+    run = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    run_pod, run_container = run["podSpecConfig"], run["containerConfig"]
+    pods = [deployment, values["dagsterWebserver"], values["dagsterDaemon"]]
+    for container in (*(pod["securityContext"] for pod in pods), run_container["securityContext"]):
+        assert container["readOnlyRootFilesystem"]
+        assert not container["allowPrivilegeEscalation"]
+        assert container["capabilities"] == {"drop": ["ALL"]}
+    for pod in (*(pod["podSecurityContext"] for pod in pods), run_pod["securityContext"]):
+        assert pod["runAsNonRoot"]
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    for pod in pods:  # all from the image whose web server is guarded
+        assert pod["image"] == deployment["image"]
+        assert {one["name"] for one in pod["volumeMounts"]} <= {
+            one["name"] for one in pod["volumes"]
+        }
+
+
+def test_network_policy_lets_only_dagster_reach_the_code() -> None:
+    code, runs = yaml.safe_load_all((FOLDER / "network-policy.yaml").read_text())
+    (deployment,) = document("values.yaml")["dagster-user-deployments"]["deployments"]
+    assert code["spec"]["podSelector"]["matchLabels"]["deployment"] == deployment["name"]
+    (rule,) = code["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": deployment["port"]}]
+    assert "ingress" not in runs["spec"]
+    for policy in (code, runs):
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_image_has_the_guarded_web_server() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    assert "ln -sf topicberg-webserver .venv/bin/dagster-webserver" in text
+    assert instructions("ARG") == [["PYTHON_IMAGE=python:3.12-slim-bookworm"]]
+    assert instructions("FROM") == [["${PYTHON_IMAGE}"]]
+    scripts = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["topicberg-webserver"] == "topicberg.webserver:main"
+    for name in ("webserver", "viewer"):
+        service = document("compose.yaml")["services"][name]
+        assert service["command"][0] == "dagster-webserver"
+        assert service["read_only"]
+
+
+def test_guarded_web_server_takes_dagsters_options() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "topicberg.webserver", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert dagster_version() in done.stdout
 
 
 def test_commands_in_comments() -> None:

@@ -11,11 +11,13 @@ from other_user import as_other_user, needs_users
 
 from topicberg.endpoints import Endpoints
 from topicberg.local import state
-from topicberg.query import run_query
+from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session
 
 pytestmark = [pytest.mark.integration, needs_users]
+
+ENGINES: tuple[Engine, ...] = ("duckdb", "spark")
 
 
 def test_state_directory_is_closed(stack: Endpoints) -> None:
@@ -117,8 +119,8 @@ print(connection.getresponse().status)
 def test_own_user_has_everything(stack: Endpoints) -> None:
     catalog = stack.catalog()
     assert isinstance(catalog.list_namespaces(), list)
-    for engine in ("duckdb", "spark"):
-        assert run_query("SELECT 1 AS one", engine, stack, settings()).scalar() == 1  # type: ignore[arg-type]
+    for engine in ENGINES:
+        assert run_query("SELECT 1 AS one", engine, stack, settings()).scalar() == 1
     answer = requests.get(
         f"{stack.iceberg_rest}/v1/config", headers=stack.iceberg_rest_headers(), timeout=10
     )

@@ -21,7 +21,8 @@ import pytest
 from other_user import as_other_user, needs_users
 from security.corpus import REQUESTS
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin, Subprotocol
 
 from topicberg.endpoints import Endpoints
 from topicberg.local import state
@@ -130,12 +131,20 @@ def test_ui_link_from_another_page_is_followed(ui: str) -> None:
 
 
 def test_ui_websocket_of_another_page_is_refused(ui: str) -> None:
-    with connect(f"ws://{ui}/graphql", origin=f"http://{ui}", subprotocols=["graphql-ws"]) as own:
+    def open_socket(origin: str) -> ClientConnection:
+        return connect(
+            f"ws://{ui}/graphql",
+            origin=Origin(origin),
+            subprotocols=[Subprotocol("graphql-ws")],
+            proxy=None,
+        )
+
+    with open_socket(f"http://{ui}") as own:
         own.send(json.dumps({"type": "connection_init"}))
         assert json.loads(own.recv(10))["type"] == "connection_ack"
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
         with pytest.raises(InvalidStatus) as refused:
-            connect(f"ws://{ui}/graphql", origin=origin, subprotocols=["graphql-ws"])
+            open_socket(origin)
         assert refused.value.response.status_code == 403
 
 

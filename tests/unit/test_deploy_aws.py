@@ -56,6 +56,10 @@ def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(world: World) -
     block = s3.get_public_access_block(Bucket=name)["PublicAccessBlockConfiguration"]
     assert set(block.values()) == {True}
     assert s3.get_bucket_versioning(Bucket=name).get("Status") != "Enabled"
+    (statement,) = json.loads(s3.get_bucket_policy(Bucket=name)["Policy"])["Statement"]
+    assert statement["Effect"] == "Deny"
+    assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    assert statement["Resource"] == [f"arn:aws:s3:::{name}", f"arn:aws:s3:::{name}/*"]
     (lifecycle,) = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
     assert lifecycle["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": UPLOAD_DAYS}
     assert "Expiration" not in lifecycle, "objects are Tableflow's"
@@ -71,10 +75,18 @@ def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(world: World) -> 
     foreign["Expiration"] = {"Days": 3}
     s3.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": [foreign]})
     s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": [{"Key": "team", "Value": "data"}]})
+    own = {"Sid": "own", "Effect": "Deny", "Principal": "*", "Action": "s3:PutObjectAcl",
+           "Resource": f"arn:aws:s3:::{name}/*"}  # fmt: skip
+    s3.put_bucket_policy(Bucket=name, Policy=json.dumps({"Statement": [own]}))
     (step,) = engine.plan([BUCKET], world)
-    assert set(step.changes) == {"versioning", "public_access", "incomplete_uploads_days", "tag"}
+    assert set(step.changes) == {
+        *("versioning", "public_access", "policy"),
+        *("incomplete_uploads_days", "tag"),
+    }
     make(world, BUCKET)
     assert engine.plan([BUCKET], world)[0].action == "keep"
+    statements = json.loads(s3.get_bucket_policy(Bucket=name)["Policy"])["Statement"]
+    assert [one["Sid"] for one in statements] == ["own", "topicberg-tls-only"]
     rules = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
     assert {rule["ID"] for rule in rules} == {"mine", "incomplete-uploads"}
     found = s3.get_bucket_tagging(Bucket=name)["TagSet"]
@@ -84,6 +96,7 @@ def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(world: World) -> 
 def test_deleting_a_bucket_takes_versions_markers_and_uploads(world: World) -> None:
     make(world, BUCKET)
     name, s3 = world.bucket, world.aws("s3")
+    s3.delete_bucket_policy(Bucket=name)  # moto evaluates none of its conditions
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     for content in (b"1", b"2"):
         s3.put_object(Bucket=name, Key="a", Body=content)
@@ -178,6 +191,7 @@ def test_what_a_policy_does_not_name_is_denied(world: World, who: str) -> None:
     policy = {"tableflow": POLICY, "snowflake": READS}[who]
     make(world, BUCKET, policy)
     client, s3 = world.aws("iam"), world.aws("s3")
+    s3.delete_bucket_policy(Bucket=world.bucket)  # moto evaluates none of its conditions
     s3.put_object(Bucket=world.bucket, Key="table/data", Body=b"x")
     s3.create_bucket(Bucket="another", CreateBucketConfiguration={"LocationConstraint": REGION})
     client.create_user(UserName="visitor")

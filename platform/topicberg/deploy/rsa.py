@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BITS = 2048
+BITS = 3072
+"""NIST SP 800-57 allows 2048 bits until 2030 only; Snowflake takes longer keys."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from topicberg.deploy.aws.iam import tag_of, tags
+from topicberg.deploy.aws.iam import Document, document, tag_of, tags
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.errors import TopicbergError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
 _RULE = "incomplete-uploads"
+_TLS_ONLY = "topicberg-tls-only"
 _BLOCK = {
     "BlockPublicAcls": True,
     "IgnorePublicAcls": True,
@@ -30,6 +32,7 @@ _UNSET = (
     "NoSuchPublicAccessBlockConfiguration",
     "NoSuchLifecycleConfiguration",
     "NoSuchTagSet",
+    "NoSuchBucketPolicy",
 )
 NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOperation")
 """An object store that is not Amazon's says so of settings that it does not have."""
@@ -37,8 +40,8 @@ NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOp
 
 @dataclass(frozen=True)
 class Bucket(Resource):
-    """In the cluster's region, encrypted, without public access. No versioning, as in the source:
-    Iceberg has its snapshots, and every dropped file would stay for ever."""
+    """In the cluster's region, encrypted, without public access, by TLS only. No versioning, as in
+    the source: Iceberg has its snapshots, and every dropped file would stay for ever."""
 
     kind = "S3 bucket"
     holds_data = True
@@ -69,6 +72,7 @@ class Bucket(Resource):
             **region,
             "encryption": "AES256",
             "public_access": "blocked",
+            "policy": "TLS only",
             "versioning": "Off",
             "incomplete_uploads_days": UPLOAD_DAYS,
             "tag": world.names.tag[1],
@@ -108,6 +112,10 @@ class Bucket(Resource):
             )
         if "public_access" in changes:
             s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=_BLOCK)
+        if "policy" in changes:  # other statements, which somebody may have added, stay
+            statements = [one for one in _statements(s3, bucket) if one.get("Sid") != _TLS_ONLY]
+            policy = document(*statements, _tls_only(bucket))
+            s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
         if "versioning" in changes:
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
         if "tag" in changes:  # a call that replaces all of them
@@ -155,6 +163,28 @@ def _public_access(s3: Any, bucket: str) -> str:
     return "blocked" if found == _BLOCK else "open in part"
 
 
+def _tls_only(bucket: str) -> Document:
+    arn = f"arn:aws:s3:::{bucket}"
+    return {
+        "Sid": _TLS_ONLY,
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [arn, f"{arn}/*"],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+
+
+def _statements(s3: Any, bucket: str) -> list[Document]:
+    found = _read(lambda: s3.get_bucket_policy(Bucket=bucket)["Policy"])
+    statements = json.loads(found)["Statement"] if found else []
+    return statements if isinstance(statements, list) else [statements]
+
+
+def _policy(s3: Any, bucket: str) -> str:
+    return "TLS only" if _tls_only(bucket) in _statements(s3, bucket) else "without TLS as well"
+
+
 def _versioning(s3: Any, bucket: str) -> str:
     """Never on and suspended are the same: no new versions."""
     status = s3.get_bucket_versioning(Bucket=bucket).get("Status")
@@ -177,6 +207,7 @@ def _uploads(s3: Any, bucket: str) -> int | None:
 _SETTINGS: dict[str, Callable[[Any, str], Any]] = {
     "encryption": _encryption,
     "public_access": _public_access,
+    "policy": _policy,
     "versioning": _versioning,
     "incomplete_uploads_days": _uploads,
 }
