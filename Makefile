@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 UV_VERSION := 0.13.8
 PIP_AUDIT_VERSION := 2.10.1
+CYCLONEDX_VERSION := 7.3.1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui test test-all unit integration check format lock audit jars clean
+.PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +58,11 @@ lock: $(BIN)/uv  ## compile requirements.lock from pyproject.toml
 audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabilities
 	$(BIN)/uv tool run --from pip-audit==$(PIP_AUDIT_VERSION) pip-audit \
 	  --require-hashes --disable-pip --requirement requirements.lock
+
+sbom: install  ## write sbom.cdx.json: the locked packages and jars as a CycloneDX document
+	$(BIN)/uv tool run --from cyclonedx-bom==$(CYCLONEDX_VERSION) cyclonedx-py requirements \
+	  --output-reproducible --of JSON -o sbom.cdx.json requirements.lock
+	$(BIN)/python -m topicberg.local.sbom sbom.cdx.json
 
 jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
 	$(BIN)/python -m topicberg.local.lock_jars

@@ -30,7 +30,19 @@ COMMAND_LINES: dict[str, Any] = {
     "dagster": create_dagster_cli,
     "dagster-webserver": create_dagster_webserver_cli,
 }
-FOREIGN = {"git", "cd", "cp", "chmod", "export", "docker", "kubectl", "helm", "aws", "confluent"}
+FOREIGN = {
+    "cosign",
+    "git",
+    "cd",
+    "cp",
+    "chmod",
+    "export",
+    "docker",
+    "kubectl",
+    "helm",
+    "aws",
+    "confluent",
+}
 """Not ours to check."""
 EXAMPLES = re.compile(r"orders|shop\b|test_shop|\.\.\.|…|[<>*{]")
 """In paths: files that a page tells the reader to make, and patterns."""

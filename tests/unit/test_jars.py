@@ -6,11 +6,12 @@ import hashlib
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from topicberg.errors import StackError
-from topicberg.local import jars, lock_jars
+from topicberg.local import jars, lock_jars, sbom
 
 NAME = "org.example:thing:1.0:all@tar.gz"
 
@@ -117,3 +118,15 @@ def test_download_of_something_else(cache: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StackError, match="has the checksum ae448ac"):
         jars.ensure(Heard())
     assert not cache.exists()
+
+
+def test_sbom_has_every_locked_jar_once() -> None:
+    lock = jars.JarsLock.model_validate_json(jars.LOCK_FILE.read_bytes())
+    document: dict[str, Any] = {"components": [{"bom-ref": "pkg:pypi/dagster@1"}]}
+    sbom.add_jars(document, lock)
+    sbom.add_jars(document, lock)
+    found = {one["bom-ref"]: one for one in document["components"]}
+    assert len(found) == len(document["components"]) == 1 + len(lock.files)
+    registry = found["pkg:maven/io.apicurio/apicurio-registry-app@3.3.3?classifier=all&type=tar.gz"]
+    pin = lock.files["io.apicurio:apicurio-registry-app:3.3.3:all@tar.gz"]
+    assert registry["hashes"] == [{"alg": "SHA-256", "content": pin.sha256}]
