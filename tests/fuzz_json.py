@@ -37,12 +37,12 @@ def schema_and_records(rng: random.Random) -> tuple[Schema, list[Record]]:
     ``json.dumps(record)``, with any of its options that keep to JSON, is a payload.
     """
     definitions: Schema = {}
-    schema = _object(rng, 0, definitions)
+    schema = random_object(rng, 0, definitions)
     if draft := rng.choice(DRAFTS):
         schema = {"$schema": draft, **schema}
     if definitions:
         schema["definitions"] = definitions
-    return schema, [_value(rng, schema, schema) for _ in range(rng.randint(1, 8))]
+    return schema, [random_value(rng, schema, schema) for _ in range(rng.randint(1, 8))]
 
 
 def expected_row(schema: Schema, record: Record) -> Record:
@@ -55,11 +55,12 @@ def expected_row(schema: Schema, record: Record) -> Record:
     return row
 
 
-def _object(rng: random.Random, depth: int, definitions: Schema) -> Schema:
+def random_object(rng: random.Random, depth: int, definitions: Schema) -> Schema:
     schema: Schema = {
         "type": "object",
         "properties": {
-            name: _schema(rng, depth + 1, definitions) for name in _names(rng, 1 if depth else 2, 7)
+            name: random_schema(rng, depth + 1, definitions)
+            for name in _names(rng, 1 if depth else 2, 7)
         },
     }
     required = [name for name in schema["properties"] if rng.random() < 0.3]
@@ -80,7 +81,7 @@ def _names(rng: random.Random, least: int, most: int) -> list[str]:
     return list(names.values())
 
 
-def _schema(rng: random.Random, depth: int, definitions: Schema) -> Schema:
+def random_schema(rng: random.Random, depth: int, definitions: Schema) -> Schema:
     made = rng.choice(_SCALARS if depth > 3 else _SCALARS + _NESTED)(rng, depth, definitions)
     match rng.randint(0, 9):
         case 0:
@@ -120,18 +121,18 @@ def _decimal(rng: random.Random, *_: Any) -> Schema:
 
 
 def _list(rng: random.Random, depth: int, definitions: Schema) -> Schema:
-    return {"type": "array", "items": _schema(rng, depth + 1, definitions)}
+    return {"type": "array", "items": random_schema(rng, depth + 1, definitions)}
 
 
 def _map(rng: random.Random, depth: int, definitions: Schema) -> Schema:
     # Of `{}` as of `true`: the values have no type, and the object is JSON text.
-    values = _schema(rng, depth + 1, definitions) or {"type": "string"}
+    values = random_schema(rng, depth + 1, definitions) or {"type": "string"}
     return {"type": "object", "additionalProperties": values}
 
 
 def _entries(rng: random.Random, depth: int, definitions: Schema) -> Schema:
     key = rng.choice(({"type": "string"}, {"type": "integer"}))
-    properties = {"key": key, "value": _schema(rng, depth + 1, definitions)}
+    properties = {"key": key, "value": random_schema(rng, depth + 1, definitions)}
     return {
         "type": "array",
         "connect.type": "map",
@@ -147,7 +148,7 @@ def _union(rng: random.Random, depth: int, definitions: Schema) -> Schema:
         {"type": "array", "items": {"type": "string"}},
     ]
     for name in ("A", "B"):
-        member = _object(rng, depth + 1, definitions)
+        member = random_object(rng, depth + 1, definitions)
         member["properties"] = {"Kind'": {"const": name}, **member["properties"]}
         member["required"] = ["Kind'"]
         members.append(member)
@@ -182,15 +183,23 @@ _SCALARS: list[Callable[..., Schema]] = [
     _typed("object"),
     lambda *_: {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]},
 ]
-_NESTED: list[Callable[..., Schema]] = [_object, _object, _list, _list, _map, _entries, _union]
+_NESTED: list[Callable[..., Schema]] = [
+    random_object,
+    random_object,
+    _list,
+    _list,
+    _map,
+    _entries,
+    _union,
+]
 
 
-def _resolve(schema: Schema, root: Schema) -> Schema:
+def resolve(schema: Schema, root: Schema) -> Schema:
     """Without reference, ``allOf`` and null; ``nullable`` says whether there was one."""
     if "$ref" in schema:
-        return _resolve(root["definitions"][schema["$ref"].rpartition("/")[2]], root)
+        return resolve(root["definitions"][schema["$ref"].rpartition("/")[2]], root)
     if "allOf" in schema:
-        return _resolve(schema["allOf"][0], root)
+        return resolve(schema["allOf"][0], root)
     if isinstance(schema.get("type"), list):
         return {**schema, "type": schema["type"][0], "nullable": True}
     for keyword in ("oneOf", "anyOf"):
@@ -198,7 +207,7 @@ def _resolve(schema: Schema, root: Schema) -> Schema:
             members = [member for member in schema[keyword] if member != {"type": "null"}]
             nullable = len(members) < len(schema[keyword])
             if len(members) == 1:
-                return {**_resolve(members[0], root), "nullable": nullable}
+                return {**resolve(members[0], root), "nullable": nullable}
             return {"members": members, "nullable": nullable}
     return schema
 
@@ -212,12 +221,12 @@ def _parameters(schema: Schema) -> tuple[int, int]:
     return int(parameters["connect.decimal.precision"]), int(parameters["scale"])
 
 
-def _value(rng: random.Random, schema: Schema, root: Schema) -> Any:
-    schema = _resolve(schema, root)
+def random_value(rng: random.Random, schema: Schema, root: Schema) -> Any:
+    schema = resolve(schema, root)
     if schema.get("nullable") and rng.random() < 0.3:
         return None
     if "members" in schema:
-        return _value(rng, rng.choice(schema["members"]), root)
+        return random_value(rng, rng.choice(schema["members"]), root)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -252,13 +261,13 @@ def _value(rng: random.Random, schema: Schema, root: Schema) -> Any:
         case "array" if "prefixItems" in schema:
             return [rng.randint(-9, 9), _text(rng)]
         case "array" if schema.get("connect.type") == "map":
-            entries = [_value(rng, schema["items"], root) for _ in range(rng.randint(0, 3))]
+            entries = [random_value(rng, schema["items"], root) for _ in range(rng.randint(0, 3))]
             return list({entry["key"]: entry for entry in entries}.values())
         case "array":
-            return [_value(rng, schema["items"], root) for _ in range(rng.randint(0, 3))]
+            return [random_value(rng, schema["items"], root) for _ in range(rng.randint(0, 3))]
         case "object" if "properties" in schema:
             record = {
-                name: _value(rng, inner, root)
+                name: random_value(rng, inner, root)
                 for name, inner in schema["properties"].items()
                 if name in schema.get("required", ()) or rng.random() < 0.8
             }
@@ -267,7 +276,7 @@ def _value(rng: random.Random, schema: Schema, root: Schema) -> Any:
             return record
         case "object" if "additionalProperties" in schema:
             inner = schema["additionalProperties"]
-            return {_text(rng): _value(rng, inner, root) for _ in range(rng.randint(0, 3))}
+            return {_text(rng): random_value(rng, inner, root) for _ in range(rng.randint(0, 3))}
         case "object":
             return {_text(rng): _anything(rng, 1)}
     return _anything(rng, 0)
@@ -301,7 +310,7 @@ def _anything(rng: random.Random, depth: int) -> Any:
 
 
 def _expected(schema: Schema, value: Any, root: Schema) -> Any:
-    schema = _resolve(schema, root)
+    schema = resolve(schema, root)
     if value is None:
         return None
     if "members" in schema:
@@ -327,7 +336,7 @@ def _expected(schema: Schema, value: Any, root: Schema) -> Any:
         case "string" if schema.get("connect.type") == "bytes":
             return base64.b64decode(value)
         case "array" if "prefixItems" in schema:
-            return _json(value)
+            return json_text(value)
         case "array" if schema.get("connect.type") == "map":
             inner = schema["items"]["properties"]
             return {
@@ -350,7 +359,7 @@ def _expected(schema: Schema, value: Any, root: Schema) -> Any:
             return value
     if "const" in schema or "enum" in schema:
         return value
-    return _json(value)
+    return json_text(value)
 
 
 def _expected_union(members: list[Schema], value: Any, root: Schema) -> Record:
@@ -370,7 +379,7 @@ def _expected_union(members: list[Schema], value: Any, root: Schema) -> Record:
     return row
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
 
 

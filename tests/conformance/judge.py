@@ -1,0 +1,136 @@
+"""What must become of each record: a row, or none."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapes import Half, Malformed, Shape, Value, evolved, fields_of, placed, with_dropped
+from versions import Version
+
+WIRE_BYTES = 5
+
+
+@dataclass
+class Outcome:
+    """What must become of a record.
+
+    :param row: its columns but for metadata; None: it is malformed
+    :param sure: false: it may also be malformed
+    :param exact: false: the values are not checked
+    :param names: what the reason of a malformed record should contain
+    """
+
+    row: dict[str, Value] | None
+    sure: bool = True
+    exact: bool = True
+    names: str | None = None
+
+
+@dataclass
+class Side:
+    """The schemas of a topic's values, or of its keys.
+
+    :param own: the subject's versions by schema id
+    """
+
+    own: dict[int, Version] = field(default_factory=dict)
+    latest: Version | None = None
+
+    @property
+    def shape(self) -> Shape:
+        assert self.latest is not None
+        assert self.latest.shape is not None
+        return self.latest.shape
+
+
+@dataclass
+class Judge:
+    """The rules for one topic.
+
+    :param key: None: keys are bytes without a schema
+    :param foreign: schemas of other subjects by id
+    """
+
+    value: Side
+    key: Side | None
+    upsert: bool
+    foreign: dict[int, Version] = field(default_factory=dict)
+    columns: Shape | None = None
+
+    def follow(self) -> None:
+        """Let the columns follow the newest schemas, with what only older versions have.
+
+        :raises shapes.Refused: they cannot
+        """
+        own = self.value.shape.children
+        keys = {"key": Shape("binary")} if self.key is None else self.key.shape.children
+        columns = Shape("struct", {n: one for n, one in keys.items() if n not in own} | dict(own))
+        for older in reversed(self.value.own.values()):
+            if older.shape is not None:
+                fields = fields_of(older.shape, self.value.shape)
+                fields = {n: one for n, one in fields.items() if n in own or n not in keys}
+                columns = with_dropped(columns, Shape("struct", fields))
+        self.columns = evolved(self.columns, columns)
+
+    def outcome(self, key: bytes | None, value: bytes | None) -> Outcome:
+        assert self.columns is not None
+        if self.upsert and key is None:
+            return Outcome(None)
+        loose = False
+        halves = []
+        sides = [(value, self.value), (key, self.key)]
+        try:
+            for raw, side in sides:
+                if side is None:
+                    continue
+                if raw is None:
+                    halves.append(Half(None, side.shape, side.shape))
+                    continue
+                writer = self.writer(raw, side)
+                decoded = writer.decode(raw[WIRE_BYTES:])
+                loose |= not decoded.canonical
+                assert writer.shape is not None
+                halves.append(Half(decoded.value, writer.shape, side.shape))
+            result = placed(self.columns, *halves)
+        except Malformed as malformed:
+            return Outcome(None, sure=not loose, names=malformed.field)
+        if self.key is None and "key" in self.columns.children:
+            result.row["key"] = key
+        return Outcome(result.row, sure=result.sure and not loose, exact=not loose)
+
+    def writer(self, raw: bytes, side: Side) -> Version:
+        """:raises Malformed: the record names no schema that it may have"""
+        if len(raw) < WIRE_BYTES or raw[0] != 0:
+            raise Malformed("not in the wire format")
+        (number,) = struct.unpack(">I", raw[1:WIRE_BYTES])
+        if number in side.own:
+            version = side.own[number]
+            if version.shape is None:
+                raise Malformed("the schema has no rows", str(number))
+            return version
+        other = self.foreign.get(number)
+        assert side.latest is not None
+        if (
+            other is None
+            or other.shape is None
+            or other.kind != side.latest.kind
+            or other.identity is None
+            or other.identity != side.latest.identity
+        ):
+            raise Malformed("a schema of another subject", str(number))
+        return other
+
+
+def stored_key(key: bytes) -> bytes:
+    """A key as an upsert table has it."""
+    return key if len(key) <= 256 else hashlib.sha256(key).digest()
+
+
+def wire(schema_id: int, payload: bytes) -> bytes:
+    return struct.pack(">bI", 0, schema_id) + payload
+
+
+Row = dict[str, Any]

@@ -1,0 +1,484 @@
+"""Shapes of values, how a table's columns follow a schema, and where a written value belongs.
+
+The documented rules (docs/tableflow.md) once more, in plain Python and without the engine's code.
+A format's oracle turns a schema into a :class:`Shape` and a record into a value of that shape;
+what is here says which row a table has of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+Value = Any
+
+
+class Refused(Exception):
+    """The schema has no table, or the table cannot follow it; the text names the field."""
+
+
+class Malformed(Exception):
+    """A record has no row. ``field``: the field that a reason should name, if there is one."""
+
+    def __init__(self, reason: str, field: str | None = None) -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+        self.field = field
+
+
+class _Anything:
+    """Stands for a value that no rule decides."""
+
+    def __repr__(self) -> str:
+        return "ANYTHING"
+
+
+ANYTHING = _Anything()
+
+
+@dataclass(frozen=True)
+class JsonText:
+    """Stands for any JSON text of a value."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The type of a value, of a schema or of a column.
+
+    :param kind: a scalar's Iceberg type without parameters; struct, list, map; or union, a struct
+        of members of which one is set
+    :param children: of a struct or union by name; ``element``; ``key`` and ``value``
+    :param name: Avro only: what tells a union's branch from the others
+    :param unit: what the same column may mean besides: a logical type of Avro that is a plain
+        number in the column; JSON text
+    :param aliases: Avro only: earlier names of a struct's field
+    :param defaults: values of a struct's fields for writers that do not have them
+    :param numbers: Protobuf only: the numbers of a struct's fields
+    """
+
+    kind: str
+    children: Mapping[str, Shape] = field(default_factory=dict)
+    precision: int = 0
+    scale: int = 0
+    name: str = ""
+    unit: str = ""
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Value] = field(default_factory=dict)
+    numbers: Mapping[str, int] | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "decimal":
+            return f"decimal({self.precision}, {self.scale})"
+        if self.children:
+            inner = ", ".join(f"{name}: {child}" for name, child in self.children.items())
+            return f"{self.kind}<{inner}>"
+        return self.kind
+
+
+_WIDER = {("int", "long"), ("float", "double")}
+_STRUCTS = ("struct", "union")
+
+
+def evolved(column: Shape | None, wanted: Shape, path: str = "") -> Shape:
+    """The columns of a table after its newest schema is ``wanted``.
+
+    :raises Refused: a table cannot follow, or could not tell two columns apart
+    """
+    if column is None:
+        children = {n: evolved(None, c, _join(path, n)) for n, c in wanted.children.items()}
+        result = Shape(wanted.kind, children, wanted.precision, wanted.scale)
+    elif column.kind in _STRUCTS and wanted.kind in _STRUCTS:
+        merged = dict(column.children)
+        for name, child in wanted.children.items():
+            merged[name] = evolved(merged.get(name), child, _join(path, name))
+        kind = "union" if "union" in (column.kind, wanted.kind) else "struct"
+        result = replace(column, kind=kind, children=merged)
+    elif column.kind == wanted.kind and column.children:
+        children = {
+            name: evolved(child, wanted.children[name], _join(path, name))
+            for name, child in column.children.items()
+        }
+        if column.kind == "map" and children["key"] != column.children["key"]:
+            raise Refused(f"{path}: the keys of a map cannot change")
+        result = replace(column, children=children)
+    elif _widens(wanted, column):
+        result = column
+    elif _widens(column, wanted):
+        result = Shape(wanted.kind, {}, wanted.precision, wanted.scale)
+    else:
+        raise Refused(f"{path}: {column} cannot become {wanted}")
+    seen: dict[str, str] = {}
+    for name in result.children if result.kind in _STRUCTS else ():
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise Refused(f"{_join(path, name)} differs from {other} in case only")
+    return result
+
+
+def with_dropped(held: Shape, older: Shape) -> Shape:
+    """A shape, and the fields that only an older version of it has."""
+    alike = held.kind in _STRUCTS and older.kind in _STRUCTS
+    if not alike and held.kind != older.kind:
+        return held
+    children = {
+        name: with_dropped(child, older.children[name])
+        if name in older.children and (held.kind, name) != ("map", "key")
+        else child
+        for name, child in held.children.items()
+    }
+    if not alike:
+        return replace(held, children=children)
+    taken = {name.lower() for name in children}
+    more = {n: one for n, one in older.children.items() if n.lower() not in taken}
+    kind = "union" if "union" in (held.kind, older.kind) else "struct"
+    return replace(held, kind=kind, children=children | more)
+
+
+def fields_of(writer: Shape, latest: Shape) -> dict[str, Shape]:
+    """The fields of an older version that have columns: under the newest name, if it knows them."""
+    if writer.numbers is not None:
+        numbers = set((latest.numbers or {}).values())
+        known = set(latest.children)
+        return {
+            name: child
+            for name, child in writer.children.items()
+            if name in known or writer.numbers[name] not in numbers
+        }
+    aliases = {alias for names in latest.aliases.values() for alias in names}
+    return {
+        name: child
+        for name, child in writer.children.items()
+        if name in latest.children or name not in aliases
+    }
+
+
+def _widens(narrow: Shape, wide: Shape) -> bool:
+    if narrow.kind == wide.kind == "decimal":
+        return narrow.scale == wide.scale and narrow.precision <= wide.precision
+    return narrow.kind == wide.kind or (narrow.kind, wide.kind) in _WIDER
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@dataclass
+class Placed:
+    """The row that a record becomes.
+
+    :param sure: false: the rules leave open whether it is malformed instead
+    """
+
+    row: dict[str, Value]
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class Half:
+    """A record's value, or its key.
+
+    :param value: of the shape ``writer``; None: a tombstone
+    :param latest: the subject's newest schema, for its defaults and earlier names
+    """
+
+    value: dict[str, Value] | None
+    writer: Shape
+    latest: Shape
+
+
+def placed(columns: Shape, *halves: Half) -> Placed:
+    """The row of a decoded record: by name, at every depth.
+
+    :param columns: the table's columns, those of metadata left out
+    :param halves: of two that have a field, the first one's counts
+    :raises Malformed: the value of a field has no place in its column
+    """
+    placing = _Placing()
+    row: dict[str, Value] = dict.fromkeys(columns.children)
+    placing.defaults(row, columns, *halves)
+    for half in reversed(halves):
+        if half.value is not None:
+            row |= placing.written(half.value, half.writer, columns, half.latest, "")
+    return Placed(row, placing.sure)
+
+
+def extended(value: Value, column: Shape) -> Value:
+    """A value that was written before its column got more fields."""
+    if value is None or value is ANYTHING or isinstance(value, JsonText):
+        return value
+    match column.kind:
+        case "struct" | "union":
+            return {name: extended(value.get(name), one) for name, one in column.children.items()}
+        case "list":
+            return [extended(one, column.children["element"]) for one in value]
+        case "map":
+            return {key: extended(one, column.children["value"]) for key, one in value.items()}
+    return value
+
+
+class _Placing:
+    def __init__(self) -> None:
+        self.sure = True
+
+    def defaults(self, row: dict[str, Value], columns: Shape, *halves: Half) -> None:
+        """Fill in the defaults for what the writers do not have; a tombstone has none."""
+        for half in reversed(halves):
+            for name, default in half.latest.defaults.items():
+                if half.value is not None and name in row:
+                    newest = half.latest.children[name]
+                    row[name] = self.place(default, newest, columns.children[name], newest, name)
+
+    def written(
+        self, value: Value, writer: Shape, columns: Shape, latest: Shape | None, path: str
+    ) -> dict[str, Value]:
+        """What the writer has of the columns."""
+        sources = _sources(writer, columns, latest)
+        if writer.numbers is not None and latest is not None and latest.numbers is not None:
+            numbers = set(latest.numbers.values())
+            for name in writer.children.keys() - set(sources.values()):
+                # The column of its number is of another type, and it has none of its own.
+                if writer.numbers[name] in numbers and value[name] is not None:
+                    self.sure = False
+        return {
+            name: self.place(
+                value[source],
+                writer.children[source],
+                columns.children[name],
+                latest.children.get(name) if latest else None,
+                _join(path, name),
+            )
+            for name, source in sources.items()
+            if source is not None
+        }
+
+    def fields(
+        self, value: Value, writer: Shape, columns: Shape, latest: Shape | None, path: str
+    ) -> dict[str, Value]:
+        row: dict[str, Value] = dict.fromkeys(columns.children)
+        if latest is not None:
+            self.defaults(row, columns, Half(value, writer, latest))
+        return row | self.written(value, writer, columns, latest, path)
+
+    def place(
+        self, value: Value, writer: Shape, column: Shape, latest: Shape | None, path: str
+    ) -> Value:
+        if value is None:
+            if not _shaped_alike(writer, column):
+                self.sure = False  # its schema may be refused as a whole
+            return None
+        if "union" in (writer.kind, column.kind):
+            return self.union(value, writer, column, latest, path)
+        if writer.kind in ("struct", "list", "map") and writer.kind != column.kind:
+            raise Malformed(f"a {writer} cannot be a {column}", path)
+        match column.kind:
+            case "struct" if writer.kind == "struct":
+                twin = latest if latest is not None and latest.kind == "struct" else None
+                return self.fields(value, writer, column, twin, path)
+            case "list" if writer.kind == "list":
+                if not value and not _shaped_alike(writer, column):
+                    self.sure = False
+                inner = _child(writer, "element"), _child(column, "element"), _of(latest, "element")
+                return [self.place(one, *inner, path) for one in value]
+            case "map" if writer.kind == "map":
+                if not value and not _shaped_alike(writer, column):
+                    self.sure = False
+                keys = _child(writer, "key"), _child(column, "key"), None
+                inner = _child(writer, "value"), _child(column, "value"), _of(latest, "value")
+                return {
+                    self.place(key, *keys, path): self.place(one, *inner, path)
+                    for key, one in value.items()
+                }
+            case "struct" | "list" | "map":
+                raise Malformed(f"a {writer} cannot be a {column}", path)
+        return self.scalar(value, writer, column, latest, path)
+
+    def union(
+        self, value: Value, writer: Shape, column: Shape, latest: Shape | None, path: str
+    ) -> Value:
+        """A branch is known by its type: the newest schema's names count, then the place."""
+        if writer.kind == "union":
+            member = next(name for name, one in value.items() if one is not None)
+            if not _shaped_alike(writer, column):
+                self.sure = False
+            value, writer = value[member], writer.children[member]
+        else:
+            member = "member0"
+        if column.kind != "union":
+            return self.place(value, writer, column, latest, path)
+        target = _branch(writer, latest) or member
+        if target not in column.children:
+            raise Malformed(f"{column} has no member for {writer}", path)
+        newest = latest.children.get(target) if latest and latest.kind == "union" else None
+        inside = self.place(value, writer, column.children[target], newest, path)
+        return {name: inside if name == target else None for name in column.children}
+
+    def scalar(
+        self, value: Value, writer: Shape, column: Shape, latest: Shape | None, path: str
+    ) -> Value:
+        have, want = writer.kind, column.kind
+        if latest is not None and latest.unit != writer.unit:
+            self.sure = False  # of two units in one column of numbers, no rule says which counts
+            return ANYTHING
+        if have == want == "decimal":
+            assert isinstance(value, Decimal)
+            digits = value.as_tuple()
+            if writer.scale != column.scale:
+                self.sure = False
+                return ANYTHING
+            if len(digits.digits) > column.precision and any(digits.digits):
+                raise Malformed(f"{value} exceeds the precision of {column}", path)
+            if writer.precision > column.precision:
+                self.sure = False
+            return value
+        if have == want or (have, want) in _WIDER:
+            return value
+        numbers = {"int", "long", "float", "double"}
+        if {have, want} <= numbers:
+            return self.number(value, have, want, path)
+        counted = numbers | {"date", "timestamptz", "timestamp"}
+        if {have, want} == {"string", "binary"} or {have, want} <= counted:
+            self.sure = False
+            return ANYTHING
+        raise Malformed(f"a {writer} cannot be a {column}", path)
+
+    def number(self, value: Any, have: str, want: str, path: str) -> Value:
+        """A number in a column of another type of numbers: itself, or malformed."""
+        if want in ("float", "double"):
+            wanted: float = float(value)
+            if want == "float":
+                if math.isfinite(wanted) and abs(wanted) > 3.4e38:
+                    raise Malformed(f"{value} is out of range", path)
+                wanted = struct.unpack("f", struct.pack("f", wanted))[0]
+            if have in ("float", "double") or wanted != value:
+                self.sure = False
+            if not math.isnan(wanted) and wanted != value:
+                return ANYTHING
+            return wanted
+        self.sure = False
+        if have in ("float", "double"):
+            return ANYTHING
+        if not -(2**31) <= value < 2**31:
+            raise Malformed(f"{value} is out of range for {want}", path)
+        return value
+
+
+def _sources(writer: Shape, columns: Shape, latest: Shape | None) -> dict[str, str | None]:
+    """For each column the writer's field that goes there."""
+    found: dict[str, str | None] = dict.fromkeys(columns.children)
+    if writer.numbers is not None:
+        return _sources_by_number(writer, columns, latest, found)
+    taken: set[str] = set()
+    for name in latest.children if latest else ():
+        names = (name, *(latest.aliases.get(name, ()) if latest else ()))
+        source = next((one for one in names if one in writer.children), None)
+        if source is not None and name in found:
+            found[name] = source
+            taken.add(source)
+    for name in found:
+        if (latest is None or name not in latest.children) and name not in taken:
+            found[name] = name if name in writer.children else None
+    return found
+
+
+def _sources_by_number(
+    writer: Shape, columns: Shape, latest: Shape | None, found: dict[str, str | None]
+) -> dict[str, str | None]:
+    assert writer.numbers is not None
+    names = {number: name for name, number in (latest.numbers or {}).items()} if latest else {}
+    rest = []
+    for field_name, number in writer.numbers.items():
+        name = names.get(number)
+        if name in found and (
+            name == field_name or fits(writer.children[field_name], columns.children[name])
+        ):
+            found[name] = field_name
+        else:
+            rest.append(field_name)
+    for field_name in rest:
+        if field_name in found and found[field_name] is None:
+            found[field_name] = field_name
+    return found
+
+
+def fits(writer: Shape, column: Shape) -> bool:
+    """Whether every value of a type can be in a column."""
+    if writer.kind in _STRUCTS:
+        return column.kind in _STRUCTS
+    if writer.kind in ("list", "map"):
+        return writer.kind == column.kind and all(
+            fits(child, column.children[name]) for name, child in writer.children.items()
+        )
+    return _widens(writer, column)
+
+
+def _shaped_alike(writer: Shape, column: Shape) -> bool:
+    if writer.kind == column.kind and writer.kind in _STRUCTS:
+        return all(
+            _shaped_alike(child, column.children[name])
+            for name, child in writer.children.items()
+            if name in column.children
+        )
+    return fits(writer, column) and all(
+        _shaped_alike(child, column.children[name]) for name, child in writer.children.items()
+    )
+
+
+def _branch(writer: Shape, latest: Shape | None) -> str | None:
+    """The newest union's member of a writer's type."""
+    if latest is None or latest.kind != "union" or not writer.name:
+        return None  # of JSON, the place counts
+    members = latest.children.items()
+    for name, child in members:
+        if (child.name, child.kind) == (writer.name, writer.kind):
+            return name
+    for name, child in members:
+        if fits(writer, child) and writer.kind not in ("struct", "list", "map"):
+            return name
+    return None
+
+
+def _child(shape: Shape, name: str) -> Shape:
+    return shape.children[name]
+
+
+def _of(shape: Shape | None, name: str) -> Shape | None:
+    return shape.children.get(name) if shape is not None else None
+
+
+def difference(expected: Value, found: Value, path: str = "") -> str | None:
+    """Where and how two values differ; None: they are equal.
+
+    NaN equals NaN; a map may be a list of pairs; negative zero equals zero.
+    """
+    if expected is ANYTHING:
+        return None
+    if isinstance(expected, JsonText):
+        same = isinstance(found, str) and json.loads(found) == expected.value
+        return None if same else f"{path}: expected {expected!r}, found {found!r}"
+    if isinstance(expected, dict):
+        entries = dict(found) if isinstance(found, list) else found
+        if not isinstance(entries, dict):
+            return f"{path}: expected {expected!r}, found {found!r}"
+        if missing := expected.keys() ^ entries.keys():
+            return f"{path}: {sorted(map(repr, missing))} on one side only"
+        parts = ((_join(path, str(k)), v, entries[k]) for k, v in expected.items())
+    elif isinstance(expected, list):
+        if not isinstance(found, list) or len(found) != len(expected):
+            return f"{path}: expected {expected!r}, found {found!r}"
+        parts = ((f"{path}[{n}]", v, found[n]) for n, v in enumerate(expected))
+    elif isinstance(expected, float) and isinstance(found, float):
+        same = expected == found or (math.isnan(expected) and math.isnan(found))
+        return None if same else f"{path}: expected {expected!r}, found {found!r}"
+    else:
+        if isinstance(found, bytearray):
+            found = bytes(found)
+        if type(expected) is type(found) and expected == found:
+            return None
+        return f"{path}: expected {expected!r}, found {found!r}"
+    return next((d for p, e, f in parts if (d := difference(e, f, p)) is not None), None)
