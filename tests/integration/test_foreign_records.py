@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 FOREIGN: list[tuple[Any, bytes]] = [
     ({**ORDER, "name": "OrderDeleted"}, b"\x04\x02b"),
-    ({"type": "string"}, b"\x02b"),
+    ("string", b"\x02b"),
     (avro({"name": "next", "type": ["null", "Order"]}), b"\x00"),
     (avro({"name": "id", "type": "string"}), b"\x02b"),
     (avro({"name": "id", "type": {"type": "map", "values": "long"}}), b"\x00"),
@@ -48,7 +48,9 @@ def foreign(make_topic: Callable[..., Topic], request: pytest.FixtureRequest) ->
     topic = make_topic(tableflow={"error_handling": {"mode": getattr(request, "param", "SKIP")}})
     topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
     topic.send_raw([register(topic, schema) + record for schema, record in FOREIGN], partition=0)
-    topic.send_raw([register(topic, {"type": "object", "title": "Order"}, "JSON") + b"{}"])
+    topic.send_raw(
+        [register(topic, {"type": "object", "title": "Order", "properties": {}}, "JSON") + b"{}"]
+    )
     topic.send(ORDER, [{"id": 2, "note": "b"}], partition=0)
     return topic
 

@@ -105,7 +105,7 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
     class Killed(BaseException):
         """The engine dies between the dead letters and the commit."""
 
-    def die(*_: Any) -> None:
+    def die(*_: Any, **__: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:

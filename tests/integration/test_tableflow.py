@@ -182,8 +182,11 @@ def test_a_tombstone_is_a_row_without_values(make_topic: Callable[..., Topic]) -
     [
         (b"\x01 no magic byte", "wire format"),
         (b"\x00\x00", "wire format"),
-        (wire_prefix(2_000_000_000) + b"x", "does not have: 2000000000"),
-        (None, "does not fit its schema"),
+        (
+            wire_prefix(2_000_000_000) + b"x",
+            "schema 2000000000, which the schema registry does not have",
+        ),
+        (None, r"field note \(string\): 1 byte expected at byte 2"),
     ],
 )
 def test_a_broken_record_suspends_and_skip_leaves_it_out(
