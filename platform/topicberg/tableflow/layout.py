@@ -7,7 +7,7 @@ columns; a half without one schema of its own is one binary column, ``key`` or `
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,24 @@ class Half:
         latest = self.subject.latest
         return format_of(latest).fields(self.subject.name, latest, ids, self.message)
 
+    def older_fields(self, ids: Iterator[int]) -> Iterator[list[NestedField]]:
+        """Yield the columns of each older version, the newest one first.
+
+        Without versions that have no table: their records are malformed.
+        """
+        if self.subject is None:
+            return
+        latest = self.subject.latest
+        for older in reversed([*self.subject.schemas.values()]):
+            if older == latest or older.schema_type != latest.schema_type or is_union(older):
+                continue
+            try:
+                names = format_of(older).written(older, latest, self.message)
+                found = format_of(older).fields(self.subject.name, older, ids, self.message)
+            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+            yield [field for field in found if field.name in names]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -122,6 +140,9 @@ def _of_one_type(subject: Subject | None) -> Subject | None:
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     """The columns of a topic's table; a field of both key and value is the value's.
 
+    Those of the newest versions, and what older versions have besides, at every depth: old
+    producers may still write it.
+
     An upsert table also has the key as it was sent, in the metadata column ``raw-key``: with the
     partition it is the primary key.
 
@@ -141,38 +162,98 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         )
         metadata.append(raw)
     fields = key + value
+    for older in layout.value.older_fields(ids):
+        others = {field.name for field in key}
+        fields = _with_dropped(fields, [one for one in older if one.name not in others])
+    for older in layout.key.older_fields(ids):
+        others = {field.name for field in fields} - {field.name for field in key}
+        fields = _with_dropped(fields, [one for one in older if one.name not in others])
     taken = {field.name for field in fields} & {field.name for field in metadata}
     if taken:
         raise TableflowError(
             f"topic {spec.name}: field {min(taken)} has the name of a metadata column",
             hint="rename the field, or choose the other metadata_column_naming_scheme",
         )
-    _refuse_twins(spec.name, fields, "")
+    for field, twin in twins((), fields):
+        raise TableflowError(
+            f"topic {spec.name}: the fields {twin} and {field} differ in case only",
+            hint="rename one: Spark, Glue, DuckDB and Snowflake cannot tell them apart",
+        )
     return Schema(*fields, *metadata)
+
+
+def _with_dropped(held: Sequence[NestedField], older: Sequence[NestedField]) -> list[NestedField]:
+    """Add the fields that only an older version has.
+
+    A field of another type than a later version's has no column, nor has one whose name differs
+    from a later one in case only: the version's records are malformed where that matters.
+    """
+    by_name = {field.name: field for field in older}
+    found = [
+        NestedField(
+            one.field_id,
+            one.name,
+            _type_with_dropped(one.field_type, by_name[one.name].field_type),
+            one.required,
+            one.doc,
+        )
+        if one.name in by_name
+        else one
+        for one in held
+    ]
+    taken = {field.name.lower() for field in held}
+    for field in older:
+        if field.name.lower() not in taken:
+            taken.add(field.name.lower())
+            found.append(field)
+    return found
+
+
+def _type_with_dropped(held: IcebergType, older: IcebergType) -> IcebergType:
+    match held, older:
+        case StructType(), StructType():
+            return StructType(*_with_dropped(held.fields, older.fields))
+        case ListType(), ListType():
+            inside = _type_with_dropped(held.element_type, older.element_type)
+            return ListType(held.element_id, inside, held.element_required)
+        case MapType(), MapType():
+            inside = _type_with_dropped(held.value_type, older.value_type)
+            return MapType(held.key_id, held.key_type, held.value_id, inside, held.value_required)
+    return held
 
 
 _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than 256 bytes"
 
 
-def _refuse_twins(topic: str, fields: list[NestedField], path: str) -> None:
-    """Names that differ in case only are one column in Glue, DuckDB and Snowflake."""
-    seen: dict[str, str] = {}
-    for field in fields:
-        other = seen.setdefault(field.name.lower(), field.name)
-        if other != field.name:
-            raise TableflowError(
-                f"topic {topic}: the fields {path}{other} and {path}{field.name} differ in case "
-                "only",
-                hint="rename one: Glue, DuckDB and Snowflake cannot tell them apart",
-            )
-        _refuse_twins(topic, _inner_fields(field.field_type), f"{path}{field.name}.")
+def twins(
+    held: Sequence[NestedField], new: Sequence[NestedField], path: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield the fields whose names differ only in case from those of columns, at every depth.
+
+    They are one column for Spark, Glue, DuckDB and Snowflake.
+
+    :return: path of the new field, name of the column
+    """
+    by_lower: dict[str, NestedField] = {}
+    for field in held:
+        by_lower.setdefault(field.name.lower(), field)
+    by_name = {field.name: field for field in held}
+    for field in new:
+        where = f"{path}{field.name}"
+        twin = by_lower.setdefault(field.name.lower(), field)
+        if twin.name != field.name:
+            yield where, f"{path}{twin.name}"
+        same = by_name.get(field.name, field)
+        held_inside, inside = inner_fields(same.field_type), inner_fields(field.field_type)
+        yield from twins(held_inside, inside, f"{where}.")
 
 
-def _inner_fields(kind: IcebergType) -> list[NestedField]:
+def inner_fields(kind: IcebergType) -> Sequence[NestedField]:
+    """Return the fields of a struct, also of one in a list or a map."""
     if isinstance(kind, StructType):
-        return list(kind.fields)
+        return kind.fields
     if isinstance(kind, ListType):
-        return _inner_fields(kind.element_type)
+        return inner_fields(kind.element_type)
     if isinstance(kind, MapType):
-        return _inner_fields(kind.value_type)
-    return []
+        return inner_fields(kind.value_type)
+    return ()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from topicberg.errors import TableflowError
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.formats import DECODED, as_record, format_of
-from topicberg.tableflow.layout import KEY, PARTITION, RAW_KEY, VALUE, Half, Layout
+from topicberg.tableflow.layout import KEY, PARTITION, RAW_KEY, VALUE, Half, Layout, twins
 from topicberg.tableflow.reading import UNREADABLE
 from topicberg.tableflow.subjects import WIRE_BYTES, RegisteredSchema, Subject, wire_prefix
 
@@ -236,6 +236,7 @@ def _decode(
         subject, message = writers.subject, writers.half.message
         try:
             filled = format_of(writer).written(writer, subject.latest, message)
+            _check_names(writer, message, fields)
             records, branches[number] = format_of(writer).decode(
                 records, of_writer, writer, subject.latest, fields, message
             )
@@ -263,6 +264,24 @@ def _decode(
                 members.append(member.alias(column.name))
         value = value.when(prefix == F.lit(wire_prefix(number)), F.struct(*members))
     return records.withColumn(name, value), F.col(name), names
+
+
+def _check_names(
+    writer: RegisteredSchema, message: str | None, fields: Sequence[NestedField]
+) -> None:
+    """Refuse a schema with a field that would be lost.
+
+    :raises TableflowError: its name differs in case only from the column that there is
+    """
+    for name, twin in twins(fields, _natural(writer, message)):
+        raise TableflowError(f"its field {name} differs only in case from the column {twin}")
+
+
+@lru_cache(maxsize=4_096)
+def _natural(writer: RegisteredSchema, message: str | None) -> tuple[NestedField, ...]:
+    """Return the columns that the schema would have by itself."""
+    where = f"schema {writer.schema_id}"
+    return tuple(format_of(writer).fields(where, writer, itertools.count(1), message))
 
 
 def _candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:

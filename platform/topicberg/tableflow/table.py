@@ -29,7 +29,8 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import METADATA_COLUMNS, PARTITION
+from topicberg.tableflow.formats.avro_schema import unit_of
+from topicberg.tableflow.layout import METADATA_COLUMNS, PARTITION, twins
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -204,7 +205,12 @@ def _evolve(table: Table, schema: Schema) -> None:
     """
     name = table.name()[1]
     try:
-        _check_evolution(table.schema().as_struct(), schema.as_struct(), "")
+        for column, twin in twins(table.schema().fields, schema.fields):
+            raise ValueError(
+                f"the new column {column} differs only in case from the column {twin}; Spark, "
+                "Glue, DuckDB and Snowflake cannot tell them apart"
+            )
+        _check_types(table.schema().as_struct(), schema.as_struct(), "")
         with table.update_schema() as update:
             update.union_by_name(schema)
     except (ValidationError, ValueError, TypeError) as error:
@@ -215,30 +221,26 @@ def _evolve(table: Table, schema: Schema) -> None:
         ) from error
 
 
-def _check_evolution(held: IcebergType, new: IcebergType, path: str) -> None:
-    """Refuse what PyIceberg would do, and what engines cannot read then.
+def _check_types(held: IcebergType, new: IcebergType, path: str) -> None:
+    """Refuse what PyIceberg would do and what Iceberg's specification forbids.
 
-    Names that differ only in case are one column for Spark, Glue, DuckDB and Snowflake. Iceberg's
-    specification promotes no text to bytes, and no bytes to a text.
+    It promotes no text to bytes, and no bytes to a text. A column has one unit.
 
     :raises ValueError: what is refused
     """
     if isinstance(held, StructType) and isinstance(new, StructType):
-        by_name = {field.name: field.field_type for field in held.fields}
-        by_lower = {name.lower(): name for name in by_name}
+        by_name = {field.name: field for field in held.fields}
         for field in new.fields:
-            where = f"{path}.{field.name}" if path else field.name
-            if field.name in by_name:
-                _check_evolution(by_name[field.name], field.field_type, where)
-            elif twin := by_lower.get(field.name.lower()):
-                raise ValueError(
-                    f"the new column {where} differs only in case from the column {twin}; Spark, "
-                    "Glue, DuckDB and Snowflake cannot tell them apart"
-                )
+            if column := by_name.get(field.name):
+                where = f"{path}.{field.name}" if path else field.name
+                before, now = unit_of(column.doc), unit_of(field.doc)
+                if before and now and before != now:
+                    raise ValueError(f"the column {where} is in {before}, the schema in {now}")
+                _check_types(column.field_type, field.field_type, where)
     elif isinstance(held, ListType) and isinstance(new, ListType):
-        _check_evolution(held.element_type, new.element_type, f"{path}.element")
+        _check_types(held.element_type, new.element_type, f"{path}.element")
     elif isinstance(held, MapType) and isinstance(new, MapType):
-        _check_evolution(held.key_type, new.key_type, f"{path}.key")
-        _check_evolution(held.value_type, new.value_type, f"{path}.value")
+        _check_types(held.key_type, new.key_type, f"{path}.key")
+        _check_types(held.value_type, new.value_type, f"{path}.value")
     elif {type(held), type(new)} == {StringType, BinaryType}:
         raise ValueError(f"the column {path} is of type {held}, the schema has {new}")

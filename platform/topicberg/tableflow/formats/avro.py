@@ -40,7 +40,7 @@ from topicberg.errors import TableflowError
 from topicberg.spark import quote
 from topicberg.tableflow.formats import DECODED, sql
 from topicberg.tableflow.formats.avro_reading import Reader, Row, sources
-from topicberg.tableflow.formats.avro_schema import Type, parse, parse_record
+from topicberg.tableflow.formats.avro_schema import Type, documented, parse, parse_record
 from topicberg.tableflow.formats.avro_values import MAX_PRECISION, Cursor, MalformedError
 from topicberg.tableflow.subjects import RegisteredSchema
 
@@ -191,7 +191,7 @@ class _Converter:
                 name=field.name,
                 field_type=self.convert(field.type, f"{record.name}.{field.name}"),
                 required=False,
-                doc=field.doc,
+                doc=documented(field),
             )
             for field in record.fields
             if field.type.members  # else there is nothing that a column could hold

@@ -102,6 +102,24 @@ class Field:
     doc: str | None = None
 
 
+TIMES: Final = {
+    "time-millis": "milliseconds since midnight",
+    "time-micros": "microseconds since midnight",
+}
+"""Times of the day, which are plain numbers in their columns."""
+
+
+def documented(field: Field) -> str | None:
+    """Return the comment of a field's column, with its unit if it is a time of the day."""
+    unit = next((TIMES[kind.logical] for kind in field.type.members if kind.logical in TIMES), None)
+    return "; ".join(filter(None, (field.doc, unit))) or None
+
+
+def unit_of(comment: str | None) -> str | None:
+    """Return the unit that the comment of a column names."""
+    return next((unit for unit in TIMES.values() if comment and comment.endswith(unit)), None)
+
+
 def parse(where: str, schema: RegisteredSchema) -> Type:
     """Return the type that a schema defines; its references define names.
 

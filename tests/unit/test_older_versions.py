@@ -1,0 +1,135 @@
+"""Columns of what only older versions of a schema have."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+import pytest
+from pyiceberg.catalog.memory import InMemoryCatalog
+from pyiceberg.schema import Schema
+
+from topicberg.errors import TableflowError
+from topicberg.settings import Settings
+from topicberg.tableflow.layout import Half, Layout, table_schema
+from topicberg.tableflow.subjects import RegisteredSchema, SchemaType, Subject
+from topicberg.tableflow.table import ensure_table
+from topicberg.topics import TopicSpec
+
+Fields = dict[str, Any]
+TIME = {"type": "int", "logicalType": "time-millis"}
+MICROS = {"type": "long", "logicalType": "time-micros"}
+
+
+def avro(**fields: Any) -> str:
+    made = [{"name": name, "type": kind} for name, kind in fields.items()]
+    return json.dumps({"type": "record", "name": "Order", "fields": made})
+
+
+def inner(**fields: Any) -> Fields:
+    return cast("Fields", json.loads(avro(**fields))) | {"name": "Inner"}
+
+
+def proto(body: str) -> str:
+    return f'syntax = "proto3"; message Order {{ {body} }}'
+
+
+def json_schema(**properties: str | Fields) -> str:
+    typed = {n: {"type": one} if isinstance(one, str) else one for n, one in properties.items()}
+    return json.dumps({"type": "object", "properties": typed})
+
+
+def half(column: str, kind: SchemaType, versions: tuple[str, ...]) -> Half:
+    schemas = {n: RegisteredSchema(n, kind, text) for n, text in enumerate(versions)}
+    return Half(column, Subject("s", schemas, schemas[len(versions) - 1]) if versions else None)
+
+
+def spec() -> TopicSpec:
+    schema = {"format": "avro", "file": "t.avsc"}
+    return TopicSpec.model_validate({"name": "t", "pipeline": "p", "schema": schema})
+
+
+def columns(kind: SchemaType, *versions: str, keys: tuple[str, ...] = ()) -> dict[str, str]:
+    layout = Layout(half("key", kind, keys), half("value", kind, versions))
+    fields = table_schema(spec(), layout).fields
+    own = (one for one in fields if not one.name.startswith("$$") and one.name != "key")
+    return {one.name: re.sub(r"\d+: | optional", "", str(one.field_type)) for one in own}
+
+
+def test_dropped_fields_have_columns_behind_the_others() -> None:
+    versions = avro(gone="int", id="long"), avro(id="long", also="string"), avro(id="long")
+    assert list(columns("AVRO", *versions).items()) == [
+        ("id", "long"),
+        ("also", "string"),
+        ("gone", "int"),
+    ]
+
+
+def test_dropped_fields_inside_of_others_have_columns() -> None:
+    def order(**fields: Any) -> str:
+        return avro(
+            one=inner(**fields),
+            many={"type": "array", "items": "Inner"},
+            named={"type": "map", "values": "Inner"},
+            maybe=["null", "Inner", "long"],
+        )
+
+    found = columns("AVRO", order(city="string", zip="int"), order(city="string"))
+    assert found == columns("AVRO", order(city="string", zip="int"))
+
+
+def test_dropped_json_properties_have_columns() -> None:
+    old = json_schema(id="integer", zip="string", inner=json.loads(json_schema(a="string")))
+    new = json_schema(id="integer", inner=json.loads(json_schema(b="string")))
+    assert columns("JSON", old, new) == {
+        "id": "long",
+        "inner": "struct<b: string, a: string>",
+        "zip": "string",
+    }
+
+
+def test_renamed_protobuf_field_has_one_column() -> None:
+    versions = proto("int32 a = 1; string gone = 2;"), proto("int32 b = 1; reserved 2;")
+    assert columns("PROTOBUF", *versions) == {"b": "int", "gone": "string"}
+
+
+def test_type_of_a_later_version_counts() -> None:
+    assert columns("AVRO", avro(a="string", b="int"), avro(a="int")) == {"a": "int", "b": "int"}
+    assert columns("AVRO", avro(orderID="int"), avro(orderId="int")) == {"orderId": "int"}
+
+
+def test_version_without_a_table_has_no_columns() -> None:
+    recursive = avro(next=["null", "Order"])
+    assert columns("AVRO", recursive, '["string", "int"]', avro(a="int")) == {"a": "int"}
+
+
+def test_key_comes_before_dropped_fields_of_values() -> None:
+    values = avro(user_id="string", a="int"), avro(a="int")
+    found = columns("AVRO", *values, keys=(avro(gone="int", user_id="long"), avro(user_id="long")))
+    assert found == {"user_id": "long", "a": "int", "gone": "int"}
+
+
+def test_column_in_milliseconds_does_not_become_one_in_microseconds(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("lake")
+    catalog = InMemoryCatalog("c", warehouse=f"file://{folder}")
+    config = Settings(project_root=folder)
+
+    def schema(*versions: str) -> Schema:
+        layout = Layout(half("key", "AVRO", ()), half("value", "AVRO", versions))
+        return table_schema(spec(), layout)
+
+    identifier = spec().table_identifier(config)
+    catalog.create_namespace(identifier[0])
+    catalog.create_table(identifier, schema(avro(at=TIME, inner=inner(at=TIME))))
+
+    def evolve(text: str) -> None:
+        ensure_table(catalog, spec(), config, schema(text))
+
+    evolve(avro(at=["null", TIME]))
+    for wrong in (avro(at=MICROS), avro(inner=inner(at=MICROS))):
+        with pytest.raises(TableflowError, match=r"at is in milliseconds .* in microseconds"):
+            evolve(wrong)
+    evolve(avro(at="int"))
