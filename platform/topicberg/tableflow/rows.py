@@ -236,7 +236,7 @@ def _decode(
         subject, message = writers.subject, writers.half.message
         try:
             filled = format_of(writer).written(writer, subject.latest, message)
-            _check_names(writer, message, fields)
+            _check_names(writer, filled, fields)
             records, branches[number] = format_of(writer).decode(
                 records, of_writer, writer, subject.latest, fields, message
             )
@@ -267,21 +267,24 @@ def _decode(
 
 
 def _check_names(
-    writer: RegisteredSchema, message: str | None, fields: Sequence[NestedField]
+    writer: RegisteredSchema, filled: frozenset[str], fields: Sequence[NestedField]
 ) -> None:
-    """Refuse a schema with a field that would be lost.
+    """Refuse a schema with a field that would be lost; Protobuf's fields are known by number.
 
-    :raises TableflowError: its name differs in case only from the column that there is
+    :param filled: the columns that the schema has a field for
+    :raises TableflowError: a name differs in case only from the column that there is
     """
-    for name, twin in twins(fields, _natural(writer, message)):
+    if writer.schema_type == "PROTOBUF":
+        return
+    own = [one for one in _natural(writer) if one.name in filled]
+    for name, twin in twins(fields, own):
         raise TableflowError(f"its field {name} differs only in case from the column {twin}")
 
 
 @lru_cache(maxsize=4_096)
-def _natural(writer: RegisteredSchema, message: str | None) -> tuple[NestedField, ...]:
+def _natural(writer: RegisteredSchema) -> tuple[NestedField, ...]:
     """Return the columns that the schema would have by itself."""
-    where = f"schema {writer.schema_id}"
-    return tuple(format_of(writer).fields(where, writer, itertools.count(1), message))
+    return tuple(format_of(writer).fields(f"schema {writer.schema_id}", writer, itertools.count(1)))
 
 
 def _candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
