@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from shapes import Half, Malformed, Shape, Value, evolved, fields_of, placed, with_dropped
+from shapes import Half, Malformed, Shape, Value, evolved, fields_of, placed, twin, with_dropped
 from versions import Version
 
 WIRE_BYTES = 5
@@ -90,9 +90,12 @@ class Judge:
                     halves.append(Half(None, side.shape, side.shape))
                     continue
                 writer = self.writer(raw, side)
+                assert writer.shape is not None
+                fields = fields_of(writer.shape, side.shape)
+                if writer.kind != "PROTOBUF" and (name := twin(self.columns, fields)):
+                    raise Malformed(f"the schema's field {name} has no column")
                 decoded = writer.decode(raw[WIRE_BYTES:])
                 loose |= not decoded.canonical
-                assert writer.shape is not None
                 halves.append(Half(decoded.value, writer.shape, side.shape))
             result = placed(self.columns, *halves)
         except Malformed as malformed:

@@ -158,6 +158,19 @@ def fields_of(writer: Shape, latest: Shape) -> dict[str, Shape]:
     }
 
 
+def twin(columns: Shape, writer: Mapping[str, Shape]) -> str | None:
+    """A written field that has no column, as another one differs from it in case only."""
+    taken = {name.lower() for name in columns.children}
+    for name, child in writer.items():
+        column = columns.children.get(name)
+        if column is None:
+            if name.lower() in taken and columns.kind in _STRUCTS:
+                return name
+        elif found := twin(column, child.children):
+            return found
+    return None
+
+
 def _widens(narrow: Shape, wide: Shape) -> bool:
     if narrow.kind == wide.kind == "decimal":
         return narrow.scale == wide.scale and narrow.precision <= wide.precision
@@ -341,6 +354,12 @@ class _Placing:
         numbers = {"int", "long", "float", "double"}
         if {have, want} <= numbers:
             return self.number(value, have, want, path)
+        if {have, want} in ({"decimal", "int"}, {"decimal", "long"}):
+            self.sure = False  # a value that fits may be a row
+            limit = {"int": 2**31, "long": 2**63}.get(want, 10 ** (column.precision - column.scale))
+            if not -limit <= value < limit:
+                raise Malformed(f"{value} is out of range for {column}", path)
+            return Decimal(value) if want == "decimal" else int(value)
         counted = numbers | {"date", "timestamptz", "timestamp"}
         if {have, want} == {"string", "binary"} or {have, want} <= counted:
             self.sure = False
