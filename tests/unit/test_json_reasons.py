@@ -227,3 +227,13 @@ def test_references_that_multiply_are_refused() -> None:
 def test_unusable_schemas_are_refused(schema: Any, reason: str) -> None:
     with pytest.raises(TableflowError, match=reason):
         json_schema.fields("s", registered(schema), itertools.count(1))
+
+
+@pytest.mark.parametrize("anything", [{}, {"description": "any layout"}])
+def test_choice_of_anything_has_no_constants(anything: Any) -> None:
+    schema = properties(f={"anyOf": [anything, {"enum": ["header", "footer"]}]})
+    assert [explain(schema, f'{{"f": {value}}}') for value in ('"v1"', "1", "[]")] == [
+        UNEXPLAINED
+    ] * 3
+    (column,) = json_schema.fields("s", registered(schema), itertools.count(1))
+    assert str(column.field_type) == "string"

@@ -278,6 +278,8 @@ class _Reader:
                     if not branch or _types(branch) or self.choice(branch, where)[1]
                 ]
                 if typed:
+                    # Of a choice of anything and something, anything is the type.
+                    typed = [branch for branch in branches if _allows_all(branch)][:1] or typed
                     others = {k: v for k, v in part.schema.items() if k != keyword}
                     rest = (*parts[:number], replace(part, schema=others), *parts[number + 1 :])
                     return rest, typed
@@ -470,6 +472,12 @@ def _types(parts: Sequence[_Part]) -> list[str]:
     if set(named) >= _NUMERIC:
         named = [kind for kind in named if kind != "integer"]
     return [kind for kind in named if kind != "null"]
+
+
+def _allows_all(parts: Sequence[_Part]) -> bool:
+    """Whether a schema says nothing of values: ``{}``, but for comments."""
+    comments = {"$ref", "$comment", "default", "title", "description", "examples"}
+    return bool(parts) and all(comments >= part.schema.keys() for part in parts)
 
 
 def _type_of(value: Any) -> str:
