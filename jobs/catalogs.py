@@ -100,6 +100,8 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
                     iceberg = catalog.load_table(table.identifier)
                 except NoSuchTableError:
                     continue
+                if iceberg.current_snapshot() is None:  # its first run has not written yet
+                    continue
                 name, state = table.name, glue.registered_state(iceberg)
                 failures = before.failures.get(name, 0)
                 if state == before.settled.get(name):

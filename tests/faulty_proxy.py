@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import json
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
@@ -20,14 +22,40 @@ KINDS = ("429", "500", "lost", "timeout")
 connection ends, and the request was carried out all the same."""
 
 
+Refuse = Callable[[str, str, bytes | None], dict[str, Any] | None]
+"""Method, path and body of a request → the JSON of a refusal with status 400, or None."""
+
+
+def glue_limits(method: str, path: str, body: bytes | None) -> dict[str, Any] | None:
+    """What AWS Glue's Iceberg REST API refuses, in its words.
+
+    https://docs.aws.amazon.com/glue/latest/dg/iceberg-rest-apis.html, "CreateTable";
+    https://github.com/trinodb/trino/issues/28739,
+    https://github.com/duckdb/duckdb-iceberg/issues/1128
+    """
+    if method != "POST" or not path.partition("?")[0].endswith("/tables"):
+        return None
+    asked = json.loads(body or b"{}")
+    problem = None
+    if asked.get("stage-create"):
+        problem = "Malformed request: Stage create is not supported"
+    elif not asked.get("location"):
+        problem = "Location information cannot be null while creating an iceberg table"
+    if problem is None:
+        return None
+    return {"error": {"code": 400, "message": problem, "type": "InvalidInputException"}}
+
+
 @dataclass
 class FaultyProxy:
     """``with FaultyProxy(target) as proxy:`` serves at ``proxy.url``.
 
     :param percent: of the requests fail while :attr:`failing`, each kind as often
+    :param refuse: requests that are not passed on
     """
 
     target: str
+    refuse: Refuse = lambda *_: None
     percent: float = 10.0
     seed: int = 1
     silence: float = 0.5
@@ -87,7 +115,10 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else None
             fault = proxy.draw()
-            if fault == "429":
+            if refusal := proxy.refuse(self.command, self.path, body):
+                content = [("Content-Type", "application/json")]
+                self._answer(400, content, json.dumps(refusal).encode())
+            elif fault == "429":
                 self._answer(429, [("Retry-After", "0")], b"")
             elif fault == "500":
                 self._answer(500, [], b"")

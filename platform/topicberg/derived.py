@@ -18,11 +18,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
+    CommitFailedException,
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
     ValidationError,
 )
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 
 from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
@@ -263,9 +265,9 @@ def ensure_table(
     columns: pa.Schema,
     partition: tuple[str, str] | None = None,
 ) -> Table:
-    """A table with these columns, created or evolved; it always has a snapshot.
+    """Create or evolve a table so that it has these columns and at least one snapshot.
 
-    A new one has an empty snapshot, which the first overwrite can be validated against.
+    Without rows the snapshot is empty; the first overwrite is validated against it.
 
     :param partition: column and Iceberg transform
     :raises TopicbergError: a column cannot have the type that it should have now
@@ -273,18 +275,28 @@ def ensure_table(
     try:
         table = catalog.load_table(name)
     except NoSuchTableError:
-        return _create(catalog, name, columns, partition)
+        table = _create(catalog, name, columns, partition)
+    else:
+        _evolve(table, columns)
+        if partition:
+            keep_bounds(table, partition[:1])
+    if table.current_snapshot() is None:  # new, or the run that created it was killed
+        with suppress(CommitFailedException):  # another run was faster
+            table.append(table.schema().as_arrow().empty_table())
+        table.refresh()
+    return table
+
+
+def _evolve(table: Table, columns: pa.Schema) -> None:
     try:
         with table.update_schema() as update:
             update.union_by_name(columns)
     except (ValidationError, ValueError, TypeError) as error:
+        name = ".".join(table.name())
         raise TopicbergError(
-            f"table {'.'.join(name)} cannot have the columns that are computed for it: {error}",
+            f"table {name} cannot have the columns that are computed for it: {error}",
             hint="give the changed column another name, or drop the table and backfill it",
         ) from error
-    if partition:
-        keep_bounds(table, partition[:1])
-    return table
 
 
 def _create(
@@ -293,26 +305,31 @@ def _create(
     columns: pa.Schema,
     partition: tuple[str, str] | None,
 ) -> Table:
+    """Create the table with one request: AWS Glue refuses staged creation and wants a location.
+
+    https://docs.aws.amazon.com/glue/latest/dg/iceberg-rest-apis.html, "CreateTable"
+    """
+    from pyiceberg.schema import assign_fresh_schema_ids
     from pyiceberg.transforms import parse_transform
 
     from topicberg.catalog import TABLES
 
     with suppress(NamespaceAlreadyExistsError):
         catalog.create_namespace(name[0])
-    # As the topics' tables: a place of its own, never that of a table which was dropped.
-    place = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
+    schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
+    spec = PartitionSpec()
+    if partition:
+        column, transform = partition
+        source = schema.find_field(column).field_id
+        field = PartitionField(source, 1000, parse_transform(transform), f"{column}_{transform}")
+        spec = PartitionSpec(field)
     properties = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
-    with (
-        suppress(TableAlreadyExistsError),  # another run was faster
-        catalog.create_table_transaction(
-            name, schema=columns, location=place, properties=properties
-        ) as creation,
-    ):
-        if partition:
-            column, transform = partition
-            with creation.update_spec() as spec:
-                spec.add_field(column, parse_transform(transform), f"{column}_{transform}")
-        creation.append(columns.empty_table())
+    # Like a topic's table: a location of its own, never that of a table that was dropped.
+    location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
+    with suppress(TableAlreadyExistsError):  # another run was faster
+        return catalog.create_table(
+            name, schema, location=location, partition_spec=spec, properties=properties
+        )
     return catalog.load_table(name)
 
 

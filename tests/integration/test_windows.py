@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from faulty_proxy import FaultyProxy, glue_limits
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from test_stock_tables import RULES, Row, ordered, reference_flagged
@@ -26,11 +27,12 @@ from topicberg.derived import (
     spark_name,
     write_window,
 )
-from topicberg.endpoints import Endpoints
+from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.settings import settings
 from topicberg.snapshots import touched_hours
 from topicberg.tableflow.commit import ancestry, summary
 from topicberg.testing import create_table, rows, spark_session, topic_frame
+from topicberg.upsert_view import UpsertView, refresh
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
@@ -136,3 +138,30 @@ def follow(stack: Endpoints, spark: SparkSession, derivation: Derivation, since:
     head = table.current_snapshot()
     assert head is not None
     return head.snapshot_id
+
+
+def test_tables_are_created_within_glues_limits(stack: Endpoints, spark: SparkSession) -> None:
+    """PyIceberg and Spark reach the catalog through what refuses like Glue's REST API."""
+    name, partition = f"t{uuid.uuid4().hex[:8]}", ("$$partition", "$$offset")
+    source = (NAMESPACE, f"{name}_trades")
+    stack.catalog(settings()).create_namespace_if_not_exists(NAMESPACE)
+    frame = topic_frame(spark, "stock_trades", [trade(Random(1)) for _ in range(5)])
+    create_table(spark, frame.drop("$$headers"), source, "$$timestamp")
+    derivation = Derivation(
+        sources=(Source(source, "$$timestamp"),),
+        target=(NAMESPACE, name),
+        transform=lambda trades: trades.withColumnRenamed("$$timestamp", "at"),
+        target_time="at",
+    )
+    view = UpsertView(source, (NAMESPACE, f"{name}_newest"), ("symbol",), partition)
+    with (
+        FaultyProxy(stack.iceberg_rest, refuse=glue_limits) as glue,
+        spark_session() as session,
+    ):
+        session.conf.set(f"spark.sql.catalog.{CATALOG}.uri", glue.url)
+        catalog = stack.model_copy(update={"iceberg_rest": glue.url}).catalog(settings())
+        with pytest.raises(Exception, match="Stage create is not supported"):
+            session.sql(f"CREATE TABLE {spark_name((NAMESPACE, 'ctas'))} AS SELECT 1 AS id")
+        assert write_window(session, catalog, derivation, window(0, HOURS - 1)).rows == 5
+        refresh(session, catalog, view)
+    assert rows(spark.table(spark_name(view.target)).select("symbol").distinct())

@@ -148,7 +148,8 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
         RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(gone.refs)
     ]
     if gone.snapshots:
-        if time is not None and time in table.schema().column_names:
+        on_main = table.current_snapshot() is not None  # a killed first batch is staged only
+        if on_main and time is not None and time in table.schema().column_names:
             ledger = changes.noted(table, time, gone.snapshots).model_dump_json()
             updates.append(SetPropertiesUpdate(updates={changes.LEDGER: ledger}))
         updates.append(

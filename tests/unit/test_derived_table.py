@@ -1,0 +1,144 @@
+"""The creation of derived tables in a catalog with AWS Glue's limits, through kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import BadRequestError, CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.transforms import HourTransform
+
+from assets.metadata import table_metadata
+from topicberg.catalog import TABLES
+from topicberg.changes import Mark, changed
+from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
+from topicberg.checks.finding import Finding
+from topicberg.checks.table import check_equality_deletes, check_volume
+from topicberg.derived import computations, ensure_table
+from topicberg.publish import Progress, _target
+from topicberg.snapshots import changes_since, held_hours, newest_record, newest_rows
+from topicberg.tableflow.maintenance.report import TableSize
+from topicberg.unread import SourceTable, unread
+
+COLUMNS = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64())])
+NAME = ("shop", "totals")
+PARTITION = ("at", "hour")
+NOW = datetime.now(UTC)
+
+
+class GlueCatalog(SqlCatalog):
+    """Refuses what Glue's Iceberg REST API refuses, in its words."""
+
+    def create_table_transaction(self, *_: Any, **__: Any) -> NoReturn:
+        raise BadRequestError("Malformed request: Stage create is not supported")
+
+    def create_table(self, *arguments: Any, **more: Any) -> Table:
+        if not more.get("location"):
+            raise BadRequestError("Location information cannot be null while creating a table")
+        return super().create_table(*arguments, **more)
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> Iterator[GlueCatalog]:
+    uri = f"sqlite:///{tmp_path}/c.db"
+    catalog = GlueCatalog("unit", uri=uri, **{TABLES: f"file://{tmp_path}/"})
+    yield catalog
+    catalog.close()
+
+
+def ensure(catalog: GlueCatalog) -> Table:
+    return ensure_table(catalog, NAME, COLUMNS, PARTITION)
+
+
+def test_ensure_table_creates_it_within_glues_limits(glue: GlueCatalog, tmp_path: Path) -> None:
+    table = ensure(glue)
+    (field,) = table.spec().fields
+    assert (field.name, field.transform) == ("at_hour", HourTransform())
+    assert table.schema().find_field(field.source_id).name == "at"
+    assert table.location().startswith(f"file://{tmp_path}/shop/v1/")
+    assert len(table.snapshots()) == 1
+    assert ensure(glue).metadata_location == table.metadata_location
+
+
+@pytest.fixture
+def killed(glue: GlueCatalog, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """The table of a run that was killed before it wrote the first snapshot."""
+
+    def kill(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "append", kill)
+        with pytest.raises(KeyboardInterrupt):
+            ensure(glue)
+    table = glue.load_table(NAME)
+    assert table.current_snapshot() is None
+    return table
+
+
+def test_ensure_table_after_a_kill_adds_the_snapshot(glue: GlueCatalog, killed: Table) -> None:
+    table = ensure(glue)
+    assert table.metadata.table_uuid == killed.metadata.table_uuid
+    assert len(table.snapshots()) == 1
+
+
+def test_ensure_table_when_another_is_faster_takes_its(
+    glue: GlueCatalog, killed: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Table.append
+
+    def overtaken(table: Table, rows: pa.Table) -> NoReturn:
+        append(glue.load_table(NAME), rows)
+        raise CommitFailedException("another commit came first")
+
+    monkeypatch.setattr(Table, "append", overtaken)
+    assert len(ensure(glue).snapshots()) == 1
+
+
+@pytest.mark.parametrize(
+    ("read", "empty"),
+    [
+        (lambda table: list(computations(table)), []),
+        (lambda table: list(held_hours(table, "at")), []),
+        (lambda table: changes_since(table, None).new, []),
+        (lambda table: changed(table, "at", Mark.of(table, None)).changes, []),
+        (lambda table: unread(None, "at", {"s": SourceTable(table, "at")})["s"].unread, []),
+        (lambda table: newest_rows(table, 10), None),
+        (lambda table: newest_record(table, "at"), None),
+        (lambda table: table_metadata(table)["dagster/row_count"], 0),
+        (lambda table: TableSize.of(table).rows, 0),
+        (lambda table: _target(table, Progress(topic_id="t", table_uuid="u")), None),
+        (lambda table: check_volume(table, 2, NOW).passed, True),
+        (lambda table: check_equality_deletes(table, "rewrite").passed, True),
+    ],
+)
+def test_readers_without_a_snapshot_see_no_rows(
+    killed: Table, read: Callable[[Table], Any], empty: Any
+) -> None:
+    assert read(killed) == empty
+
+
+def test_checks_without_a_snapshot_allow_their_time(glue: GlueCatalog, killed: Table) -> None:
+    source = glue.create_table(("shop", "orders"), COLUMNS, location=f"{glue.properties[TABLES]}o")
+    rows = [{"at": NOW - timedelta(hours=2), "id": 1}]
+    source.append(pa.Table.from_pylist(rows, schema=COLUMNS))
+
+    def up_to_date(now: datetime, before: Finding | None) -> Finding:
+        sources = {"shop.orders": SourceTable(source, "at")}
+        memory = before.facts[MEMORY] if before else None
+        return check_up_to_date(
+            killed, "at", sources, 30, now, memory, lambda _: ["k"], lambda _: "mend"
+        )
+
+    later = datetime.now(UTC) + timedelta(minutes=31)
+    first = up_to_date(NOW, None)
+    assert first.passed
+    assert not up_to_date(later, first).passed
+    assert check_merged(killed, source, 30, NOW, "mend").passed
+    assert not check_merged(killed, source, 30, later, "mend").passed
