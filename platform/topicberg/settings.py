@@ -10,7 +10,7 @@ import json
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     bucket: str = Field(
         default_factory=lambda fields: str(fields["prefix"]).replace("_", "-"),
         pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
-        description="holds every table; S3 takes no underscore, Snowflake no dot",
+        description="holds the topics' tables; S3 takes no underscore, Snowflake no dot",
     )
 
     snowflake_catalog: Literal["glue", "glue_rest", "open_catalog", "iceberg_rest"] = Field(
@@ -107,6 +107,11 @@ class Settings(BaseSettings):
     @property
     def warehouse(self) -> str:
         return f"s3://{self.bucket}/"
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether the Kafka cluster is known: in the cloud the default is that of no deployment."""
+        return self.deployment == "local" or "cluster_id" in self.model_fields_set
 
     @property
     def own_engine(self) -> bool:
@@ -170,6 +175,20 @@ def emr_settings() -> EmrSettings | None:
 
 DEPLOYED_FILE = "deployment.json"
 """In the state directory: names that only a deployment's accounts know. None is secret."""
+DEPLOYED_NAMES = ("cluster_id", "bucket", "aws_account_id")
+
+
+class DeployedSettings(Settings):
+    """Settings of the cloud deployment: a name that is not known is an error, never a default."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in DEPLOYED_NAMES and name not in super().__getattribute__("model_fields_set"):
+            raise TopicbergError(
+                f"the cloud deployment's {name} is not known: {_deployed(self)[1]}",
+                hint="run `topicberg deploy status` once, which writes that file, or set "
+                + ", ".join(f"TOPICBERG_{each.upper()}" for each in DEPLOYED_NAMES),
+            )
+        return super().__getattribute__(name)
 
 
 @lru_cache(maxsize=1)
@@ -181,10 +200,20 @@ def settings() -> Settings:
     stated = Settings()
     if stated.deployment == "local":
         return stated
+    found = _deployed(stated)[0]
+    return DeployedSettings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
+
+
+def _deployed(config: Settings) -> tuple[dict[str, Any], str]:
+    """The names that ``topicberg deploy`` wrote down, and why there is none."""
+    path = config.state_dir / DEPLOYED_FILE
     try:
-        found = json.loads((stated.state_dir / DEPLOYED_FILE).read_text())
-    except (OSError, ValueError):
-        return stated
-    if found.pop("prefix", None) != stated.prefix:
-        return stated
-    return Settings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
+        found = json.loads(path.read_text())
+        prefix = found.pop("prefix", None)
+    except FileNotFoundError:
+        return {}, f"there is no {path}"
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return {}, f"{path} cannot be read: {type(error).__name__}"
+    if prefix != config.prefix:
+        return {}, f"{path} is of prefix {prefix}, not {config.prefix}"
+    return found, f"{path} lacks it"

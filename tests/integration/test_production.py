@@ -117,6 +117,7 @@ def test_the_code_location_loads_from_what_is_copied(tmp_path: Path) -> None:
             "HOME": str(tmp_path),
             "PYTHONPATH": f"{tmp_path}:{tmp_path / 'platform'}",
             "TOPICBERG_DEPLOYMENT": "cloud",
+            "TOPICBERG_CLUSTER_ID": "lkc-1",
             "TOPICBERG_STATE_DIR": str(tmp_path / "state"),
             "TOPICBERG_ENV_FILE": os.devnull,
         },

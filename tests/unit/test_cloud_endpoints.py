@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from topicberg.settings import DEPLOYED_FILE, Settings, settings
 from topicberg.spark import check_spark
 from topicberg.tableflow import confluent
 from topicberg.tableflow.status import FailingFormat
+from topicberg.topics import load_topic, load_topics
 
 PREFIX = "demo"
 KAFKA = f"/confluent_cloud_resource/{PREFIX}/kafka_cluster/app_manager/python_client"
@@ -61,10 +62,39 @@ def test_names_are_those_that_were_noted(account: Any, tmp_path: Path) -> None:
     assert {name: getattr(found, name) for name in noted} == noted
 
 
-def test_a_note_of_another_deployment_is_none(account: Any, tmp_path: Path) -> None:
-    noted = {"prefix": "other", "cluster_id": "lkc-7"}
-    (tmp_path / DEPLOYED_FILE).write_text(json.dumps(noted))
-    assert settings().cluster_id == "lkc-local"
+@pytest.mark.parametrize(
+    ("noted", "reason"),
+    [
+        (None, "there is no"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"prefix": "other", "cluster_id": "lkc-7"}', "is of prefix other, not demo"),
+        ('{"prefix": "demo"}', "lacks it"),
+    ],
+)
+def test_names_that_are_not_known_raise(
+    account: Any, tmp_path: Path, noted: str | None, reason: str
+) -> None:
+    if noted is not None:
+        (tmp_path / DEPLOYED_FILE).write_text(noted)
+    config = settings()
+    read: list[Callable[[], Any]] = [
+        lambda: config.cluster_id,
+        lambda: config.warehouse,
+        lambda: config.aws_account_id,
+        lambda: config.model_copy().bucket,
+        lambda: load_topic("stock_trades").table_identifier(),
+    ]
+    for name in read:
+        with pytest.raises(TopicbergError, match=reason) as raised:
+            name()
+        assert "TOPICBERG_CLUSTER_ID" in str(raised.value)
+
+
+def test_names_that_are_not_known_keep_no_spec_from_loading(account: Any) -> None:
+    assert load_topics(settings())
+    done = CliRunner().invoke(app, ["topics", "validate"])
+    assert done.exit_code == 0, done.output
 
 
 def test_the_environment_comes_before_the_note(

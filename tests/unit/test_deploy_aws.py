@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -20,7 +21,7 @@ from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
 from topicberg.deploy.world import CLUSTER, World
-from topicberg.settings import Settings
+from topicberg.settings import DEPLOYED_FILE, Settings
 
 REGION = "eu-west-1"
 BUCKET = Bucket("aws/bucket", "of the tables")
@@ -34,10 +35,10 @@ FACTS = {
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    config = Settings(deployment="cloud", prefix="demo", aws_region=REGION)
+    config = Settings(deployment="cloud", prefix="demo", aws_region=REGION, state_dir=tmp_path)
     deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
     with mock_aws():
         yield World(config, deploy, [], sleep=lambda _: None, live=dict(FACTS))
@@ -45,6 +46,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def make(world: World, *resources: Any) -> None:
     engine.create(resources, world, lambda *_: None)
+
+
+def test_names_of_a_deployment_that_failed_are_noted(world: World) -> None:
+    with pytest.raises(engine.DeployError), world.noting():
+        raise engine.DeployError("one resource could not be created")
+    noted = json.loads((world.config.state_dir / DEPLOYED_FILE).read_text())
+    assert noted["cluster_id"] == "lkc-1"
+    assert noted["bucket"] == "demo-123456789012"
 
 
 def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(world: World) -> None:

@@ -106,9 +106,8 @@ def create(
     if settings().deployment == "local":
         _start_stack()
     world, graph = _open(_flags(**_given(locals())))
-    with exclusive(world), _reporting() as report:
+    with exclusive(world), world.noting(), _reporting() as report:
         engine.create(graph, world, report)
-    world.note()
     if world.config.deployment == "local":
         _compute_derived(world)
     wanted = sum(resource.wanted for resource in graph)

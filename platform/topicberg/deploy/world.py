@@ -21,7 +21,7 @@ from topicberg.deploy.secrets import ApiKey, Secrets
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
 from topicberg.files import replace_file
-from topicberg.settings import DEPLOYED_FILE, Settings
+from topicberg.settings import DEPLOYED_FILE, DEPLOYED_NAMES, Settings
 from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:
@@ -223,9 +223,16 @@ class World:
         """Write down what only the accounts know, so that everything else finds the deployment."""
         if self.config.deployment == "local" or CLUSTER not in self.live:
             return
-        names = ("prefix", "cluster_id", "bucket", "aws_account_id")
-        seen = {name: getattr(self.seen, name) for name in names}
+        seen = {name: getattr(self.seen, name) for name in ("prefix", *DEPLOYED_NAMES)}
         replace_file(self.config.state_dir / DEPLOYED_FILE, json.dumps(seen, indent=2) + "\n")
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Write the names down at the end, also of a deployment that was created in part."""
+        try:
+            yield
+        finally:
+            self.note()
 
     def forget_note(self) -> None:
         (self.config.state_dir / DEPLOYED_FILE).unlink(missing_ok=True)
