@@ -51,6 +51,8 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
                 chosen, world, lambda one, what: context.log.info("%s: %s", what, one.title)
             )
         for one in engine.in_order(chosen):
+            if one.key in world.waiting:
+                continue
             live = world.need(one.key)
             yield dg.MaterializeResult(
                 asset_key=asset_key(one.key), metadata=_metadata(steps[one.key], live.id)
@@ -66,6 +68,7 @@ def _spec(resource: "Resource", owners: list[str]) -> dg.AssetSpec:
         group_name=PLATFORM,
         kinds={_KINDS[Path(resource.key).parts[0]]},
         owners=owners,
+        skippable=True,  # one that waits, e.g. for a topic's first record
         description=f"{resource.title}; found by its name, made or mended by `topicberg deploy`.",
     )
 

@@ -99,6 +99,8 @@ def create(
 
     In the local deployment it starts the stack if it is down, and computes the derived tables once.
     """
+    from collections import Counter
+
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
     from topicberg.settings import settings
@@ -110,8 +112,10 @@ def create(
         engine.create(graph, world, report)
     if world.config.deployment == "local":
         _compute_derived(world)
-    wanted = sum(resource.wanted for resource in graph)
-    echo(f"{wanted} resources are as they should be; `topicberg deploy plan` is empty")
+    for reason, count in Counter(world.waiting.values()).items():
+        echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
+    made = sum(resource.wanted for resource in graph) - len(world.waiting)
+    echo(f"{made} resources are as they should be; `topicberg deploy plan` is empty")
 
 
 @app.command()
@@ -173,7 +177,8 @@ def status(
     admin_user_secrets_root_path: AdminSecrets = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Show every resource with its id. Exit code 1 when one is missing or differs."""
+    """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
+    for something that is not topicberg's to do."""
 
     from topicberg.deploy.resource import Action
 
@@ -188,6 +193,7 @@ def status(
                 "name": step.resource.name,
                 "id": _id(world, step.resource),
                 "action": step.action.value,
+                "reason": step.reason,
                 "changes": step.lines(),
             }
             for step in steps
@@ -195,7 +201,7 @@ def status(
         echo_json(rows)
     else:
         _table(world, steps)
-    if any(step.action is not Action.KEEP for step in steps):
+    if any(step.action not in (Action.KEEP, Action.WAIT) for step in steps):
         raise typer.Exit(1)
 
 
@@ -305,6 +311,7 @@ _SIGNS = {
     "replace": ("±", "red"),
     "delete": ("-", "red"),
     "look again": ("?", "cyan"),
+    "wait": ("…", "cyan"),
     "keep": (" ", None),
 }
 
@@ -322,12 +329,13 @@ def _show(steps: list[Step], *, everything: bool) -> int:
         echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
         for line in step.lines():
             echo(f"      {line}")
-    kept = counts.pop("keep", 0)
+    kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
+    later = f"; {waiting} wait" if waiting else ""
     if not counts:
-        echo(f"nothing to do: {kept} resources are as they should be")
+        echo(f"nothing to do: {kept} resources are as they should be{later}")
     else:
         told = ", ".join(f"{count} to {action}" for action, count in counts.items())
-        echo(f"{told}; {kept} are as they should be")
+        echo(f"{told}; {kept} are as they should be{later}")
     return sum(counts.values())
 
 
@@ -337,7 +345,9 @@ def _table(world: World, steps: list[Step]) -> None:
 
     table = Table("resource", "name", "id", "state")
     for step in steps:
-        state = "as it should be" if step.action.value == "keep" else f"[red]{step.action.value}"
+        state = {"keep": "as it should be", "wait": f"waits {cell(step.reason)}"}.get(
+            step.action.value, f"[red]{step.action.value}"
+        )
         resource = step.resource
         name, found = cell(resource.name), cell(_id(world, resource) or "")
         table.add_row(resource.key, name, found, state)

@@ -9,9 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from graphlib import TopologicalSorter
 
-from topicberg.deploy.confluent.api import ConflictError, CredentialsError, GoneError
+from topicberg.deploy.confluent.api import (
+    ConflictError,
+    CredentialsError,
+    GoneError,
+    UncertainError,
+)
 from topicberg.deploy.passing import exists, gone, passes, unanswered
 from topicberg.deploy.resource import (
     Action,
@@ -21,9 +27,10 @@ from topicberg.deploy.resource import (
     MissingError,
     Resource,
     Step,
+    WaitingError,
     compare,
 )
-from topicberg.deploy.wait import until
+from topicberg.deploy.wait import PatienceError, until
 from topicberg.deploy.world import WORKERS, World
 from topicberg.errors import TopicbergError
 
@@ -32,6 +39,10 @@ Report = Callable[[Resource, str], None]
 
 GONE_SECONDS = 30 * 60.0
 TRIES = 8
+CONFLICT_TRIES = 24
+"""Of a deletion: what used it takes minutes to be gone everywhere. Some ten minutes in all."""
+UNCERTAIN_SECONDS = 60.0
+"""How long to look for what an unanswered request may have created, if it may exist twice."""
 PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Seconds between attempts that were refused: permissions take about 90 seconds to spread."""
 
@@ -56,6 +67,7 @@ def look(resource: Resource, world: World) -> Live | None:
     :raises MissingError: it cannot be seen because something that is needed to look is missing
     """
     world.forget(resource.key)
+    world.waiting.pop(resource.key, None)
     for key in resource.within:
         world.need(key)
     live = resource.find(world)
@@ -70,12 +82,17 @@ def examine(resource: Resource, world: World) -> Step:
         live = look(resource, world)
     except (MissingError, CredentialsError, GoneError) as error:
         key = error.key if isinstance(error, MissingError) else "its key"
+        if key in world.waiting and resource.wanted:
+            return _wait(resource, world, world.waiting[key])
         if key in resource.within:
             return Step(resource, Action.CREATE if resource.wanted else Action.KEEP)
         return Step(resource, Action.LOOK, reason=f"{key} comes first")
     if not resource.wanted:
         return Step(resource, Action.KEEP if live is None else Action.DELETE)
     if live is None:
+        with suppress(MissingError, CredentialsError, GoneError):  # created before it, then
+            if reason := resource.waits(world):
+                return _wait(resource, world, reason)
         return Step(resource, Action.CREATE)
     try:
         changes = difference(resource, world, live)
@@ -86,6 +103,11 @@ def examine(resource: Resource, world: World) -> Step:
     if set(changes) & resource.replaced_for:
         return Step(resource, Action.REPLACE, changes)
     return Step(resource, Action.CHANGE, changes)
+
+
+def _wait(resource: Resource, world: World, reason: str) -> Step:
+    world.waiting[resource.key] = reason
+    return Step(resource, Action.WAIT, reason=reason)
 
 
 def difference(resource: Resource, world: World, live: Live) -> Changes:
@@ -119,10 +141,13 @@ def converge(resource: Resource, world: World, report: Report) -> Live:
     """Make or mend one resource whose needs are there, and wait until it can be used.
 
     :raises TopicbergError: it could not be done
+    :raises WaitingError: it cannot be created yet, and nothing is wrong
     """
     live = look(resource, world)
     whole = False
     if live is None:
+        if reason := resource.waits(world):
+            raise WaitingError(reason)
         if not resource.built_in:
             report(resource, "creating")
             whole = _make(resource, world)
@@ -164,6 +189,10 @@ def _make(resource: Resource, world: World) -> bool:
             pause = min(30.0, pause * 2)
             if look(resource, world) is not None:
                 return False
+            if isinstance(error, UncertainError) and not resource.unique:
+                with suppress(PatienceError):
+                    until(lambda: look(resource, world), "", UNCERTAIN_SECONDS, sleep=world.sleep)
+                    return False
             if made and attempt > 4:
                 raise
         else:
@@ -209,9 +238,25 @@ def create(resources: Iterable[Resource], world: World, report: Report) -> None:
     graph = list(resources)
     _clear(graph, world, report)
     by_key = {resource.key: resource for resource in graph if resource.wanted}
-    failed = _walk(by_key, lambda resource: patiently(resource, world, report))
+    failed = _walk(by_key, lambda resource: _create(resource, world, report))
     if failed:
         raise _summary("could not be created", by_key, failed)
+
+
+def _create(resource: Resource, world: World, report: Report) -> None:
+    """Converge one resource; one that waits, or needs one that waits, is left for later."""
+    try:
+        patiently(resource, world, report)
+    except WaitingError as waiting:
+        reason = waiting.reason
+    except MissingError as error:
+        if error.key not in world.waiting:
+            raise
+        reason = world.waiting[error.key]
+    else:
+        return
+    world.waiting[resource.key] = reason
+    report(resource, f"waits ({reason})")
 
 
 def _clear(graph: list[Resource], world: World, report: Report) -> None:
@@ -356,15 +401,18 @@ def remove(resource: Resource, world: World, live: Live) -> None:
                 raise
             return False
 
-    for attempt in range(1, TRIES + 1):
+    for attempt in range(1, CONFLICT_TRIES + 1):
         try:
             resource.delete(world, live)
             break
         except Exception as error:
             # A conflict: something that used it is not gone everywhere yet.
-            if not (isinstance(error, ConflictError) or passes(error) or gone(error)):
+            conflict = isinstance(error, ConflictError)
+            if not (conflict or passes(error) or gone(error)):
                 raise
-            if attempt == TRIES and not gone(error):
+            if attempt >= (CONFLICT_TRIES if conflict else TRIES):
+                if gone(error):
+                    break
                 raise
             world.sleep(min(30.0, 2.0 ** (attempt - 1)))
             if is_gone():

@@ -7,12 +7,16 @@ not known everywhere yet, and about connections that broke for longer than a cli
 
 from __future__ import annotations
 
+import re
+
 from botocore.exceptions import ClientError, HTTPClientError
 
 from topicberg.answers import AnswerError
 from topicberg.deploy.confluent.api import (
+    ApiError,
     ConflictError,
     CredentialsError,
+    FailedError,
     GoneError,
     UncertainError,
 )
@@ -37,13 +41,27 @@ EVENTUAL = (
     "NoSuchEntity",
     "MalformedPolicyDocument",
     "DeleteConflict",
+    "BucketNotEmpty",
     "InvalidParameterException",
     "InvalidRequestException",
     "ConcurrentModification",
     "ConcurrentModificationException",
 )
 """What AWS answers while a change is not everywhere: a principal that IAM does not know yet is
-called a malformed policy; a secret's stage that has moved already, an invalid parameter."""
+called a malformed policy; a secret's stage that has moved already, an invalid parameter. Tableflow
+may write to its bucket for a while after it was disabled."""
+SETTLING = re.compile(
+    r"schemaless topic detected"  # the schema was registered seconds ago
+    r"|not authorized|authorization failed|does not have .*\b(access|permission)"  # a role binding
+    r"|unknown.?topic|topic .*(not found|does not exist)",
+    re.IGNORECASE,
+)
+"""What Confluent answers with 400 or 422 while something that was created just now is not known
+everywhere. Sources: the comments of the Terraform provider's Tableflow examples, its issues 189 and
+210 (connectors and role bindings).
+"""
+ASSUMING = re.compile(r"assume (the )?(iam )?role|sts:AssumeRole", re.IGNORECASE)
+"""What Confluent and Snowflake say of an IAM role that is not known everywhere yet."""
 BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown")
 
 
@@ -58,17 +76,28 @@ def exists(error: BaseException) -> bool:
 
 
 def gone(error: BaseException) -> bool:
-    """What was to be deleted is not there."""
-    return isinstance(error, GoneError) or code(error) in GONE
+    """What was to be deleted is not there.
+
+    Not of a 403: it may as well say that the key may not delete it, which a look tells apart.
+    """
+    return (isinstance(error, GoneError) and error.status == 404) or code(error) in GONE
 
 
 def passes(error: BaseException) -> bool:
     """Whether it is worth looking again, and trying again."""
     return (
-        isinstance(error, GoneError | CredentialsError)
+        isinstance(error, GoneError | CredentialsError | FailedError)
+        or settling(error)
         or code(error) in EVENTUAL
         or unanswered(error)
     )
+
+
+def settling(error: BaseException) -> bool:
+    """Whether a vendor refuses because something new is not known everywhere yet."""
+    if isinstance(error, ApiError) and error.status in (0, 400, 422):
+        return bool(SETTLING.search(error.message) or ASSUMING.search(error.message))
+    return _of_snowflake(error) and bool(ASSUMING.search(str(error)))
 
 
 def unanswered(error: BaseException) -> bool:
@@ -81,10 +110,15 @@ def unanswered(error: BaseException) -> bool:
 
 def broken(error: BaseException) -> bool:
     """Whether a session with Snowflake is of no use any more."""
-    if not type(error).__module__.startswith("snowflake.connector"):
+    if not _of_snowflake(error):
         return False
     from snowflake.connector.errors import DatabaseError, Error, OperationalError
 
     if isinstance(error, DatabaseError):
         return isinstance(error, OperationalError)
     return isinstance(error, Error)
+
+
+def _of_snowflake(error: BaseException) -> bool:
+    """Without importing the connector, which takes long."""
+    return type(error).__module__.startswith("snowflake.connector")

@@ -28,6 +28,8 @@ class Action(StrEnum):
     DELETE = "delete"
     LOOK = "look again"
     """It cannot be seen before something else is mended, e.g. the key that shows it."""
+    WAIT = "wait"
+    """It cannot be created before something happens that is not ours to do; nothing is wrong."""
 
 
 Fields = dict[str, Any]
@@ -59,6 +61,17 @@ class MissingError(Exception):
         self.key = key
 
 
+class WaitingError(Exception):
+    """A resource cannot be created before something happens that is not ours to do.
+
+    :param reason: what it waits for
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class CannotChangeError(TopicbergError):
     """A resource differs in a way that only making it anew would mend, which would lose data."""
 
@@ -88,6 +101,8 @@ class Resource:
     """Deleting it deletes data: it is never replaced, and the confirmation names it."""
     built_in: ClassVar[bool] = False
     """It appears and goes with another resource; nothing makes or deletes it."""
+    unique: ClassVar[bool] = True
+    """Its vendor refuses a second one of its name."""
 
     def find(self, world: World) -> Live | None:
         """:raises MissingError: what is needed to look is not there"""
@@ -113,6 +128,13 @@ class Resource:
     def is_ours(self, world: World) -> bool:
         """Whether a delete takes it: not what the local stack brings along."""
         return not self.built_in
+
+    def waits(self, world: World) -> str:
+        """Return what it waits for before it can be created; empty: nothing.
+
+        :raises MissingError: what is needed to tell is not there
+        """
+        return ""
 
     def settle(self, world: World, live: Live) -> None:
         """Wait until others can use it.

@@ -6,9 +6,11 @@ import json
 import random
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,12 @@ class World:
     lease: Lease | None = None
     """Of the deploy that is under way."""
     live: dict[str, Live] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+    """Key of a resource that cannot be created yet → what it waits for."""
+    made: defaultdict[str, dict[str, datetime]] = field(
+        default_factory=lambda: defaultdict(dict), repr=False
+    )
+    """Key of a resource → ids of the API keys that this process created for it, and when."""
     _apis: dict[tuple[str, str], Api] = field(default_factory=dict, repr=False)
     _clients: dict[str, Any] = field(default_factory=dict, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -175,13 +183,15 @@ class World:
                 endpoints = endpoints.model_copy(update={"aws": own})
             client = endpoints.boto3(service, self.config, options)
         else:
-            profile, region = self.deploy.profile, self.config.aws_region
-            client = aws_session(profile_name=profile, region_name=region).client(
-                service, config=options
-            )
+            client = self._aws_session.client(service, config=options)
         client.meta.events.register("before-parse", _without_body)
         client.meta.events.register("needs-retry", _too_many)
         return client
+
+    @cached_property
+    def _aws_session(self) -> Any:
+        """One for all clients: it has read the descriptions of AWS's services."""
+        return aws_session(profile_name=self.deploy.profile, region_name=self.config.aws_region)
 
     def _before_send(self, event_name: str, **_: Any) -> None:
         """Each attempt of a request; what is not known to read only may change something."""

@@ -73,6 +73,10 @@ class GarbledError(UncertainError, AnswerError):
     """An answer that is none of the API: the request may have been carried out or not."""
 
 
+class FailedError(ApiError):
+    """Something that was created is in phase FAILED: it may have come before what it needs."""
+
+
 class _TransientError(Exception):
     """This attempt failed in a way that passes.
 

@@ -86,6 +86,7 @@ class Cluster(Resource):
 
     kind = "Kafka cluster"
     holds_data = True
+    unique = False
     replaced_for = frozenset({"cloud", "region", "type", "availability"})
 
     def find(self, world: World) -> Live | None:
