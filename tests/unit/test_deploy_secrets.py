@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import boto3
 import pytest
@@ -32,6 +33,19 @@ def test_a_new_version_is_current_once_it_is_published(secrets: Secrets) -> None
     assert [(v.label, v.current) for v in secrets.versions("s")] == [("ONE", False), ("TWO", True)]
     assert all(abs(v.created.timestamp() - before) < 60 for v in versions)
     assert versions[0].created <= versions[1].created
+
+
+def test_what_was_just_stored_is_known_though_aws_does_not_tell(secrets: Secrets) -> None:
+    """Secrets Manager is eventually consistent, and a key that nobody knows is revoked."""
+    secrets.publish("s", secrets.add("s", {"k": "1"}, "ONE"))
+    before = secrets.client.describe_secret(SecretId="s")
+
+    def late(parsed: dict[str, Any], **_: Any) -> None:
+        parsed["VersionIdsToStages"] = before["VersionIdsToStages"]
+
+    secrets.client.meta.events.register("after-call.secrets-manager.DescribeSecret", late)
+    secrets.add("s", {"k": "2"}, "TWO")
+    assert [(v.label, v.current) for v in secrets.versions("s")] == [("ONE", True), ("TWO", False)]
 
 
 def test_a_dead_key_is_forgotten(secrets: Secrets) -> None:

@@ -24,7 +24,7 @@ from topicberg.deploy.confluent.integrations import (
     CatalogIntegration,
     ProviderIntegration,
 )
-from topicberg.deploy.confluent.kafka import Subject, Topic
+from topicberg.deploy.confluent.kafka import ClusterAcl, Subject, Topic
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
 from topicberg.deploy.confluent.tableflow import TableflowTopic
@@ -58,6 +58,9 @@ ACCOUNTS = {
     "schema_registry": "reads and registers schemas",
 }
 """Service account → what it is for."""
+SUBJECTS = "/subject=*"
+ROLE_TO_SYSADMIN = "snowflake/role_grant/to_sysadmin"
+CONNECTOR_ACL = "confluent/acl/app_connector"
 
 
 def account(role: str) -> str:
@@ -95,9 +98,18 @@ def _organization(names: Names) -> Iterator[Resource]:
             account(role), names.service_account(role), description=f"topicberg: {purpose}"
         )
     yield _binding("cluster_admin", "app_manager", "CloudClusterAdmin", CLUSTER)
+    # Tableflow validates schemas with the rights of whoever enables it.
+    yield _binding("tableflow_subjects", "app_manager", "DeveloperRead", REGISTRY, pattern=SUBJECTS)
     for role in ("DeveloperRead", "DeveloperWrite"):
         name = f"subjects_{role.removeprefix('Developer').lower()}"
-        yield _binding(name, "schema_registry", role, REGISTRY, pattern="/subject=*")
+        yield _binding(name, "schema_registry", role, REGISTRY, pattern=SUBJECTS)
+    yield ClusterAcl(
+        CONNECTOR_ACL,
+        "DESCRIBE of app_connector on the cluster",
+        (account("app_connector"), CLUSTER, "key/kafka_app_manager"),
+        (account("app_connector"), CLUSTER),
+        account=account("app_connector"),
+    )
     yield _binding(
         "consumer_group",
         "app_consumer",
@@ -250,12 +262,16 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     yield TableflowTopic(
         f"confluent/tableflow/{name}",
         spec.name,
-        (*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
+        (
+            *(*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
+            binding("tableflow_subjects"),
+        ),
         (CLUSTER, PROVIDER_INTEGRATION),
         spec.tableflow.enabled,
         spec=spec,
     )
-    yield from _snowflake_table(spec, config)
+        has_source=bool(quickstart),
+    yield from _snowflake_table(spec, config, has_source=bool(quickstart))
 
 
 def _connector(
@@ -280,7 +296,7 @@ def _connector(
     yield Connector(
         f"confluent/connector/{name}",
         names.connector(spec.name),
-        (CLUSTER, account("app_connector"), *before, *rights),
+        (CLUSTER, account("app_connector"), CONNECTOR_ACL, *before, *rights),
         (CLUSTER,),
         topic=spec.name,
         quickstart=quickstart,
@@ -404,7 +420,7 @@ def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: 
     )
 
 
-def _snowflake_table(spec: TopicSpec, config: Settings) -> Iterator[Resource]:
+def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Iterator[Resource]:
     called = SnowflakeNames.of(config)
     table = f"snowflake/table/{spec.asset_name}"
     integration = _topic_integration(config)
@@ -431,3 +447,4 @@ def _snowflake_table(spec: TopicSpec, config: Settings) -> Iterator[Resource]:
     role = "snowflake/role/system_admin"
     select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
     yield replace(select, wanted=spec.tableflow.enabled)
+        has_source=has_source,

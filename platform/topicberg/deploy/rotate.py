@@ -23,7 +23,7 @@ from topicberg.deploy.confluent.api import UncertainError
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.engine import TRIES, look, patiently, plan
 from topicberg.deploy.resource import Action, Resource
-from topicberg.deploy.secrets import ApiKey
+from topicberg.deploy.secrets import ApiKey, Version
 from topicberg.deploy.snowflake.principals import User, UserKeys
 from topicberg.errors import TopicbergError
 
@@ -111,9 +111,12 @@ def rotate(
 def _rotate_key(
     resource: RotatingKey, world: World, tell: Tell, *, force: bool, now: datetime
 ) -> bool:
-    patiently(resource, world, lambda _, what: tell(f"{what}: {resource.title}"))
+    live = patiently(resource, world, lambda _, what: tell(f"{what}: {resource.title}"))
     period = timedelta(days=world.deploy.day_count)
-    keys = [Aged(key, made) for key, made in resource.alive(world).items()]
+    versions: list[Version] = live.facts["versions"]  # not of a key whose secret nobody knows
+    made = resource.alive(world, versions)
+    known = {version.label for version in versions}
+    keys = [Aged(key, when) for key, when in made.items() if key in known]
     decision = decide(keys, now, period, world.deploy.number_of_api_keys_to_retain, force=force)
     if decision.create:
         key = _add(resource, world)

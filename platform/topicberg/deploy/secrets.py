@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,6 +59,8 @@ class Secrets:
     """
 
     client: Any
+    _added: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
+    """Secret and version that this process stored → its label."""
 
     def exists(self, name: str) -> bool:
         """A secret that waits for its deletion does not."""
@@ -66,24 +68,26 @@ class Secrets:
         return described is not None and "DeletedDate" not in described
 
     def versions(self, name: str) -> list[Version]:
-        """Those with a label, oldest first."""
-        if not self.exists(name):
+        """Those with a label, oldest first.
+
+        As the secret itself has them: lists of Secrets Manager may lag. What this process stored is
+        remembered besides.
+        """
+        described = self._describe(name)
+        if described is None or "DeletedDate" in described:
             return []
+        held: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
+        remembered = {
+            one: [stage] for (secret, one), stage in self._added.items() if secret == name
+        }
         found: list[Version] = []
-        token: dict[str, str] = {}
-        while True:
-            page = self.client.list_secret_version_ids(SecretId=name, MaxResults=100, **token)
-            for version in page["Versions"]:
-                stages = version.get("VersionStages") or []
-                labels = [stage for stage in stages if stage.startswith(_LABEL)]
-                for stage in labels:
+        for version, stages in {**remembered, **held}.items():
+            for stage in stages:
+                if stage.startswith(_LABEL):
                     label, _, made = stage.removeprefix(_LABEL).rpartition("-")
                     created = datetime.fromtimestamp(int(made) / 1000, UTC)
-                    current = CURRENT in stages
-                    found.append(Version(version["VersionId"], label, stage, created, current))
-            if not page.get("NextToken"):
-                return sorted(found, key=lambda version: version.created)
-            token = {"NextToken": page["NextToken"]}
+                    found.append(Version(version, label, stage, created, CURRENT in stages))
+        return sorted(found, key=lambda version: version.created)
 
     def read(self, name: str, version: str | None = None) -> dict[str, str] | None:
         """The values of a version, the current one by default; None when there is none."""
@@ -118,7 +122,9 @@ class Secrets:
         answer = self.client.put_secret_value(
             SecretId=name, SecretString=text, VersionStages=[stage]
         )
-        return str(answer["VersionId"])
+        version = str(answer["VersionId"])
+        self._added[name, version] = stage
+        return version
 
     def publish(self, name: str, version: str) -> None:
         """Make a version the current one."""
@@ -128,6 +134,7 @@ class Secrets:
         """Take a dead key's label away; AWS then drops its version."""
         for version in self.versions(name):
             if version.label == label:
+                self._added.pop((name, version.id), None)
                 self._move(name, version.stage, None)
 
     def _move(self, name: str, stage: str, to: str | None) -> None:
@@ -156,6 +163,7 @@ class Secrets:
         """
         :param purge: at once and for ever, instead of after AWS's 30 days
         """
+        self._added = {key: stage for key, stage in self._added.items() if key[0] != name}
         if self._describe(name) is None:
             return
         how: dict[str, Any] = (

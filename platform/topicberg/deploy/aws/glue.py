@@ -48,18 +48,18 @@ class GlueDatabase(Resource):
         """Tableflow's own tables are resources by themselves."""
         if not self.database:
             return []
-        return [f"{self.database}.{table}" for table in _tables(world, self.database)]
+        return [f"{self.database}.{table}" for table in tables(world, self.database)]
 
     def delete(self, world: World, live: Live) -> None:
         """With the tables in it, which nobody takes out when Tableflow stops."""
-        glue, tables = world.aws("glue"), _tables(world, live.id)
-        for start in range(0, len(tables), 100):
-            glue.batch_delete_table(
-                DatabaseName=live.id, TablesToDelete=tables[start : start + 100]
-            )
+        glue, names = world.aws("glue"), tables(world, live.id)
+        for start in range(0, len(names), 100):
+            some = names[start : start + 100]
+            glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
         glue.delete_database(Name=live.id)
 
 
-def _tables(world: World, database: str) -> list[str]:
+def tables(world: World, database: str) -> list[str]:
+    """Return the names of the tables in a Glue database."""
     pages = world.aws("glue").get_paginator("get_tables").paginate(DatabaseName=database)
     return [table["Name"] for page in pages for table in page["TableList"]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from topicberg.deploy.confluent.api import ApiError
+from topicberg.deploy.confluent.api import ApiError, FailedError
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 
@@ -17,6 +17,8 @@ QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
 PLUGIN = "DatagenSource"
 RUNNING_SECONDS = 30 * 60.0
+FAILED_POLLS = 6
+"""Times in a row that FAILED must be seen: a configuration that was just sent again starts it."""
 _PENDING = ("NONE", "PROVISIONING", "DEGRADED")
 _MASK = "****"
 
@@ -83,17 +85,22 @@ class Connector(Resource):
             world.cloud.put(self._named(world, "/resume"))
 
     def settle(self, world: World, live: Live) -> None:
+        """It runs. One that failed is given its configuration again: see :mod:`passing`."""
+        failures = 0
+
         def running() -> bool:
+            nonlocal failures
             status = world.cloud.get(self._named(world, "/status"))["connector"]
-            if status["state"] == "RUNNING":
+            state, trace = status["state"], status.get("trace") or "no reason is given"
+            failures = failures + 1 if state == "FAILED" else 0
+            if state == "RUNNING":
                 return True
-            if status["state"] in _PENDING or (
-                status["state"] == "PAUSED" and live.facts["state"] == "PAUSED"
-            ):
+            if state in _PENDING or (state == "PAUSED" and live.facts["state"] == "PAUSED"):
                 return False  # on its way
-            raise ApiError(
-                f"{self.title} is {status['state']}: {status.get('trace') or 'no reason is given'}"
-            )
+            if state == "FAILED" and failures < FAILED_POLLS:
+                return False
+            error = FailedError if state == "FAILED" else ApiError
+            raise error(f"{self.title} is {state}: {trace}")
 
         until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
 

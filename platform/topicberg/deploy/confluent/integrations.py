@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from topicberg.deploy.confluent.api import ApiError
+from topicberg.deploy.confluent.api import FailedError
 from topicberg.deploy.confluent.organization import only
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from topicberg.deploy.world import World
 
 CONNECTED_SECONDS = 20 * 60.0
+PENDING_POLLS = 8
+"""Times that PENDING must be seen: one that fails does so within seconds."""
 PROVIDER_INTEGRATION = "confluent/provider_integration"
 
 
@@ -71,12 +73,13 @@ class ProviderIntegration(Resource):
 class CatalogIntegration(Resource):
     """Tableflow's tables of the cluster, in AWS Glue or in Snowflake Open Catalog.
 
-    A cluster has one. Confluent never tells a client's secret, so one that is wrong shows as a
-    failed integration, and is set anew then.
+    A cluster has one. Nothing makes a failed integration try again: one with Glue is replaced,
+    which loses nothing; one with Open Catalog gets its client's secret again, which Confluent never
+    shows.
     """
 
     kind = "catalog integration"
-    replaced_for = frozenset({"kind", "provider_integration"})
+    replaced_for = frozenset({"kind", "provider_integration", "failed"})
 
     def _where(self, world: World) -> dict[str, str]:
         return {"environment": world.environment, "spec.kafka_cluster": world.cluster}
@@ -91,19 +94,31 @@ class CatalogIntegration(Resource):
             return None
         config = found["spec"].get("config") or {}
         status = found.get("status") or {}
-        fields = {"kind": config.get("kind")}
+        failed = status.get("phase") == "FAILED"
+        suspended = bool(found["spec"].get("suspended"))
+        fields: Fields = {"kind": config.get("kind"), "suspended": suspended}
         if config.get("kind") == "AwsGlue":
-            fields["provider_integration"] = config.get("provider_integration_id")
+            fields |= {
+                "provider_integration": config.get("provider_integration_id"),
+                "failed": failed,
+            }
         else:
             names = ("endpoint", "warehouse", "allowed_scope")
             fields |= {name: config.get(name) for name in names}
+            fields["login_failed"] = failed
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
         return Live(found["id"], fields, facts)
 
     def desired(self, world: World) -> Fields:
         if _in_open_catalog(world):
-            return {"kind": "Snowflake", **_open_catalog(world)}
-        return {"kind": "AwsGlue", "provider_integration": world.need(PROVIDER_INTEGRATION).id}
+            common = {"kind": "Snowflake", "suspended": False, "login_failed": False}
+            return {**common, **_open_catalog(world)}
+        return {
+            "kind": "AwsGlue",
+            "suspended": False,
+            "provider_integration": world.need(PROVIDER_INTEGRATION).id,
+            "failed": False,
+        }
 
     def create(self, world: World) -> None:
         config = {
@@ -121,29 +136,33 @@ class CatalogIntegration(Resource):
         world.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
-        spec = {
+        spec: dict[str, Any] = {
             "environment": {"id": world.environment},
             "kafka_cluster": {"id": world.cluster},
-            "config": {"kind": "Snowflake", **_open_catalog(world), **_client(world)},
         }
+        if "suspended" in changes:
+            spec["suspended"] = False
+        if set(changes) != {"suspended"}:
+            spec["config"] = {"kind": "Snowflake", **_open_catalog(world), **_client(world)}
         world.tableflow.patch(f"/tableflow/v1/catalog-integrations/{live.id}", {"spec": spec})
 
     def settle(self, world: World, live: Live) -> None:
-        """It answers from AWS: a failure right after the role was made may pass."""
-        if live.facts["phase"] == "FAILED" and _in_open_catalog(world):
-            self.update(world, live, {})
+        """It is connected, or has nothing to sync: the first sync comes with the first table.
 
-        def connected() -> bool:
-            found = self.find(world)
-            return found is not None and found.facts["phase"] == "CONNECTED"
+        :raises FailedError: it failed; the next attempt mends that
+        """
+        polls = 0
 
-        try:
-            until(connected, f"{self.title} is connected", CONNECTED_SECONDS, sleep=world.sleep)
-        except Exception as error:
+        def decided() -> bool:
+            nonlocal polls
             found = self.find(world)
-            if found and found.facts["error"]:
-                raise ApiError(f"{self.title}: {found.facts['error']}") from error
-            raise
+            phase = found.facts["phase"] if found else None
+            if found and phase == "FAILED":
+                raise FailedError(f"{self.title}: {found.facts['error'] or 'no reason is given'}")
+            polls += phase == "PENDING"
+            return phase == "CONNECTED" or polls >= PENDING_POLLS
+
+        until(decided, f"{self.title} is connected", CONNECTED_SECONDS, sleep=world.sleep)
 
     def delete(self, world: World, live: Live) -> None:
         path = f"/tableflow/v1/catalog-integrations/{live.id}"

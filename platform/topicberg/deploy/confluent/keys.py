@@ -1,16 +1,17 @@
 """API keys that rotate: each kind has one secret, whose versions are its keys.
 
-A key's own secret is only in the answer that makes it, so it is stored before anything else is
-done with it. A key that no version knows was made by a run that was killed in that moment, or whose
-answer was lost: nobody can use it, and it is deleted.
+A key's own secret is only in the response that creates it, so it is stored before anything else is
+done with it. A key that no version knows was created by a run that was killed in that moment, or
+whose response was lost: nobody can use it, and it is deleted once it is older than :data:`YOUNG`.
+Lists lag behind: what this process created is remembered, and a young key that a version knows but
+the list does not is looked up by its id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 KeyKind = Literal["cloud", "kafka", "schema_registry", "tableflow"]
 SYNC_SECONDS = 20 * 60.0
 """How long a new key may take until it is known everywhere."""
+YOUNG = timedelta(minutes=10)
+"""How far lists of keys and of versions may lag: no key of this age is taken for an orphan."""
 CONSECUTIVE = 2
 """Answers in a row that a new key must get: the API has several servers."""
 
@@ -46,8 +49,9 @@ class RotatingKey(Resource):
     # --- what is there ---
 
     def find(self, world: World) -> Live | None:
-        alive = self.alive(world)
-        versions = [one for one in world.secrets.versions(self.name) if one.label in alive]
+        stored = world.secrets.versions(self.name)
+        alive = self.alive(world, stored)
+        versions = [one for one in stored if one.label in alive]
         if not versions:
             if alive or world.secrets.exists(self.name):
                 return Live("", {"key": None, "values": None})
@@ -66,20 +70,32 @@ class RotatingKey(Resource):
 
     def orphans(self, world: World, live: Live) -> list[str]:
         known = {version.label for version in live.facts.get("versions", [])}
-        return sorted(set(self.alive(world)) - known)
+        oldest = datetime.now(UTC) - YOUNG
+        alive = self.alive(world)
+        return sorted(key for key, made in alive.items() if key not in known and made < oldest)
 
-    def alive(self, world: World) -> dict[str, datetime]:
-        """Our keys of this kind that exist → when they were made."""
+    def alive(self, world: World, stored: Sequence[Version] = ()) -> dict[str, datetime]:
+        """Our keys of this kind that exist → when they were created.
+
+        :param stored: versions of the secret; their keys exist even if the list lacks them
+        """
         owner = world.live.get(self.account)
         if owner is None:
             return {}
         display_name = self._display_name(world)
-        return {
+        listed = {
             one["id"]: datetime.fromisoformat(one["metadata"]["created_at"])
             for one in world.cloud.pages("/iam/v2/api-keys", **{"spec.owner": owner.id})
             if one["spec"].get("display_name") == display_name
             and (one["spec"].get("owner") or {}).get("id", owner.id) == owner.id
         }
+        oldest = datetime.now(UTC) - YOUNG
+        unlisted = {
+            one.label: one.created
+            for one in stored
+            if one.label not in listed and one.created > oldest and _exists(world, one.label)
+        }
+        return {**unlisted, **world.made[self.key], **listed}
 
     # --- making it so ---
 
@@ -105,7 +121,7 @@ class RotatingKey(Resource):
         world.secrets.publish(self.name, newest.id)
 
     def delete(self, world: World, live: Live) -> None:
-        for key in self.alive(world):
+        for key in self.alive(world, world.secrets.versions(self.name)):
             self.revoke(world, key)
         world.secrets.delete(self.name, purge=world.purge_secrets)
 
@@ -113,12 +129,18 @@ class RotatingKey(Resource):
         """A new key, stored but not published."""
         made = world.cloud.post("/iam/v2/api-keys", {"spec": self._spec(world)})
         key = ApiKey(made["id"], SecretStr(made["spec"]["secret"]))
+        world.made[self.key][key.id] = datetime.now(UTC)
         world.secrets.add(self.name, _values(self.of, key, self._public(world)), key.id)
         return key
 
     def revoke(self, world: World, key: str) -> None:
-        with suppress(GoneError):
+        """:raises GoneError: Confluent refuses, and still has the key"""
+        try:
             world.cloud.delete(f"/iam/v2/api-keys/{key}")
+        except GoneError:
+            if _exists(world, key):
+                raise
+        world.made[self.key].pop(key, None)
         if world.secrets.exists(self.name):
             world.secrets.forget(self.name, key)
 
@@ -150,30 +172,17 @@ class RotatingKey(Resource):
         return lambda: api.get("/org/v2/environments")
 
     def _spec(self, world: World) -> dict[str, Any]:
-        owner = {
-            "id": world.need(self.account).id,
-            "kind": "ServiceAccount",
-            "api_version": "iam/v2",
-        }
+        """With the fields that Confluent's own Terraform provider sends, and no others."""
         spec: dict[str, Any] = {
             "display_name": self._display_name(world),
-            "description": "made by topicberg",
-            "owner": owner,
+            "description": "created by topicberg",
+            "owner": {"id": world.need(self.account).id, "kind": "ServiceAccount"},
         }
         if self.of == "kafka":
-            spec["resource"] = {
-                "id": world.cluster,
-                "kind": "Cluster",
-                "api_version": "cmk/v2",
-                "environment": world.environment,
-            }
+            spec["resource"] = {"id": world.cluster, "kind": "Cluster"}
         elif self.of == "schema_registry":
-            spec["resource"] = {
-                "id": world.need("confluent/schema_registry").id,
-                "kind": "Cluster",
-                "api_version": "srcm/v3",
-                "environment": world.environment,
-            }
+            registry = world.need("confluent/schema_registry").id
+            spec["resource"] = {"id": registry, "kind": "Cluster"}
         elif self.of == "tableflow":
             spec["resource"] = {
                 "id": "tableflow",
@@ -202,6 +211,15 @@ class RotatingKey(Resource):
         if self.of == "tableflow":
             return {"environment.id": world.environment, "kafka.cluster.id": world.cluster}
         return {}
+
+
+def _exists(world: World, key: str) -> bool:
+    """Whether there is such a key: of one that is deleted Confluent says 403 or 404."""
+    try:
+        world.cloud.get(f"/iam/v2/api-keys/{key}")
+    except GoneError:
+        return False
+    return True
 
 
 _NAMES: dict[KeyKind, tuple[str, str]] = {

@@ -8,7 +8,14 @@ from urllib.parse import quote
 
 from topicberg.deploy.confluent.api import Api, ApiError, GoneError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
-from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.resource import (
+    CannotChangeError,
+    Changes,
+    Fields,
+    Live,
+    Resource,
+    compare,
+)
 from topicberg.deploy.wait import until
 
 if TYPE_CHECKING:
@@ -18,7 +25,11 @@ if TYPE_CHECKING:
 TOPICS = "/tableflow/v1/tableflow-topics"
 RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 8
-"""Times in a row that FAILED must be seen: right after the IAM role was made it passes."""
+"""Times in a row that FAILED must be seen: right after the IAM role was created it passes."""
+PENDING_POLLS = 8
+"""Times that PENDING must be seen on a topic without a source: Tableflow may wait for records."""
+WRITE_MODES = {"append": "APPEND", "upsert": "UPSERT"}
+"""Of a spec → of Tableflow, which derives it from the topic when it is enabled, once for all."""
 
 
 def config_of(spec: TopicSpec) -> dict[str, Any]:
@@ -67,11 +78,16 @@ def _where(environment: str, cluster: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TableflowTopic(Resource):
+    """
+    :param has_source: something of this deployment writes records to the topic
+    """
+
     spec: TopicSpec | None = None
+    has_source: bool = True
 
     kind = "Tableflow topic"
     holds_data = True
-    replaced_for = frozenset({"storage"})
+    replaced_for = frozenset({"storage", "write_mode"})
 
     def _topic(self) -> TopicSpec:
         assert self.spec is not None  # noqa: S101  every Tableflow topic is made with one
@@ -92,11 +108,15 @@ class TableflowTopic(Resource):
             **{f"config.{name}": value for name, value in config.items()},
         }
         fields["config.error_handling"] = _handling(config)
+        fields["write_mode"] = WRITE_MODES[self._topic().write_mode]
+        if status.get("phase") == "RUNNING":  # until then it may not be known
+            fields["write_mode"] = status.get("write_mode") or fields["write_mode"]
         return Live(self.name, fields, {"status": status, "table_path": storage.get("table_path")})
 
     def desired(self, world: World) -> Fields:
         config = config_of(self._topic())
         return {
+            "write_mode": WRITE_MODES[self._topic().write_mode],
             "storage": ["ByobAws", world.bucket, world.need(PROVIDER_INTEGRATION).id],
             "table_formats": sorted(self._topic().tableflow.table_formats),
             "suspended": False,
@@ -133,21 +153,29 @@ class TableflowTopic(Resource):
         world.tableflow.patch(_path(self.name), {"spec": spec})
 
     def settle(self, world: World, live: Live) -> None:
-        """It runs, writes every format, and the catalogs know of it."""
-        failures = 0
+        """It runs and writes every format; without a source it may wait for the first record.
+
+        Not that catalogs know of it: what needs that waits for it, and may wait for long.
+        """
+        failures = pending = 0
 
         def running() -> bool:
-            nonlocal failures
+            nonlocal failures, pending
             found = self.find(world)
             status = found.facts["status"] if found else {}
             problem = _problem(status)
             failures = failures + 1 if problem else 0
             if failures >= FAILED_POLLS:
                 raise ApiError(f"{self.title}: {problem}")
-            catalogs = status.get("catalog_sync_statuses") or []
-            # Not of an empty list: the catalog integration was there before, and is still to tell.
-            synced = {one.get("sync_status") for one in catalogs} == {"SYNCED"}
-            return status.get("phase") == "RUNNING" and synced and not problem
+            if found and (wrong := compare(found.fields, self.desired(world)).get("write_mode")):
+                raise CannotChangeError(
+                    f"{self.title} has write mode {wrong[0]}, its spec wants {wrong[1]}",
+                    hint="it follows from the topic's cleanup.policy when Tableflow is enabled: "
+                    "disable Tableflow on the topic, then run `topicberg deploy create` again",
+                )
+            pending += status.get("phase") == "PENDING"
+            idle = not self.has_source and pending >= PENDING_POLLS
+            return not problem and (status.get("phase") == "RUNNING" or idle)
 
         until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
 
@@ -166,8 +194,7 @@ def _handling(config: dict[str, Any]) -> dict[str, Any]:
 def _problem(status: dict[str, Any]) -> str:
     if status.get("phase") == "FAILED":
         return str(status.get("error_message") or "it failed and does not say why")
-    failing = [
+    return "; ".join(
         f"{one.get('format')}: {one.get('error_message')}"
         for one in status.get("failing_table_formats") or []
-    ]
-    return "; ".join([*failing, *catalog_problems(status)])
+    )

@@ -11,9 +11,11 @@ from pydantic import SecretStr
 from topicberg import glue
 from topicberg.answers import Answer
 from topicberg.deploy.aws import iam
+from topicberg.deploy.aws.glue import tables
+from topicberg.deploy.confluent.tableflow import FAILED_POLLS, catalog_problems, read_topic
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import _pattern
-from topicberg.deploy.wait import until
+from topicberg.deploy.wait import PatienceError, until
 from topicberg.errors import TopicbergError
 from topicberg.snowflake import (
     LINKED_SECONDS,
@@ -43,7 +45,7 @@ INTEGRATOR = "ACCOUNTADMIN"
 SUSPEND_SECONDS = 60
 ACCESS_SECONDS = 600.0
 VERIFY_SECONDS = 300.0
-GLUE_SECONDS = 30 * 60.0
+CATALOG_SECONDS = 30 * 60.0
 
 
 @dataclass(frozen=True)
@@ -476,7 +478,10 @@ class ReadingRole(iam.Role):
 
 @dataclass(frozen=True)
 class IcebergTable(Resource):
-    """A topic's table in Snowflake, which follows Glue by itself."""
+    """A topic's table in Snowflake, which follows its catalog by itself.
+
+    :param has_source: something of this deployment writes records to the topic
+    """
 
     spec: TopicSpec | None = None
 
@@ -491,6 +496,7 @@ class IcebergTable(Resource):
         names = Names.of(world.config)
         scope = quote(names.database, names.schema)
         statement = f"SHOW ICEBERG TABLES LIKE {text(_pattern(self.name))} IN SCHEMA {scope}"
+    has_source: bool = True
         with world.snowflake() as session:
             rows = session.find(statement, OWNER)
         found = next((row for row in rows or [] if row["name"] == self.name), None)
@@ -531,19 +537,52 @@ class IcebergTable(Resource):
             session.run(f"USE WAREHOUSE {quote(names.warehouse)}", OWNER)
             session.run(statement, OWNER)
 
-    def _wait_for_glue(self, world: World, name: str) -> None:
-        client = world.aws("glue")
+        if self.has_source or self._in_catalog(world):
+            return ""
+        return f"for the first records of topic {self._topic().name}"
 
-        def registered() -> bool:
-            table = glue.get_table(client, world.cluster, name)
-            return table is not None and glue.metadata_location(table) is not None
+    def create(self, world: World) -> None:
+        """Once the catalog has the table, up to a quarter of an hour after its first record."""
+    def _status(self, world: World) -> dict[str, Any]:
+        """What Tableflow says of the topic."""
+        found = read_topic(world.tableflow, self._topic().name, world.environment, world.cluster)
+        return (found or {}).get("status") or {}
 
-        until(
-            registered,
-            f"Glue has {world.cluster}.{name}",
-            GLUE_SECONDS,
-            sleep=world.sleep,
-        )
+    def _in_catalog(self, world: World) -> bool:
+        """Glue is asked itself; of another catalog Tableflow tells."""
+        if topic_integration(world.config) != Names.of(world.config).integration:
+            syncs = self._status(world).get("catalog_sync_statuses") or []
+            return {one.get("sync_status") for one in syncs} == {"SYNCED"}
+        table = glue.get_table(world.aws("glue"), world.cluster, self._topic().glue_name)
+        return table is not None and glue.metadata_location(table) is not None
+
+    def _wait_for_catalog(self, world: World) -> None:
+        """:raises TopicbergError: the catalog does not get the table, with Tableflow's reason"""
+        failures = 0
+
+        def there() -> bool:
+            nonlocal failures
+            if self._in_catalog(world):
+                return True
+            problems = catalog_problems(self._status(world))
+            failures = failures + 1 if problems else 0
+            if failures >= FAILED_POLLS:
+                raise TopicbergError(
+                    f"{self.title}: Tableflow cannot sync its catalog: {'; '.join(problems)}",
+                    hint="`topicberg deploy create` again replaces a catalog integration that "
+                    "failed",
+                )
+            return False
+
+        name = f"{world.cluster}.{self._topic().glue_name}"
+        try:
+            until(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=world.sleep)
+        except PatienceError as error:
+            found = ", ".join(sorted(tables(world, world.cluster))) or "no table"
+            raise TopicbergError(
+                f"{self.title}: {error.message}; Glue database {world.cluster} has {found}",
+                hint=error.hint,
+            ) from error
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
         table = Names.of(world.config).table(self.name)
