@@ -160,11 +160,17 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
     )
     @retried()
     def refresh(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
+        iceberg = lakehouse.catalog().load_table(table.identifier)
         with snowflake.connection() as connection:
-            seen = sync(connection, lakehouse.config, table.snowflake_name, table.glue_table)
+            seen = sync(
+                connection,
+                lakehouse.config,
+                table.snowflake_name,
+                table.glue_table,
+                iceberg.location(),
+            )
             columns = describe(connection, lakehouse.config, table.snowflake_name)
-        iceberg = lakehouse.catalog().load_table(table.identifier).schema()
-        folded = {field.name.upper(): field.name for field in iceberg.fields}
+        folded = {field.name.upper(): field.name for field in iceberg.schema().fields}
         return dg.MaterializeResult(
             metadata={
                 "dagster/column_schema": dg.TableSchema(

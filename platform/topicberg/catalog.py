@@ -15,8 +15,8 @@ from pyiceberg.table.metadata import TableMetadata
 from topicberg.answers import unusable
 
 TABLES = "topicberg.tables"
-"""Property: the folder of the tables. ``warehouse`` is what the catalog goes by, which for Glue's
-REST API is the number of an account.
+"""Property: the folder of derived tables. ``warehouse`` is what the catalog goes by, which for
+Glue's REST API is the number of an account.
 """
 TIMEOUT_SECONDS = (10.0, 30.0)
 """To connect, and to wait for an answer's next byte. PyIceberg would wait for ever; Dagster gives a

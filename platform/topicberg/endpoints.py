@@ -106,7 +106,7 @@ class LakeEndpoints(HoldsSecrets):
             "py-catalog-impl": f"{CheckedCatalog.__module__}.{CheckedCatalog.__name__}",
             "uri": self.iceberg_rest,
             "warehouse": config.warehouse,
-            TABLES: config.warehouse,
+            TABLES: config.derived_warehouse,
             "s3.region": config.aws_region,
             **self._glue(config),
         }

@@ -37,5 +37,7 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
     handling = appended["tableflow"]["error_handling"]
     if handling["mode"] == "LOG":  # the topic's own table logs them
         appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
-    run_once(HistorySpec.model_validate(appended), endpoints, config)
+    # With the derived tables: where Confluent's Tableflow writes there must be nothing else.
+    beside = config.model_copy(update={"bucket": config.derived_bucket})
+    run_once(HistorySpec.model_validate(appended), endpoints, beside)
     return endpoints.catalog(config).load_table(history_table(spec))

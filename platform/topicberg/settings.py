@@ -40,8 +40,9 @@ class Settings(BaseSettings):
     )
     prefix: str = Field(
         default="tableflow_kickstarter",
-        pattern=r"^[a-z][a-z0-9_]{0,39}$",
-        description="starts the name of every resource that topicberg creates",
+        pattern=r"^[a-z][a-z0-9_]{0,35}$",
+        description="starts the name of every resource that topicberg creates; the longest of them "
+        "is a service account's, for which Confluent allows 64 characters",
     )
     cluster_id: str = Field(
         default="lkc-local",
@@ -64,6 +65,12 @@ class Settings(BaseSettings):
         default_factory=lambda fields: str(fields["prefix"]).replace("_", "-"),
         pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
         description="holds the topics' tables; S3 takes no underscore, Snowflake no dot",
+    )
+    derived_bucket: str = Field(
+        default_factory=lambda fields: f"{fields['bucket']}-derived",
+        pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
+        validate_default=True,
+        description="holds what is computed of them: Tableflow wants a bucket of its own",
     )
 
     snowflake_catalog: Literal["glue", "glue_rest", "open_catalog", "iceberg_rest"] = Field(
@@ -107,6 +114,10 @@ class Settings(BaseSettings):
     @property
     def warehouse(self) -> str:
         return f"s3://{self.bucket}/"
+
+    @property
+    def derived_warehouse(self) -> str:
+        return f"s3://{self.derived_bucket}/"
 
     @property
     def is_deployed(self) -> bool:
@@ -175,14 +186,16 @@ def emr_settings() -> EmrSettings | None:
 
 DEPLOYED_FILE = "deployment.json"
 """In the state directory: names that only a deployment's accounts know. None is secret."""
-DEPLOYED_NAMES = ("cluster_id", "bucket", "aws_account_id")
+DEPLOYED_NAMES = ("cluster_id", "bucket", "derived_bucket", "aws_account_id")
 
 
 class DeployedSettings(Settings):
     """Settings of the cloud deployment: a name that is not known is an error, never a default."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name in DEPLOYED_NAMES and name not in super().__getattribute__("model_fields_set"):
+        stated = super().__getattribute__
+        from_bucket = name == "derived_bucket" and "bucket" in stated("model_fields_set")
+        if name in DEPLOYED_NAMES and name not in stated("model_fields_set") and not from_bucket:
             raise TopicbergError(
                 f"the cloud deployment's {name} is not known: {_deployed(self)[1]}",
                 hint="run `topicberg deploy status` once, which writes that file, or set "

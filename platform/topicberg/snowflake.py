@@ -53,6 +53,8 @@ class Names:
     warehouse: str
     volume: str
     location: str
+    derived_volume: str
+    derived_location: str
     integration: str
     """Of Glue."""
     rest_integration: str
@@ -67,6 +69,8 @@ class Names:
             warehouse=config.snowflake_name("warehouse"),
             volume=config.snowflake_name("volume"),
             location=config.snowflake_name("location"),
+            derived_volume=config.snowflake_name("derived_volume"),
+            derived_location=config.snowflake_name("derived_location"),
             integration=config.snowflake_name("catalog_integration"),
             rest_integration=config.snowflake_name("rest_catalog_integration"),
             linked_database=config.snowflake_name("linked_database"),
@@ -82,12 +86,17 @@ def role_arn(config: Settings) -> str:
     return f"arn:aws:iam::{config.aws_account_id}:role/{name}"
 
 
-def create_volume(config: Settings) -> str:
+def create_volume(config: Settings, *, derived: bool = False) -> str:
+    """For the topics' tables or for derived ones: a volume reads its first location alone."""
     names = Names.of(config)
+    volume, location, url = names.volume, names.location, config.warehouse
+    if derived:
+        volume, location = names.derived_volume, names.derived_location
+        url = config.derived_warehouse
     return (
-        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {quote(names.volume)} STORAGE_LOCATIONS = (("
-        f"NAME = {text(names.location)} STORAGE_PROVIDER = 'S3' "
-        f"STORAGE_BASE_URL = {text(config.warehouse)} "
+        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {quote(volume)} STORAGE_LOCATIONS = (("
+        f"NAME = {text(location)} STORAGE_PROVIDER = 'S3' "
+        f"STORAGE_BASE_URL = {text(url)} "
         f"STORAGE_AWS_ROLE_ARN = {text(role_arn(config))} "
         f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)})) ALLOW_WRITES = FALSE"
     )
@@ -186,15 +195,17 @@ def create_table(
     glue_table: str,
     *,
     integration: str | None = None,
+    volume: str | None = None,
     auto_refresh: bool = False,
 ) -> str:
     """
     :param integration: Glue's by default
+    :param volume: that of the topics' tables by default
     """
     follow = " AUTO_REFRESH = TRUE" if auto_refresh else ""
     return (
         f"CREATE ICEBERG TABLE IF NOT EXISTS {names.table(table)} "
-        f"EXTERNAL_VOLUME = {text(names.volume)} "
+        f"EXTERNAL_VOLUME = {text(volume or names.volume)} "
         f"CATALOG = {text(integration or names.integration)} "
         f"CATALOG_TABLE_NAME = {text(glue_table)} CATALOG_NAMESPACE = {text(glue_database)}"
         f"{follow}"
@@ -206,12 +217,17 @@ def refresh_table(names: Names, table: str) -> str:
 
 
 def bootstrap(config: Settings) -> list[str]:
-    """What the first Iceberg table needs; every statement leaves alone what exists."""
+    """Return what the first Iceberg table of the local stack needs, as the roles that own it in the
+    cloud; every statement leaves alone what exists.
+    """
     names = Names.of(config)
     return [
+        "USE ROLE SYSADMIN",
         f"CREATE DATABASE IF NOT EXISTS {quote(names.database)}",
         f"CREATE SCHEMA IF NOT EXISTS {quote(names.database, names.schema)}",
+        "USE ROLE ACCOUNTADMIN",
         create_volume(config),
+        create_volume(config, derived=True),
         create_integration(config),
     ]
 
@@ -258,18 +274,31 @@ def logging_in() -> Iterator[None]:
 
 
 def sync(
-    connection: SnowflakeConnection, config: Settings, table: str, glue: tuple[str, str]
+    connection: SnowflakeConnection,
+    config: Settings,
+    table: str,
+    glue: tuple[str, str],
+    location: str,
 ) -> SnowflakeTable:
     """Make the Iceberg table if it is missing, refresh it to what Glue has, and read it back.
 
+    One whose Iceberg table was created again in the other bucket is replaced: it is a pointer, and
+    its volume cannot change.
+
     :param table: its name in Snowflake
     :param glue: database and table in Glue
+    :param location: of the Iceberg table
     """
     from snowflake.connector.errors import ProgrammingError
 
     names = Names.of(config)
-    if not _exists(connection, names, table):
-        _create(connection, config, create_table(names, table, *glue))
+    derived = location.startswith(config.derived_warehouse)
+    volume = names.derived_volume if derived else names.volume
+    held = _volume_of(connection, names, table)
+    if held is not None and held != volume:
+        ask(connection, f"DROP ICEBERG TABLE IF EXISTS {names.table(table)}")
+    if held != volume:
+        _create(connection, config, create_table(names, table, *glue, volume=volume))
     try:
         ask(connection, refresh_table(names, table))
     except ProgrammingError as error:
@@ -280,12 +309,21 @@ def sync(
 
 
 def _create(connection: SnowflakeConnection, config: Settings, statement: str) -> None:
-    """Make a table, and before it what it needs where `topicberg deploy` did not make that."""
+    """Make a table; in the local stack also what it needs, if `topicberg deploy` did not make that.
+
+    :raises TopicbergError: in the cloud something that it needs is missing
+    """
     from snowflake.connector.errors import ProgrammingError
 
     try:
         ask(connection, statement)
     except ProgrammingError as error:
+        if config.deployment == "cloud" and error.errno in (*NOT_THERE, NOT_ALLOWED):
+            raise TopicbergError(
+                f"Snowflake cannot create an Iceberg table: {' '.join(str(error.msg).split())}",
+                hint="run `topicberg deploy create`, which creates volumes, the catalog "
+                "integration, the schema and the user's privileges on them",
+            ) from None
         if error.errno not in NOT_THERE:
             raise
         for each in [*bootstrap(config), statement]:
@@ -298,7 +336,7 @@ def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> 
     :raises NoSuchIcebergTableError: there is none
     """
     names = Names.of(config)
-    if not _exists(connection, names, table):
+    if _volume_of(connection, names, table) is None:
         raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {names.table(table)}")
     name = names.table(table)
     look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})"
@@ -327,18 +365,22 @@ def describe(
     return [SnowflakeColumn(row["name"], row["type"], row.get("comment")) for row in rows]
 
 
-def _exists(connection: SnowflakeConnection, names: Names, table: str) -> bool:
+def _volume_of(connection: SnowflakeConnection, names: Names, table: str) -> str | None:
+    """Return the external volume of an Iceberg table; None: there is no such table."""
     from snowflake.connector.errors import ProgrammingError
 
     pattern = text(table.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%"))
     scope = quote(names.database, names.schema)
     try:
-        _, rows = ask(connection, f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
+        columns, rows = ask(connection, f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
     except ProgrammingError as error:
         if error.errno in NOT_THERE:  # no such schema yet
-            return False
+            return None
         raise
-    return bool(rows)
+    heads = [column.lower() for column in columns]
+    found = (dict(zip(heads, row, strict=True)) for row in rows)
+    # LIKE ignores case.
+    return next((str(r["external_volume_name"]) for r in found if r["name"] == table), None)
 
 
 def parsed(value: Any, statement: str) -> Answer:

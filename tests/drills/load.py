@@ -161,7 +161,8 @@ class Load(threading.Thread):
         account = self.endpoints.snowflake.model_dump()
         account["password"] = self.endpoints.snowflake.password.get_secret_value()
         with snowflake.connector.connect(**account, login_timeout=10) as connection:
-            return sync(connection, self.config, self.append.upper(), at).rows
+            location = self.table(self.append).location()
+            return sync(connection, self.config, self.append.upper(), at, location).rows
 
     def _send(self, topic: str, value: bytes | None, key: bytes) -> None:
         kafka.produce(self._producer, topic, value, key, self._delivered)

@@ -91,7 +91,8 @@ def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]
     glue_table = config.cluster_id, spec.glue_name
     glue.register(endpoints.boto3("glue"), topic.table(), *glue_table)
     with Snowflake().connection() as connection:
-        snowflake.sync(connection, config, spec.snowflake_name, glue_table)
+        location = topic.table().location()
+        snowflake.sync(connection, config, spec.snowflake_name, glue_table, location)
     names: dict[Engine, str] = {
         "duckdb": f'lake."{config.cluster_id}".{spec.name}',
         "spark": f"lake.`{config.cluster_id}`.{spec.name}",

@@ -28,6 +28,7 @@ class Facts:
     """As much of a world as documents are made from."""
 
     bucket = "demo-bucket"
+    derived_bucket = "demo-bucket-derived"
     region = "us-east-1"
     account = "123456789012"
     cluster = "lkc-1"
@@ -39,6 +40,9 @@ class Facts:
         ),
         "snowflake/volume": Live(
             "V", {}, {"principal": "arn:aws:iam::2:user/s", "external_id": "ext-v"}
+        ),
+        "snowflake/derived_volume": Live(
+            "D", {}, {"principal": "arn:aws:iam::2:user/s", "external_id": "ext-v"}
         ),
         "snowflake/integration": Live(
             "I", {}, {"principal": "arn:aws:iam::2:user/s", "external_id": "ext-i"}
@@ -56,7 +60,7 @@ def test_confluent_is_trusted_with_its_external_id_and_may_tag() -> None:
     assert (tag["Action"], "Condition" in tag) == ("sts:TagSession", False)
 
 
-def test_snowflake_is_trusted_for_the_volume_and_for_the_integration() -> None:
+def test_snowflake_is_trusted_for_volumes_and_for_the_integration() -> None:
     ids = [
         one["Condition"]["StringEquals"]["sts:ExternalId"]
         for one in iam.snowflake_trust(WORLD)["Statement"]
@@ -83,6 +87,9 @@ def test_snowflake_may_not_write() -> None:
 
 
 def test_snowflake_may_read_topics_and_derived_tables() -> None:
+    objects = iam.snowflake_policy(WORLD)["Statement"][1]["Resource"]
+    assert set(objects) == {"arn:aws:s3:::demo-bucket/*", "arn:aws:s3:::demo-bucket-derived/*"}
+    assert "derived" not in json.dumps(iam.tableflow_policy(WORLD))
     glue = iam.snowflake_policy(WORLD)["Statement"][-1]["Resource"]
     tables = {arn.rpartition("table/")[2] for arn in glue if ":table/" in arn}
     assert tables == {"lkc-1/*", "demo_stock_trades/*"}

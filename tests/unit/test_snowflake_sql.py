@@ -34,6 +34,10 @@ def test_a_value_cannot_leave_its_quotes(value: str) -> None:
             ['IF NOT EXISTS "DEMO_VOLUME"', "'s3://demo/'", "ALLOW_WRITES = FALSE"],
         ),
         (
+            snowflake.create_volume(CONFIG, derived=True),
+            ['IF NOT EXISTS "DEMO_DERIVED_VOLUME"', "'s3://demo-derived/'"],
+        ),
+        (
             snowflake.create_integration(CONFIG),
             ["CATALOG_SOURCE = GLUE", "CATALOG_NAMESPACE = 'lkc-1'", "ENABLED = TRUE"],
         ),
@@ -54,6 +58,7 @@ def test_nothing_that_is_there_is_made_anew() -> None:
     made = [*snowflake.bootstrap(CONFIG), snowflake.create_table(names, "T", "db", "t")]
     for statement in made:
         assert "OR REPLACE" not in statement
-        assert "IF NOT EXISTS" in statement
+        if not statement.startswith("USE ROLE"):
+            assert "IF NOT EXISTS" in statement
     assert "STORAGE_AWS_EXTERNAL_ID = 'demo'" in snowflake.create_volume(CONFIG)
     assert "AUTO_REFRESH = TRUE" in snowflake.create_table(names, "T", "db", "t", auto_refresh=True)

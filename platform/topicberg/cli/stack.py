@@ -224,6 +224,7 @@ def env() -> None:
         "TOPICBERG_CONFLUENT_ADMIN_TOKEN": _reveal(endpoints.confluent_admin_token),
         "TOPICBERG_CLUSTER_ID": config.cluster_id,
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
+        "TOPICBERG_DERIVED_WAREHOUSE_URL": config.derived_warehouse,
         "DAGSTER_HOME": dagster_home(config),
         "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has put this machine in
     }

@@ -37,5 +37,7 @@ def sync(
     moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)
     echo(f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}")
     with Snowflake().connection() as connection:
-        seen = snowflake.sync(connection, config, chosen.snowflake_name, chosen.glue_table)
+        seen = snowflake.sync(
+            connection, config, chosen.snowflake_name, chosen.glue_table, iceberg.location()
+        )
     echo(f"Snowflake: {seen.rows:,} rows")

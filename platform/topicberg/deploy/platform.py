@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from topicberg.deploy.aws.bucket import Bucket
+from topicberg.deploy.aws.bucket import Bucket, DerivedBucket
 from topicberg.deploy.aws.glue import GlueDatabase, pipelines
 from topicberg.deploy.aws.iam import (
     Policy,
@@ -172,7 +172,8 @@ def _kafka_rights(role: str) -> tuple[str, ...]:
 
 
 def _aws(names: Names) -> Iterator[Resource]:
-    yield Bucket("aws/bucket", "of the tables")
+    yield Bucket("aws/bucket", "of the topics' tables")
+    yield DerivedBucket("aws/derived_bucket", "of the derived tables")
     yield GlueDatabase("aws/glue_database", "of the cluster", (CLUSTER,), (CLUSTER,))
     yield Policy(
         "aws/policy/tableflow",
@@ -347,6 +348,12 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         (CLUSTER, "confluent/catalog_integration"),
         (CLUSTER,),
         rest,
+    yield Volume(
+        "snowflake/derived_volume",
+        called.derived_volume,
+        (CLUSTER, "aws/derived_bucket"),
+        derived=True,
+    )
     )
     of_topics = _topic_integration(config)
     yield LinkedDatabase(
@@ -359,7 +366,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield Policy(
         "aws/policy/snowflake",
         names.snowflake_policy,
-        (CLUSTER, "aws/bucket"),
+        (CLUSTER, "aws/bucket", "aws/derived_bucket"),
         grants=snowflake_policy,
     )
     yield ReadingRole(
@@ -368,7 +375,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         ("aws/policy/snowflake", "snowflake/volume", "snowflake/integration"),
         trust=snowflake_trust,
         policy="aws/policy/snowflake",
-        volume=called.volume,
+        volumes=(called.volume, called.derived_volume),
         integration=called.integration,
     )
     for on, target, needed in (
@@ -384,6 +391,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield _grant(reader, "CREATE ICEBERG TABLE", "SCHEMA", schema, *needs)
     for on, target, needed in (
         ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
+        ("EXTERNAL VOLUME", (called.derived_volume,), "snowflake/derived_volume"),
         ("INTEGRATION", (called.integration,), "snowflake/integration"),
     ):  # SYSADMIN makes the tables that use them
         yield _grant("SYSADMIN", "USAGE", on, target, needed)

@@ -219,12 +219,19 @@ class World:
             return self.config.bucket
         return f"{self.config.bucket}-{self.account}"
 
+    @cached_property
+    def derived_bucket(self) -> str:
+        if self.config.deployment == "local" or "derived_bucket" in self.config.model_fields_set:
+            return self.config.derived_bucket
+        return f"{self.bucket}-derived"
+
     @property
     def seen(self) -> Settings:
         """The settings with what only the accounts know."""
         known = {
             "aws_account_id": self.account,
             "bucket": self.bucket,
+            "derived_bucket": self.derived_bucket,
             "cluster_id": self.cluster,
         }
         return self.config.model_copy(update=known)

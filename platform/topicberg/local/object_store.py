@@ -54,14 +54,15 @@ def service(context: Context) -> Service:
     )
 
 
-def ensure_bucket(endpoints: Endpoints, context: Context) -> None:
-    """The bucket that holds every table."""
+def ensure_buckets(endpoints: Endpoints, context: Context) -> None:
+    """The buckets of the topics' tables and of derived ones."""
     s3 = endpoints.boto3("s3", context.config)
-    try:
-        s3.create_bucket(Bucket=context.config.bucket)
-    except ClientError as error:
-        if error.response["Error"]["Code"] not in (
-            "BucketAlreadyOwnedByYou",
-            "BucketAlreadyExists",
-        ):
-            raise
+    for bucket in (context.config.bucket, context.config.derived_bucket):
+        try:
+            s3.create_bucket(Bucket=bucket)
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in (
+                "BucketAlreadyOwnedByYou",
+                "BucketAlreadyExists",
+            ):
+                raise

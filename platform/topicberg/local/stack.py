@@ -135,7 +135,7 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
     bypass_proxy()
     services, endpoints = _services(context), _endpoints(context)
     health.wait(context, services, endpoints, control, report)
-    object_store.ensure_bucket(endpoints, context)
+    object_store.ensure_buckets(endpoints, context)
     compatibility = requests.put(
         f"{endpoints.schema_registry}/config", json={"compatibility": "BACKWARD"}, timeout=10
     )

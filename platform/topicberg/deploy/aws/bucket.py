@@ -47,22 +47,26 @@ class Bucket(Resource):
     holds_data = True
     replaced_for = frozenset({"region"})
 
+    def bucket(self, world: World) -> str:
+        """Return its name, which may carry the account's number."""
+        return world.bucket
+
     def find(self, world: World) -> Live | None:
         s3 = world.aws("s3")
         try:
-            s3.head_bucket(Bucket=world.bucket)
+            s3.head_bucket(Bucket=self.bucket(world))
         except ClientError as error:
             if error.response["Error"]["Code"] in ("404", "NoSuchBucket"):
                 return None
             raise
-        region = s3.get_bucket_location(Bucket=world.bucket).get("LocationConstraint")
+        region = s3.get_bucket_location(Bucket=self.bucket(world)).get("LocationConstraint")
         fields: Fields = {"region": region or "us-east-1"}
         if world.deploy_on_aws:
             for name, read in _SETTINGS.items():
-                fields[name] = _read(partial(read, s3, world.bucket))
-            found = _read(lambda: s3.get_bucket_tagging(Bucket=world.bucket)["TagSet"])
+                fields[name] = _read(partial(read, s3, self.bucket(world)))
+            found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(world))["TagSet"])
             fields["tag"] = tag_of(found, world)
-        return Live(world.bucket, fields)
+        return Live(self.bucket(world), fields)
 
     def desired(self, world: World) -> Fields:
         region = {"region": world.region}
@@ -88,7 +92,7 @@ class Bucket(Resource):
         if world.region != "us-east-1" and world.deploy_on_aws:
             where["CreateBucketConfiguration"] = {"LocationConstraint": world.region}
         try:
-            s3.create_bucket(Bucket=world.bucket, **where)
+            s3.create_bucket(Bucket=self.bucket(world), **where)
         except s3.exceptions.BucketAlreadyOwnedByYou:
             return
 
@@ -104,7 +108,7 @@ class Bucket(Resource):
             self.update(world, live, changes)
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
-        s3, bucket = world.aws("s3"), world.bucket
+        s3, bucket = world.aws("s3"), self.bucket(world)
         if "encryption" in changes:
             default = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
             s3.put_bucket_encryption(
@@ -137,9 +141,19 @@ class Bucket(Resource):
 
     def delete(self, world: World, live: Live) -> None:
         """With every object, version and upload in it."""
-        s3, bucket = world.aws("s3"), world.bucket
+        s3, bucket = world.aws("s3"), self.bucket(world)
         _empty(s3, bucket)
         s3.delete_bucket(Bucket=bucket)
+
+
+class DerivedBucket(Bucket):
+    """For what is computed of the topics: Tableflow may lose what lies beside its own objects.
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html
+    """
+
+    def bucket(self, world: World) -> str:
+        return world.derived_bucket
 
 
 def _read(ask: Callable[[], Any]) -> Any:

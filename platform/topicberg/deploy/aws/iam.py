@@ -65,13 +65,14 @@ def confluent_trust(world: World) -> Document:
 
 
 def snowflake_trust(world: World) -> Document:
-    """The volume and the catalog integration each have an external id of their own."""
-    volume = world.need("snowflake/volume").facts
-    integration = world.need("snowflake/integration").facts
-    return document(
-        trusted_by(volume["principal"], volume["external_id"]),
-        trusted_by(integration["principal"], integration["external_id"]),
-    )
+    """The volumes have the external id that we give them; the integration has one of its own."""
+    statements: list[Document] = []
+    for key in ("snowflake/volume", "snowflake/derived_volume", "snowflake/integration"):
+        facts = world.need(key).facts
+        statement = trusted_by(facts["principal"], facts["external_id"])
+        if statement not in statements:
+            statements.append(statement)
+    return document(*statements)
 
 
 def _glue_arns(world: World, *databases: str) -> list[str]:
@@ -114,8 +115,8 @@ def tableflow_policy(world: World) -> Document:
                 "glue:GetDatabases",
                 "glue:CreateDatabase",
                 "glue:UpdateDatabase",
-                "glue:GetTable",
                 "glue:DeleteDatabase",
+                "glue:GetTable",
                 "glue:GetTables",
                 "glue:GetTableVersion",
                 "glue:GetTableVersions",
@@ -129,19 +130,19 @@ def tableflow_policy(world: World) -> Document:
 
 
 def snowflake_policy(world: World) -> Document:
-    """Reading alone: the external volume allows no writes. Derived tables are read as well."""
-    bucket = f"arn:aws:s3:::{world.bucket}"
+    """Reading alone: the external volumes allow no writes. Derived tables are read as well."""
+    buckets = [f"arn:aws:s3:::{name}" for name in (world.bucket, world.derived_bucket)]
     derived = [world.names.namespace(pipeline) for pipeline in pipelines(world.specs)]
     return document(
         {
             "Effect": "Allow",
             "Action": ["s3:GetBucketLocation", "s3:ListBucket"],
-            "Resource": bucket,
+            "Resource": buckets,
         },
         {
             "Effect": "Allow",
             "Action": ["s3:GetObject", "s3:GetObjectVersion"],
-            "Resource": f"{bucket}/*",
+            "Resource": [f"{bucket}/*" for bucket in buckets],
         },
         {
             "Effect": "Allow",

@@ -142,7 +142,12 @@ def _drop_tables(world: World, column: str, used: str) -> None:
 
 @dataclass(frozen=True)
 class Volume(Resource):
-    """The bucket, read-only. Its external id is ours: Snowflake's own would change each time."""
+    """A bucket, read-only. Its external id is ours: Snowflake's own would change each time.
+
+    :param derived: the bucket of the derived tables
+    """
+
+    derived: bool = False
 
     kind = "external volume"
     replaced_for = frozenset({"base_url", "role", "external_id"})
@@ -170,7 +175,7 @@ class Volume(Resource):
 
     def desired(self, world: World) -> Fields:
         return {
-            "base_url": world.seen.warehouse,
+            "base_url": world.seen.derived_warehouse if self.derived else world.seen.warehouse,
             "role": role_arn(world.seen),
             "external_id": world.config.prefix,
             "allow_writes": "false",
@@ -178,7 +183,7 @@ class Volume(Resource):
 
     def create(self, world: World) -> None:
         with world.snowflake() as session:
-            session.run(create_volume(world.seen), INTEGRATOR)
+            session.run(create_volume(world.seen, derived=self.derived), INTEGRATOR)
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
         statement = f"ALTER EXTERNAL VOLUME {quote(self.name)} SET ALLOW_WRITES = FALSE"
@@ -454,12 +459,19 @@ class LinkedDatabase(Resource):
 class ReadingRole(iam.Role):
     """The IAM role by which Snowflake reads: it is there when Snowflake can take it."""
 
-    volume: str = ""
+    volumes: tuple[str, ...] = ()
     integration: str = ""
 
     def settle(self, world: World, live: Live) -> None:
         iam.Role.settle(self, world, live)
-        statement = f"SELECT SYSTEM$VERIFY_EXTERNAL_VOLUME({text(self.volume)}) AS answer"
+        for volume in self.volumes:
+            self._verify(world, volume)
+        if world.config.snowflake_catalog == "glue_rest":
+            wait_until_verified(world, self.integration)
+
+    def _verify(self, world: World, volume: str) -> None:
+        """:raises TopicbergError: Snowflake cannot take the role to read the volume"""
+        statement = f"SELECT SYSTEM$VERIFY_EXTERNAL_VOLUME({text(volume)}) AS answer"
         answer: dict[str, Any] = {}
 
         def verified() -> bool:
