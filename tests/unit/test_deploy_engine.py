@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from topicberg.deploy import engine
-from topicberg.deploy.confluent.api import ConflictError, UncertainError
+from topicberg.deploy.confluent.api import ConflictError, GoneError, UncertainError
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.names import Names
@@ -49,6 +49,8 @@ class Thing(Resource):
         _stumble(world, self.key)
 
     def delete(self, world: World, live: Live) -> None:
+        if self.key in cast(Any, world).vanishes:
+            _there(world).pop(self.key, None)
         _stumble(world, self.key)
         del _there(world)[self.key]
         _log(world).append(f"delete {self.key}")
@@ -77,6 +79,8 @@ class Toy:
         self.log: list[str] = []
         self.trouble: dict[str, list[Exception]] = {}
         self.live: dict[str, Live] = {}
+        self.waiting: dict[str, str] = {}
+        self.vanishes: set[str] = set()
 
     def sleep(self, _: float) -> None:
         pass
@@ -190,13 +194,76 @@ def test_delete_goes_backwards(world: World) -> None:
 def test_delete_goes_on_and_keeps_what_the_rest_needs(world: World) -> None:
     graph = [*GRAPH, Thing("d", "D")]
     engine.create(graph, world, quiet)
-    cast(Any, world).trouble = {"b": [ConflictError("in use")] * 20}
+    cast(Any, world).trouble = {"b": [ConflictError("in use")] * 30}
     left = engine.delete(engine.existing(graph, world, quiet), world, quiet)
     assert set(left) == {"thing A", "thing B"}
     assert "in use" in left["thing B"]
     assert set(_there(world)) == {"a", "b"}
     cast(Any, world).trouble = {}
     assert engine.delete(engine.existing(graph, world, quiet), world, quiet) == {}
+
+
+def test_a_delete_waits_for_what_used_it_to_be_gone_everywhere(world: World) -> None:
+    engine.create(GRAPH, world, quiet)
+    cast(Any, world).trouble = {"b": [ConflictError("in use")] * 20}
+    assert engine.delete(engine.existing(GRAPH, world, quiet), world, quiet) == {}
+
+
+@pytest.mark.parametrize(("status", "left"), [(403, {"thing B", "thing A"}), (404, set())])
+def test_only_a_404_says_that_it_is_gone(world: World, status: int, left: set[str]) -> None:
+    engine.create(GRAPH, world, quiet)
+    cast(Any, world).trouble = {"b": [GoneError("no", status=status)] * 8}
+    if status == 404:
+        cast(Any, world).vanishes = {"b"}
+    assert set(engine.delete(engine.existing(GRAPH, world, quiet), world, quiet)) == left
+
+
+@dataclass(frozen=True)
+class Late(Thing):
+    """Cannot be created before somebody else has done something."""
+
+    def waits(self, world: World) -> str:
+        return "" if "event" in _there(world) else "for the event"
+
+
+def test_what_waits_stops_nothing_and_is_no_failure(world: World) -> None:
+    graph: list[Thing] = [
+        Late("b", "B", ("a",)),
+        Thing("c", "C", ("b",), ("b",)),
+        Thing("a", "A"),
+        Thing("d", "D", ("b",)),
+    ]
+    assert actions(world, graph) == {"a": "create", "b": "wait", "c": "wait", "d": "create"}
+    engine.create(graph, world, quiet)
+    assert set(_there(world)) == {"a", "d"}
+    assert cast(Any, world).waiting == dict.fromkeys("bc", "for the event")
+    assert actions(world, graph) == {"a": "keep", "b": "wait", "c": "wait", "d": "keep"}
+    _there(world)["event"] = {}
+    engine.create(graph, world, quiet)
+    assert set(actions(world, graph).values()) == {"keep"}
+    assert cast(Any, world).waiting == {}
+
+
+@dataclass(frozen=True)
+class Twin(Thing):
+    """Two of one name are possible, and lists lag: it is seen at the fifth look."""
+
+    unique = False
+
+    def find(self, world: World) -> Live | None:
+        looks = cast(Any, world).looks
+        made = _log(world).count(f"create {self.key}")
+        looks[self.key] = looks.get(self.key, 0) + bool(made)
+        return super().find(world) if looks[self.key] > 4 else None
+
+
+def test_an_unanswered_request_makes_no_twin(world: World) -> None:
+    """A Kafka cluster, say: its second one would run, and cost, unseen."""
+    cast(Any, world).looks = {}
+    cast(Any, world).trouble = {"a": [UncertainError("lost")]}
+    engine.create([Twin("a", "A")], world, quiet)
+    assert _log(world) == ["create a"]
+    assert not next(one for one in resources(CONFIG, []) if one.key == CLUSTER).unique
 
 
 def test_what_is_not_wanted_any_more_is_deleted_first(world: World) -> None:
@@ -306,6 +373,13 @@ def test_roles_are_on_what_is_ours_and_no_wider() -> None:
         ("confluent/tableflow/stock_trades", "aws/bucket"),
         ("confluent/topic/stock_trades", "key/kafka_app_manager"),
         ("confluent/tableflow/stock_trades", "key/tableflow"),
+        # With the tables that the service user made, which use the rest.
+        ("snowflake/database", "snowflake/volume"),
+        ("snowflake/database", "snowflake/derived_volume"),
+        ("snowflake/database", "snowflake/integration"),
+        ("snowflake/database", "snowflake/role_grant/to_sysadmin"),
+        ("snowflake/database", "snowflake/role/system_admin"),
+        ("snowflake/derived_volume", "aws/derived_bucket"),
     ],
 )
 def test_order_of_deletion(first: str, then: str) -> None:

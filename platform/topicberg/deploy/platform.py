@@ -270,8 +270,8 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         (CLUSTER, PROVIDER_INTEGRATION),
         spec.tableflow.enabled,
         spec=spec,
-    )
         has_source=bool(quickstart),
+    )
     yield from _snowflake_table(spec, config, has_source=bool(quickstart))
 
 
@@ -314,14 +314,16 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     schema: tuple[str, ...] = (called.database, called.schema)
 
     yield Warehouse("snowflake/warehouse", called.warehouse)
-    containers: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
-        ("snowflake/database", "DATABASE", database, ()),
-        ("snowflake/schema", "SCHEMA", schema, ("snowflake/database",)),
+    # Tables go with their database, before what they use: Snowflake keeps that while one uses it.
+    used = ("snowflake/volume", "snowflake/derived_volume", "snowflake/integration")
+    containers: list[tuple[str, str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
+        ("snowflake/database", "DATABASE", database, (), (*used, ROLE_TO_SYSADMIN)),
+        ("snowflake/schema", "SCHEMA", schema, ("snowflake/database",), ()),
     ]
-    for key, of, path, needs in containers:
+    for key, of, path, within, first in containers:
         comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
         name = f"{of.lower()} {'.'.join(path)}"
-        yield Container(key, name, needs, needs, of=of, path=path, comment=comment)
+        yield Container(key, name, (*within, *first), within, of=of, path=path, comment=comment)
     for key, role, what in (
         ("snowflake/role/security_admin", manager, "Security Admin"),
         ("snowflake/role/system_admin", reader, "System Admin"),
@@ -335,11 +337,23 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     }
     yield User("snowflake/user", user, (KEYS, "snowflake/warehouse"), properties=properties)
     for key, role in (("security_admin", manager), ("system_admin", reader)):
-        needs = (f"snowflake/role/{key}", "snowflake/user")
+        both = (f"snowflake/role/{key}", "snowflake/user")
         name = f"{role} to {user}"
-        yield RoleGrant(f"snowflake/role_grant/{key}", name, needs, needs, role=role, user=user)
+        yield RoleGrant(f"snowflake/role_grant/{key}", name, both, both, role=role, grantee=user)
+    # What the owner of a derived table may do with it, the admin may do too, e.g. drop it.
+    alone = ("snowflake/role/system_admin",)
+    name = f"{reader} to SYSADMIN"
+    yield RoleGrant(
+        ROLE_TO_SYSADMIN, name, alone, alone, role=reader, to="ROLE", grantee="SYSADMIN"
+    )
 
     yield Volume("snowflake/volume", called.volume, (CLUSTER, "aws/bucket"))
+    yield Volume(
+        "snowflake/derived_volume",
+        called.derived_volume,
+        (CLUSTER, "aws/derived_bucket"),
+        derived=True,
+    )
     yield Integration("snowflake/integration", called.integration, (CLUSTER,))
     rest = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
     yield RestIntegration(
@@ -348,12 +362,6 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         (CLUSTER, "confluent/catalog_integration"),
         (CLUSTER,),
         rest,
-    yield Volume(
-        "snowflake/derived_volume",
-        called.derived_volume,
-        (CLUSTER, "aws/derived_bucket"),
-        derived=True,
-    )
     )
     of_topics = _topic_integration(config)
     yield LinkedDatabase(
@@ -372,7 +380,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield ReadingRole(
         "aws/role/snowflake",
         names.snowflake_role,
-        ("aws/policy/snowflake", "snowflake/volume", "snowflake/integration"),
+        ("aws/policy/snowflake", *used),
         trust=snowflake_trust,
         policy="aws/policy/snowflake",
         volumes=(called.volume, called.derived_volume),
@@ -383,22 +391,22 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         ("DATABASE", database, "snowflake/database"),
         ("SCHEMA", schema, "snowflake/schema"),
         ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
+        ("EXTERNAL VOLUME", (called.derived_volume,), "snowflake/derived_volume"),
         ("INTEGRATION", (called.integration,), "snowflake/integration"),
     ):
         yield _grant(reader, "USAGE", on, target, needed, "snowflake/role/system_admin")
-    # Derived tables are made by the user itself.
+    # The user itself creates the derived tables.
     needs = ("snowflake/schema", "snowflake/role/system_admin")
     yield _grant(reader, "CREATE ICEBERG TABLE", "SCHEMA", schema, *needs)
     for on, target, needed in (
         ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
-        ("EXTERNAL VOLUME", (called.derived_volume,), "snowflake/derived_volume"),
         ("INTEGRATION", (called.integration,), "snowflake/integration"),
     ):  # SYSADMIN makes the tables that use them
         yield _grant("SYSADMIN", "USAGE", on, target, needed)
     for role in (reader, "SYSADMIN"):
-        needs = ("snowflake/rest_integration",)
-        needs += ("snowflake/role/system_admin",) if role == reader else ()
-        grant = _grant(role, "USAGE", "INTEGRATION", (called.rest_integration,), *needs)
+        holder = ("snowflake/role/system_admin",) if role == reader else ()
+        target = (called.rest_integration,)
+        grant = _grant(role, "USAGE", "INTEGRATION", target, "snowflake/rest_integration", *holder)
         yield replace(grant, wanted=rest)
     linked = ("snowflake/linked_database", "snowflake/role/system_admin")
     usage = _grant(reader, "USAGE", "DATABASE", (called.linked_database,), *linked)
@@ -449,10 +457,10 @@ def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> 
         within,
         spec.tableflow.enabled,
         spec=spec,
+        has_source=has_source,
     )
     reader = config.snowflake_name("system_admin_role")
     target = (called.database, called.schema, spec.snowflake_name)
     role = "snowflake/role/system_admin"
     select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
     yield replace(select, wanted=spec.tableflow.enabled)
-        has_source=has_source,

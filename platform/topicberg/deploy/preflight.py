@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.deploy.confluent.organization import organization
-from topicberg.deploy.snowflake.session import admin
+from topicberg.deploy.snowflake.session import role_problems
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -19,10 +19,12 @@ def check(world: World) -> None:
     """
     :raises TopicbergError: names every account that does not let us in
     """
+    from snowflake.connector.errors import Error as SnowflakeError
+
     asked: list[tuple[str, Callable[[], object]]] = [
         ("Confluent Cloud", lambda: organization(world.cloud)),
         ("AWS", lambda: world.account),
-        ("Snowflake's admin user", lambda: admin(world)),
+        ("Snowflake's admin user", lambda: _take_roles(world)),
     ]
     problems = []
     for name, ask in asked:
@@ -32,8 +34,15 @@ def check(world: World) -> None:
             problems.append(f"{name}: {error.message}")
         except (BotoCoreError, ClientError) as error:
             problems.append(f"{name}: {error}")
+        except SnowflakeError as error:  # e.g. a network policy, before anything costs money
+            problems.append(f"{name} cannot log in: {error.msg}")
     if problems:
         raise TopicbergError(
             "nothing was touched, because:\n  " + "\n  ".join(problems),
             hint="docs/cloud.md says what is needed",
         )
+
+
+def _take_roles(world: World) -> None:
+    if problems := role_problems(world):
+        raise TopicbergError("; ".join(problems))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from topicberg.deploy import rsa
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-from topicberg.deploy.snowflake.session import account, can_log_in
-from topicberg.deploy.wait import until
+from topicberg.deploy.snowflake.session import account, login_problem
+from topicberg.deploy.wait import PatienceError, until
+from topicberg.errors import TopicbergError
 from topicberg.snowflake import quote, text
 
 if TYPE_CHECKING:
@@ -122,12 +123,21 @@ class User(Resource):
         """The active key lets the user in; only then it is published."""
         facts = world.need(KEYS).facts
         private = rsa.private_key(facts["values"])
-        until(
-            lambda: can_log_in(world, self.name, private),
-            f"{self.title} can log in with its newest key",
-            LOGIN_SECONDS,
-            sleep=world.sleep,
-        )
+        problem = ""
+
+        def let_in() -> bool:
+            nonlocal problem
+            problem = login_problem(world, self.name, private)
+            return not problem
+
+        what = f"{self.title} can log in with its newest key"
+        try:
+            until(let_in, what, LOGIN_SECONDS, sleep=world.sleep)
+        except PatienceError as error:
+            raise TopicbergError(
+                f"{self.title} cannot log in with its newest key: {problem}",
+                hint="a network policy must let this machine in; then run the command again",
+            ) from error
         if not facts["versions"][-1].current:
             name = world.names.snowflake_secret
             world.secrets.publish(name, facts["versions"][-1].id)
@@ -176,24 +186,31 @@ def _pattern(name: str) -> str:
 
 @dataclass(frozen=True)
 class RoleGrant(Resource):
-    """A role that the user has."""
+    """A role that the user or another role has.
+
+    :param to: ``USER`` or ``ROLE``
+    """
 
     role: str = ""
-    user: str = ""
+    to: str = "USER"
+    grantee: str = ""
 
     kind = "grant of role"
 
     def find(self, world: World) -> Live | None:
         with world.snowflake() as session:
-            rows = session.find(f"SHOW GRANTS TO USER {quote(self.user)}", OWNER)
-        granted = any(row["role"] == self.role for row in rows or [])
-        return Live(f"{self.role} → {self.user}") if granted else None
+            rows = session.find(f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
+        granted = any(
+            (row["granted_to"], row["grantee_name"].strip('"')) == (self.to, self.grantee)
+            for row in rows or []
+        )
+        return Live(f"{self.role} → {self.grantee}") if granted else None
 
     def create(self, world: World) -> None:
-        self._run(world, f"GRANT ROLE {quote(self.role)} TO USER {quote(self.user)}")
+        self._run(world, f"GRANT ROLE {quote(self.role)} TO {self.to} {quote(self.grantee)}")
 
     def delete(self, world: World, live: Live) -> None:
-        self._run(world, f"REVOKE ROLE {quote(self.role)} FROM USER {quote(self.user)}")
+        self._run(world, f"REVOKE ROLE {quote(self.role)} FROM {self.to} {quote(self.grantee)}")
 
     def _run(self, world: World, statement: str) -> None:
         with world.snowflake() as session:

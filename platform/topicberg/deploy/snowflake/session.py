@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 60
+ROLES = ("ACCOUNTADMIN", "SECURITYADMIN", "SYSADMIN")
 _READS = ("SHOW ", "DESC ", "DESCRIBE ", "SELECT ")
 _ADMIN_KEYS = ("snowflake_account_identifier", "admin_service_user", "active_key_number")
 
@@ -35,14 +36,17 @@ class Session:
 
     def run(self, statement: str, role: str) -> list[dict[str, Any]]:
         """The rows of a statement, columns in lower case."""
-        if role != self.role:
-            ask(self.connection, f"USE ROLE {role}")
-            self.role = role
+        self.take(role)
         if not statement.lstrip().upper().startswith(_READS):
             self.check_lease()
         columns, rows = ask(self.connection, statement)
         names = [column.lower() for column in columns]
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def take(self, role: str) -> None:
+        if role != self.role:
+            ask(self.connection, f"USE ROLE {role}")
+            self.role = role
 
     def find(self, statement: str, role: str) -> list[dict[str, Any]] | None:
         """The same; None when what it names does not exist."""
@@ -60,7 +64,8 @@ def open_session(world: World) -> Session:
     """
     :raises TopicbergError: the admin's secret is missing or incomplete
     """
-    return Session(_connect(world, **admin(world)), check_lease=world.check_lease)
+    connection = _connect(world, warehouse=world.deploy.snowflake_warehouse, **admin(world))
+    return Session(connection, check_lease=world.check_lease)
 
 
 def admin(world: World) -> dict[str, Any]:
@@ -97,7 +102,8 @@ def account(world: World) -> str:
     return (world.secrets.read(path) or {}).get("snowflake_account_identifier", "")
 
 
-def _connect(world: World, **who: Any) -> SnowflakeConnection:
+def _connect(world: World, *, warehouse: str | None = None, **who: Any) -> SnowflakeConnection:
+    """:param who: user, login and, if it is not the user's default, role"""
     deploy = world.deploy
     address: dict[str, Any] = {
         "host": deploy.snowflake_host,
@@ -108,8 +114,8 @@ def _connect(world: World, **who: Any) -> SnowflakeConnection:
         endpoint = load_endpoints(world.config).snowflake
         address = {name: value or getattr(endpoint, name) for name, value in address.items()}
     arguments = {name: value for name, value in address.items() if value is not None}
-    if deploy.snowflake_warehouse:
-        arguments["warehouse"] = deploy.snowflake_warehouse
+    if warehouse:
+        arguments["warehouse"] = warehouse
     resource = snowflake_resource()(
         account=account(world),
         additional_snowflake_connection_args={**arguments, "login_timeout": TIMEOUT_SECONDS},
@@ -121,17 +127,32 @@ def _connect(world: World, **who: Any) -> SnowflakeConnection:
     return connection
 
 
-def can_log_in(world: World, user: str, private_key: bytes) -> bool:
-    """Whether the user is let in with this key (PEM)."""
+def login_problem(world: World, user: str, private_key: bytes) -> str:
+    """Return why the user is not let in with this key (PEM); empty: it is.
+
+    The role is PUBLIC, which every user has: Snowflake refuses a login whose default role is not
+    granted, and roles are granted to a user that exists.
+    """
     from snowflake.connector.errors import Error
 
+    key = base64.b64encode(private_key).decode()
     try:
-        connection = _connect(world, user=user, private_key=base64.b64encode(private_key).decode())
-        try:
-            ask(connection, "SELECT 1")
-        finally:
-            connection.close()
+        _connect(world, user=user, role="PUBLIC", private_key=key).close()
     except Error as error:
-        logger.info("%s cannot log in yet: %s", user, error.errno)
-        return False
-    return True
+        logger.info("%s cannot log in yet: %s", user, error.msg)
+        return str(error.msg)
+    return ""
+
+
+def role_problems(world: World) -> list[str]:
+    """Return what keeps the admin user from each of the roles that own the platform's objects."""
+    from snowflake.connector.errors import ProgrammingError
+
+    problems = []
+    with world.snowflake() as session:
+        for role in ROLES:
+            try:
+                session.take(role)
+            except ProgrammingError as error:
+                problems.append(f"role {role}: {' '.join(str(error.msg).split())}")
+    return problems
