@@ -118,6 +118,8 @@ class LakeEndpoints(HoldsSecrets):
         if self.s3_access_key and self.s3_secret_key:
             properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
             properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
+        elif self.s3 is None:
+            properties |= _profile_keys()
         return _catalog(tuple(properties.items()))
 
     def spark_properties(self, config: Settings) -> dict[str, str]:
@@ -244,6 +246,30 @@ class Endpoints(LakeEndpoints):
             aws_secret_access_key=secret_key.get_secret_value() if secret_key else None,
             config=options,
         )
+
+
+_SHARED = ("shared-credentials-file", "config-file", "assume-role-with-web-identity")
+_OF_MACHINES = ("container-role", "iam-role")
+"""Where boto3 and PyArrow, whose readers of S3 are AWS's C++ clients, find the same credentials."""
+
+
+def _profile_keys() -> dict[str, str]:
+    """Keys for PyArrow where it would find none: a profile of SSO, of a role or of a process.
+
+    They are of now, and boto3 renews them; a process asks for its catalog again and again.
+    """
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return {}
+    credentials = _aws_session().get_credentials()
+    if credentials is None or credentials.method in (*_SHARED, *_OF_MACHINES):
+        return {}
+    keys = credentials.get_frozen_credentials()
+    named = {
+        "s3.access-key-id": keys.access_key,
+        "s3.secret-access-key": keys.secret_key,
+        "s3.session-token": keys.token,
+    }
+    return {name: value for name, value in named.items() if value}
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from topicberg import cloud
+from topicberg import cloud, endpoints
 from topicberg.cli import app
 from topicberg.deploy import rsa
 from topicberg.deploy.secrets import Secrets
@@ -48,6 +48,23 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     with mock_aws():
         yield boto3.client("secretsmanager", region_name="us-east-1")
     settings.cache_clear()
+
+
+def test_pyarrow_gets_the_keys_of_a_profile_that_it_cannot_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of SSO, of a role, of a process: boto3 reads them, AWS's C++ clients may not."""
+    keys = '{"Version": 1, "AccessKeyId": "AK", "SecretAccessKey": "SK", "SessionToken": "T"}'
+    (tmp_path / "keys.json").write_text(keys)
+    config = f"[profile work]\ncredential_process = cat {tmp_path}/keys.json\n"
+    static = "[profile plain]\naws_access_key_id = A\naws_secret_access_key = B\n"
+    (tmp_path / "config").write_text(config + static)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    for profile, expected in (("work", {"AK", "SK", "T"}), ("plain", set())):
+        monkeypatch.setenv("AWS_PROFILE", profile)
+        endpoints._aws_session.cache_clear()
+        assert set(endpoints._profile_keys().values()) == expected
+    endpoints._aws_session.cache_clear()
 
 
 def _store(client: Any, name: str, values: dict[str, str]) -> None:
