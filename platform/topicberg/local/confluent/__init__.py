@@ -33,7 +33,8 @@ the stack's admin token (``topicberg env``).
 | ``service_accounts``, ``integrations`` | likewise |
 | ``kafka_rest``, ``topics``, ``topic_configs``, ``acls``, ``broker`` | Kafka REST over the broker |
 | ``subjects`` | the registry |
-| ``connectors``, ``connector_configs``, ``generators`` | connectors, and the generators they run |
+| ``connectors``, ``generators`` | connectors, and the generators they run |
+| ``connector_configs``, ``connector_rights`` | what is wrong with one, what it may not do |
 | ``tableflow``, ``tableflow_bodies``, ``catalogs`` | Tableflow |
 | ``materialization`` | what became of its tables: storage, Glue |
 """

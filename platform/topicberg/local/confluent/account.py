@@ -26,6 +26,7 @@ ORGANIZATION = "organization"
 ENVIRONMENT = "environment"
 CLUSTER = "cluster"
 REGISTRY = "registry"
+SUBJECT = "subject"
 SERVICE_ACCOUNT = "service account"
 USER = "user"
 KEY = "key"
@@ -54,6 +55,11 @@ class Delays(BaseModel):
     deletion: float = Field(default=0.5, ge=0, description="a deleted cluster is still shown")
     connector: float = Field(default=1.0, ge=0, description="PROVISIONING, at least")
     tableflow: float = Field(default=1.0, ge=0, description="PENDING, at least")
+    listing: float = Field(default=0.5, ge=0, description="until lists show a key or a cluster")
+
+    def lists(self, stored: Stored) -> bool:
+        """Whether a list shows it: lists lag behind what a look by its id finds."""
+        return time.time() >= stored.created + self.listing
 
 
 class Account:

@@ -65,8 +65,8 @@ def delete_all(account: Account, cluster: str) -> None:
     :raises Refusal: the broker does not answer
     """
     made = [stored.name[1] for stored in account.store.all(TOPIC) if stored.name[0] == cluster]
-    admin = account.kafka_admin()
     for name in made:
+        admin = account.kafka_admin()
         try:
             wait(admin.delete_topics([name])[name], name)
         except Refusal as refusal:

@@ -1,7 +1,8 @@
 """``/tableflow/v1/catalog-integrations``: the catalog in which a cluster's tables appear.
 
-Glue is synced for real. Snowflake Open Catalog and Unity can be configured, but there is none in
-the local stack, and their status says so.
+Glue is synced for real: PENDING until the first table is, as in the API's reference. Snowflake
+Open Catalog and Unity can be configured, but there is none in the local stack, and their status
+says so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import Field
 from topicberg.local.confluent import clusters, environments, integrations
 from topicberg.local.confluent.account import CATALOG, TABLE, changed, timestamp
 from topicberg.local.confluent.errors import bad_request, conflict, invalid, not_found
-from topicberg.local.confluent.materialization import trust_problem
+from topicberg.local.confluent.materialization import database_of, trust_problem
 from topicberg.local.confluent.operation import Call, Operation
 from topicberg.local.confluent.tableflow import VERSION, find_cluster, tableflow_operation
 from topicberg.local.confluent.wire import (
@@ -116,14 +117,29 @@ def _status(call: Call, stored: Stored) -> dict[str, Any]:
             "phase": "FAILED",
             "error_message": f"the local stack cannot reach a catalog at {where}",
         }
-    problem = trust_problem(call.account, properties["integration"])
-    syncs = [call.tables.status(stored, table.name[1]) for table in call.account.store.all(TABLE)]
-    problem = problem or next((sync.error for sync in syncs if sync.error), None)
-    if problem:
+    if problem := _verdict(call, stored):
         return {"phase": "FAILED", "error_message": problem}
+    syncs = [call.tables.status(stored, table.name[1]) for table in call.account.store.all(TABLE)]
     times = [sync.at for sync in syncs if sync.at is not None]
-    last = {"last_sync_at": timestamp(max(times))} if times else {}
-    return {"phase": "CONNECTED", **last}
+    if not times:
+        return {"phase": "PENDING"}
+    return {"phase": "CONNECTED", "last_sync_at": timestamp(max(times))}
+
+
+def _verdict(call: Call, stored: Stored) -> str:
+    """Why it cannot be used; empty: it can. It is tried once: nothing makes one that failed try
+    again, and only another one helps.
+    """
+    with call.account.store.lock:
+        now = call.account.store.get(CATALOG, stored.name) or stored
+        if "verdict" not in now.properties:
+            database = database_of(call.account, stored)
+            problem = trust_problem(
+                call.account, stored.properties["integration"], database=database
+            )
+            now.properties["verdict"] = problem or ""
+            call.account.store.put(now)
+        return str(now.properties["verdict"])
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
@@ -142,7 +158,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
         ),
         "spec": {
             "display_name": properties["display_name"],
-            "suspended": False,
+            "suspended": properties.get("suspended", False),
             "config": properties["config"],
             "environment": environments.reference(account, environment),
             "kafka_cluster": clusters.reference(account, environment, cluster),
@@ -213,7 +229,7 @@ def _change(call: Call) -> Answer:
     given = change.model_fields_set
     if change.suspended:
         raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"suspended": False} if "suspended" in given else {}
     if "display_name" in given:
         changes["display_name"] = change.display_name
     if "config" in given:

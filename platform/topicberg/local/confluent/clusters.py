@@ -209,6 +209,7 @@ def _list(call: Call) -> Answer:
         for cluster in account.store.all(CLUSTER)
         if cluster.properties["environment"] == query.environment
         and not _is_gone(cluster)
+        and account.delays.lists(cluster)
         and query.deletion_protection
         in (None, cluster.properties["spec"].get("deletion_protection", False))
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from topicberg.local.confluent import broker, keys
 from topicberg.local.confluent.account import SERVICE_ACCOUNT, Account
+from topicberg.local.confluent.connector_rights import unseen_cluster
 from topicberg.local.store import Stored
 from topicberg.topics import load_topics
 
@@ -58,8 +59,11 @@ def _check_identity(
     mode = config.get("kafka.auth.mode", "KAFKA_API_KEY")
     if mode == "SERVICE_ACCOUNT":
         name = config.get("kafka.service.account.id", "")
+        environment = cluster.properties["environment"]
         if account.store.get(SERVICE_ACCOUNT, (name,)) is None:
             complain("kafka.service.account.id", f"there is no service account '{name}'")
+        elif unseen := unseen_cluster(account, environment, cluster.name[0], name):
+            complain("kafka.service.account.id", unseen)
     elif mode == "KAFKA_API_KEY":
         key, secret = (config.get(field, "") for field in _SECRETS)
         if secret != MASK and not keys.opens(account, key, secret, cluster.name[0]):

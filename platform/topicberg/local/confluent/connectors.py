@@ -23,6 +23,7 @@ from topicberg.local.confluent.connector_configs import (
     shown,
     validated,
 )
+from topicberg.local.confluent.connector_rights import denied, principal_of
 from topicberg.local.confluent.errors import (
     Refusal,
     Shape,
@@ -76,6 +77,8 @@ def state(account: Account, connector: Stored) -> tuple[str, str]:
         return "PAUSED", ""
     if time.time() < properties["started"] + account.delays.connector:
         return "PROVISIONING", ""
+    if problem := denied(account, connector):
+        return "FAILED", problem
     status = read_status(account.config, properties["topic"])
     if status is not None and status.state in ALIVE:
         return ("RUNNING" if status.state == "running" else "PROVISIONING"), ""
@@ -141,6 +144,7 @@ def _create(call: Call) -> Answer:
         "environment": cluster.properties["environment"],
         "cluster": cluster.name[0],
         "config": kept(body.config),
+        "principal": principal_of(account, body.config),
         "topic": body.config["kafka.topic"],
         "paused": False,
         "started": time.time(),
@@ -202,10 +206,12 @@ def _put_config(call: Call) -> Answer:
     call.generators.end(connector)
     connector.properties |= {
         "config": kept(config),
+        "principal": principal_of(account, config) or connector.properties.get("principal", ""),
         "topic": config["kafka.topic"],
         "started": time.time(),
         "trace": "",
     }
+    connector.properties.pop("denied", None)
     account.store.put(connector)
     call.generators.wake()
     return Answer(_info(account, cluster, connector))
@@ -222,6 +228,7 @@ def _pause(call: Call) -> Answer:
 def _resume(call: Call) -> Answer:
     _, connector = _require(call)
     connector.properties |= {"paused": False, "started": time.time(), "trace": ""}
+    connector.properties.pop("denied", None)
     call.account.store.put(connector)
     call.generators.wake()
     return Answer()

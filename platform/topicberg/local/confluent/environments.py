@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from topicberg.local.confluent import subjects
 from topicberg.local.confluent.account import (
     CATALOG,
     CLUSTER,
@@ -101,7 +102,7 @@ def _change(call: Call) -> Answer:
 
 
 def _delete(call: Call) -> Answer:
-    """With its Schema Registry and role bindings; not while it holds what runs or is in use."""
+    """With its Schema Registry, subjects and role bindings; not while anything runs in it."""
     account = call.account
     name = require(account, call.path["id"]).name[0]
     for kind in (CLUSTER, INTEGRATION, CATALOG):
@@ -126,6 +127,7 @@ def _delete(call: Call) -> Answer:
         ),
     ):
         account.store.delete(kind, [stored.name for stored in dead])
+    subjects.delete_all(account, name)
     account.store.delete(ENVIRONMENT, [(name,)])
     return Answer()
 

@@ -10,6 +10,7 @@ from topicberg.datagen import runner
 from topicberg.datagen.status import ALIVE, read_status
 from topicberg.errors import TopicbergError
 from topicberg.local.confluent.account import CONNECTOR, Account
+from topicberg.local.confluent.connector_rights import denied
 from topicberg.local.store import Stored
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Generators(threading.Thread):
         with self._changing:
             now = self._account.store.get(CONNECTOR, connector.name)  # as it is under the lock
             if now is None or now.properties["paused"] or now.properties["topic"] != topic:
+                return
+            if denied(self._account, now):
                 return
             status = read_status(self._account.config, topic)
             if status is not None and status.state in ALIVE:

@@ -280,6 +280,7 @@ def _list(call: Call) -> Answer:
             query.owner in ("", key["owner"]) and query.resource in ("", key["resource"] or "")
         ),
     )
+    found = [key for key in found if call.account.delays.lists(key)]
     return call.page(found, VERSION, "ApiKey", lambda one: _document(call.account, one))
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg import glue
 from topicberg.errors import TopicbergError
+from topicberg.local import iam
 from topicberg.local.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from topicberg.local.store import Stored
 from topicberg.tableflow import control
@@ -81,7 +81,7 @@ class Tables(threading.Thread):
             topic = table.name[1]
             before = self.status(catalog, topic)
             now = read_status(self._account.config, topic)
-            if now.phase != "RUNNING":
+            if now.phase != "RUNNING" or now.snapshot_id is None:  # no table without a record
                 continue
             if before.sync == "SYNCED" and before.snapshot_id == now.snapshot_id:
                 continue
@@ -98,54 +98,46 @@ class Tables(threading.Thread):
     def _register(self, catalog: Stored, topic: str) -> None:
         """:raises TopicbergError: the role cannot be used, or Glue has another table there"""
         account = self._account
-        if problem := trust_problem(account, catalog.properties["integration"]):
+        database = database_of(account, catalog)
+        if problem := trust_problem(account, catalog.properties["integration"], database=database):
             raise TopicbergError(problem)
         spec = control.find_topic(account.config, topic)
         table = account.catalog().load_table(spec.table_identifier(account.config))
-        database = catalog.properties["config"].get("custom_database") or account.config.cluster_id
         glue.register(account.aws("glue"), table, database, spec.glue_name)
 
 
-def trust_problem(account: Account, integration: str) -> str | None:
-    """Why the customer's role cannot be taken on through an integration; None: it can."""
+def database_of(account: Account, catalog: Stored) -> str:
+    """The Glue database of a catalog integration."""
+    custom: str = catalog.properties["config"].get("custom_database", "")
+    return custom or account.config.cluster_id
+
+
+def trust_problem(
+    account: Account, integration: str, *, bucket: str = "", database: str = ""
+) -> str | None:
+    """Why the customer's role cannot be used through an integration; None: it can.
+
+    :param bucket: to which Tableflow writes with it; empty: to none
+    :param database: of Glue, in which it registers tables; empty: in none
+    """
     stored = account.store.get(INTEGRATION, (integration,))
     if stored is None:
         return f"the provider integration {integration} is gone"
     config = stored.properties["config"]
     arn: str = config["customer_iam_role_arn"]
-    try:
-        client = account.aws("iam")
-        role = client.get_role(RoleName=arn.rpartition("/")[2])["Role"]
-    except ClientError:
-        return f"the role {arn} does not exist"
-    except BotoCoreError as error:
-        return f"IAM does not answer: {error}"
-    document = role["AssumeRolePolicyDocument"]
-    policy = json.loads(document) if isinstance(document, str) else document
-    if role["Arn"] != arn or not any(
-        _trusts(statement, config) for statement in _many(policy.get("Statement"))
-    ):
-        return (
-            f"the role {arn} does not let {config['iam_role_arn']} take it on with the external"
-            f" id {config['external_id']}"
-        )
-    return None
-
-
-def _trusts(statement: dict[str, Any], config: dict[str, str]) -> bool:
-    principals = statement.get("Principal", {})
-    trusted = _many(principals.get("AWS") if isinstance(principals, dict) else principals)
-    condition = statement.get("Condition", {}).get("StringEquals", {})
-    return (
-        statement.get("Effect") == "Allow"
-        and bool({"sts:AssumeRole", "sts:*", "*"} & set(_many(statement.get("Action"))))
-        and bool({config["iam_role_arn"], "*"} & set(trusted))
-        and config["external_id"] in _many(condition.get("sts:ExternalId"))
-    )
-
-
-def _many(value: Any) -> list[Any]:
-    """In policies, one may stand for a list of one."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    needs: list[tuple[str, str]] = []
+    if bucket:
+        here = f"arn:aws:s3:::{bucket}"
+        needs += [(f"s3:{action}", here) for action in ("GetBucketLocation", "ListBucket")]
+        objects = ("GetObject", "PutObject", "DeleteObject")
+        needs += [(f"s3:{action}", f"{here}/*") for action in objects]
+    if database:
+        here = f"arn:aws:glue:{account.config.aws_region}:{arn.split(':')[4]}"
+        # Glue refuses a list as a whole when one database is not permitted.
+        everywhere = (f"{here}:catalog", f"{here}:database/*")
+        needs += [("glue:GetDatabases", resource) for resource in everywhere]
+        needs.append(("glue:CreateDatabase", f"{here}:database/{database}"))
+        changes = ("GetTable", "CreateTable", "UpdateTable", "DeleteTable")
+        needs += [(f"glue:{action}", f"{here}:table/{database}/*") for action in changes]
+    principal, external_id = config["iam_role_arn"], config["external_id"]
+    return iam.problem(account.aws("iam"), arn, principal, external_id, *needs)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topicberg.local.confluent.account import Account
 from topicberg.local.confluent.errors import Shape
-from topicberg.local.confluent.generators import Generators
-from topicberg.local.confluent.materialization import Tables
 from topicberg.local.confluent.wire import Answer, Page, Query, listing
 from topicberg.local.store import Stored
+
+if TYPE_CHECKING:
+    from topicberg.local.confluent.generators import Generators
+    from topicberg.local.confluent.materialization import Tables
 
 _PARAMETER = re.compile(r"{(\w+)}")
 

@@ -25,7 +25,7 @@ USERS = "/iam/v2/users"
 
 
 class NewServiceAccount(Body):
-    display_name: str
+    display_name: str = Field(max_length=64)
     description: str = ""
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Literal
 
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg import kafka
 from topicberg.errors import SpecError
-from topicberg.local.confluent import broker, clusters, environments, integrations, roles
+from topicberg.local.confluent import (
+    broker,
+    clusters,
+    environments,
+    integrations,
+    roles,
+    subjects,
+)
 from topicberg.local.confluent.account import CATALOG, TABLE, changed, timestamp
 from topicberg.local.confluent.errors import (
+    Refusal,
     bad_request,
     conflict,
     invalid,
@@ -53,13 +62,17 @@ def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
     phase, error, suspended = engine_status.phase, engine_status.error_message, False
     if time.time() < stored.properties["since"] + account.delays.tableflow:
         phase, error = "PENDING", None
-    elif problem := trust_problem(account, stored.properties["integration"]):
+    elif problem := trust_problem(
+        account, stored.properties["integration"], bucket=account.config.bucket
+    ):
         phase, error = "FAILED", problem
+    elif phase == "RUNNING" and engine_status.snapshot_id is None:  # no record yet
+        phase = "PENDING"
     else:
         suspended = engine_status.suspended
     status: dict[str, Any] = {
         "phase": phase,
-        "write_mode": engine_status.write_mode,
+        "write_mode": stored.properties.get("write_mode") or engine_status.write_mode,
         "catalog_sync_statuses": [
             _sync(call, catalog, topic) for catalog in account.store.all(CATALOG)
         ],
@@ -155,21 +168,13 @@ def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
         raise not_found(f"Topic {topic}")
     registry = account.endpoints().schema_registry_client()
     specs = {one.name: one.value_subject for one in load_topics(account.config)}
-    if specs.get(topic, f"{topic}-value") not in registry.get_subjects():
+    value_subject = specs.get(topic, f"{topic}-value")
+    if value_subject not in registry.get_subjects():
         raise bad_request(
             f"Schemaless topic detected for topic {topic}. Schemaless topics are not supported."
             " Please specify a value schema."
         )
-    integration = integrations.find(
-        account, spec.environment.id, spec.storage.provider_integration_id
-    )
-    if integration is None:
-        raise not_found(f"Provider integration {spec.storage.provider_integration_id}")
-    crn = integrations.crn(account, integration)
-    owners = ("ResourceOwner", *roles.ADMINS)
-    above = clusters.crn(account, spec.environment.id, cluster.name[0])
-    roles.demand(account, call.caller.principal, roles.ADMINS, above)
-    roles.demand(account, call.caller.principal, owners, crn)
+    demand(call, spec, value_subject)
     if spec.storage.bucket_name != account.config.bucket:
         raise unsupported(f"a bucket other than {account.config.bucket}: the engine writes there")
     if cluster.properties["spec"]["region"] != account.config.aws_region:
@@ -178,6 +183,29 @@ def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
             f" in {cluster.properties['spec']['region']}; they must be in one region."
         )
     return spec.storage
+
+
+def demand(call: Call, spec: NewSpec, subject: str) -> None:
+    """
+    :param subject: of the topic's values
+    :raises Refusal: the owner of the key may not enable Tableflow on the topic
+    """
+    account, principal, environment = call.account, call.caller.principal, spec.environment.id
+    assert isinstance(spec.storage, ByobAws)  # noqa: S101  other storage is refused
+    integration = integrations.find(account, environment, spec.storage.provider_integration_id)
+    if integration is None:
+        raise not_found(f"Provider integration {spec.storage.provider_integration_id}")
+    above = clusters.crn(account, environment, spec.kafka_cluster.id)
+    roles.demand(account, principal, roles.ADMINS, above)
+    owners = ("ResourceOwner", "Assigner", *roles.ADMINS)
+    roles.demand(account, principal, owners, integrations.crn(account, integration))
+    registry = subjects.of_environment(account, environment)
+    if not subjects.may(account, registry, principal, subject, "Read"):
+        raise Refusal(
+            HTTPStatus.FORBIDDEN,
+            f"{principal} is not authorized: it may not read the subject {subject}",
+            "forbidden",
+        )
 
 
 def _create(call: Call) -> Answer:
@@ -207,7 +235,7 @@ def _create(call: Call) -> Answer:
             "config": _options(spec.config),
         },
     }
-    _enable(call, spec.display_name, properties["spec"])
+    properties["write_mode"] = _enable(call, spec.display_name, properties["spec"])
     stored = Stored(TABLE, name, properties)
     account.store.put(stored)
     return Answer(_document(call, stored), location=f"{PATH}/{spec.display_name}")
@@ -231,8 +259,8 @@ def _start_anew(call: Call, name: str) -> None:
         drop(catalog, identifier)
 
 
-def _enable(call: Call, topic: str, spec: dict[str, Any]) -> None:
-    """Turn the engine on for a topic, or let it go on with other options.
+def _enable(call: Call, topic: str, spec: dict[str, Any]) -> str:
+    """Turn the engine on for a topic, or let it go on with other options. Returns the write mode.
 
     :raises Refusal: the engine cannot do what is asked
     """
@@ -245,10 +273,12 @@ def _enable(call: Call, topic: str, spec: dict[str, Any]) -> None:
         **{key: int(every[key]) for key in ("retention_ms", "data_retention_ms") if key in every},
     }
     policy = broker.cleanup_policy(call.account, topic)
+    mode: Literal["append", "upsert"] = "upsert" if "compact" in policy else "append"
     try:
-        control.enable(config, topic, options, "upsert" if "compact" in policy else "append")
+        control.enable(config, topic, options, mode)
     except SpecError as error:
         raise unsupported(error.message) from None
+    return mode.upper()
 
 
 def _list(call: Call) -> Answer:

@@ -8,10 +8,10 @@ accepted and then ignored.
 
 Iceberg tables are resolved through Glue and read from the object store, as of their last refresh.
 
-What is not as in Snowflake: privileges are recorded and shown, but only a role's grant to a user
-is enforced; a warehouse needs not run; ``OBJECT``, ``MAP`` and ``ARRAY`` come as JSON; results are
-sent whole; there are no stages, tasks, streams, functions or time travel. Error numbers that no
-public source shows are at the end of :mod:`errors`.
+What is not as in Snowflake: privileges on ordinary tables are recorded and shown, but not enforced,
+and SHOW and DESCRIBE show what a role may not see; a warehouse needs not run; ``OBJECT``, ``MAP``
+and ``ARRAY`` come as JSON; results are sent whole; there are no stages, tasks, streams, functions
+or time travel. Error numbers that no public source shows are at the end of :mod:`errors`.
 
 | module | does |
 |---|---|
@@ -20,6 +20,7 @@ public source shows are at the end of :mod:`errors`.
 | ``commands`` | which statement is answered by which function |
 | ``volumes``, ``integrations``, ``tables``, ``table_views``, ``relations`` | Iceberg objects |
 | ``databases``, ``users``, ``roles``, ``keys`` | the rest of the account |
+| ``privileges`` | which role may do what |
 | ``iceberg``, ``sources``, ``refresher`` | metadata files, S3 and Glue, automated refresh |
 | ``account``, ``engine``, ``passing`` | state on disk, DuckDB, what may pass to it |
 """

@@ -22,10 +22,13 @@ VOLUME = "EXTERNAL VOLUME"
 INTEGRATION = "CATALOG INTEGRATION"
 TABLE = "ICEBERG TABLE"
 DATABASE = "DATABASE"
+SCHEMA = "SCHEMA"
 USER = "USER"
 ROLE = "ROLE"
 WAREHOUSE = "WAREHOUSE"
 GRANT = "GRANT"
+OWNER = "OWNER"
+"""Property of every object: the role that created it."""
 
 IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-stand-in"
 """Who Snowflake is to AWS: the principal of the trust policies of the roles that it assumes."""
@@ -95,6 +98,7 @@ def resolve(name: Name, context: Context, command: str) -> Name:
 
 def create(
     account: Account,
+    context: Context,
     statement: Statement,
     name: Name,
     make: Callable[[Stored | None], dict[str, Any]],
@@ -112,9 +116,28 @@ def create(
             return Rows.status(f"{name[-1]} already exists, statement succeeded.")
         if old is not None and not statement.or_replace:
             raise already_exists(display(name))
-        account.store.put(Stored(statement.kind, name, make(old)))
+        properties = {**make(old), OWNER: context.role}
+        if old is not None:
+            forget_grants_on(account, statement.kind, name)
+        account.store.put(Stored(statement.kind, name, properties))
         created()
     return Rows.status(f"{kind} {name[-1]} successfully created.")
+
+
+def drop(account: Account, kind: str, *names: Name) -> None:
+    """Delete objects, and the grants on them."""
+    with account.store.lock:
+        for name in names:
+            forget_grants_on(account, kind, name)
+        account.store.delete(kind, list(names))
+
+
+def forget_grants_on(account: Account, kind: str, name: Name) -> None:
+    kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind])
+    gone = account.store.all(
+        GRANT, lambda g: g.properties["ON"] in kinds and g.properties["OBJECT"] == list(name)
+    )
+    account.store.delete(GRANT, [one.name for one in gone])
 
 
 def _title(kind: str) -> str:

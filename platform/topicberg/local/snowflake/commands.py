@@ -7,6 +7,7 @@ from collections.abc import Callable
 from topicberg.local.snowflake import (
     databases,
     integrations,
+    privileges,
     relations,
     roles,
     table_views,
@@ -94,7 +95,7 @@ COMMANDS: dict[tuple[str, str], Command] = {
 }
 
 SYSTEM_FUNCTIONS: dict[str, Callable[[Account, Context, Name], str]] = {
-    "SYSTEM$VERIFY_EXTERNAL_VOLUME": lambda account, _, name: volumes.verify_volume(account, name),
+    "SYSTEM$VERIFY_EXTERNAL_VOLUME": volumes.verify_volume,
     "SYSTEM$VERIFY_CATALOG_INTEGRATION": integrations.verify_integration,
     "SYSTEM$GET_ICEBERG_TABLE_INFORMATION": table_views.table_information,
     "SYSTEM$AUTO_REFRESH_STATUS": table_views.auto_refresh_information,
@@ -114,6 +115,10 @@ def parse(sql: str) -> Statement | None:
 
 
 def run(account: Account, context: Context, statement: Statement) -> Rows:
+    """
+    :raises ProgrammingError: it fails, or the session's role may not do it
+    """
+    privileges.check(account, context, statement)
     return COMMANDS[statement.verb, statement.kind](account, context, statement)
 
 

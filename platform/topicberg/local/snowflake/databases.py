@@ -11,15 +11,19 @@ import re
 from topicberg.local.snowflake.account import (
     DATABASE,
     INTEGRATION,
+    OWNER,
+    SCHEMA,
     TABLE,
     VOLUME,
     Account,
     Context,
     chosen,
+    drop,
 )
 from topicberg.local.snowflake.errors import already_exists, does_not_exist, no_current, unsupported
 from topicberg.local.snowflake.grammar import Kind, Statement
 from topicberg.local.snowflake.options import Spec, integer, reference, text
+from topicberg.local.snowflake.privileges import PUBLIC
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.tokens import Name, Stream, display
 from topicberg.local.store import Stored
@@ -77,7 +81,9 @@ def create_database(account: Account, context: Context, statement: Statement) ->
             _drop_database(account, name)
         account.engine.attach(name)
         account.engine.cursor().execute(f"CREATE SCHEMA IF NOT EXISTS {name}.PUBLIC")
-        account.store.put(Stored(DATABASE, (name,), statement.properties))
+        owned = {OWNER: context.role}
+        account.store.put(Stored(DATABASE, (name,), statement.properties | owned))
+        account.store.put(Stored(SCHEMA, (name, PUBLIC), owned))
     context.database, context.schema = name, "PUBLIC"
     return Rows.status(f"Database {name} successfully created.")
 
@@ -86,8 +92,9 @@ def _drop_database(account: Account, name: str) -> None:
     inside = account.store.all(TABLE, lambda table: table.name[0] == name)
     for table in inside:
         account.engine.hide_iceberg_table(table.name)
-    account.store.delete(TABLE, [table.name for table in inside])
-    account.store.delete(DATABASE, [(name,)])
+    drop(account, TABLE, *(table.name for table in inside))
+    drop(account, SCHEMA, *(schema for schema in account.engine.schemas() if schema[0] == name))
+    drop(account, DATABASE, (name,))
     account.engine.detach(name)
 
 
@@ -124,6 +131,7 @@ def create_schema(account: Account, context: Context, statement: Statement) -> R
                 raise already_exists(display((database, schema)))
             _drop_schema(account, database, schema)
         account.engine.cursor().execute(f"CREATE SCHEMA {quote(database, schema)}")
+        account.store.put(Stored(SCHEMA, (database, schema), {OWNER: context.role}))
     context.database, context.schema = database, schema
     return Rows.status(f"Schema {schema} successfully created.")
 
@@ -132,7 +140,8 @@ def _drop_schema(account: Account, database: str, schema: str) -> None:
     inside = account.store.all(TABLE, lambda table: table.name[:2] == (database, schema))
     for table in inside:
         account.engine.hide_iceberg_table(table.name)
-    account.store.delete(TABLE, [table.name for table in inside])
+    drop(account, TABLE, *(table.name for table in inside))
+    drop(account, SCHEMA, (database, schema))
     account.engine.cursor().execute(f"DROP SCHEMA {quote(database, schema)} CASCADE")
 
 
@@ -158,7 +167,7 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
     if prefix and prefix[0] not in account.engine.databases():
         raise does_not_exist("Database", display(prefix))
     found = [
-        Stored("SCHEMA", name, created=0.0)
+        account.store.get(SCHEMA, name) or Stored(SCHEMA, name, created=0.0)
         for name in account.engine.schemas()
         if name[: len(prefix)] == prefix
     ]
@@ -170,7 +179,7 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
         (
             *(one.created, one.name[1], "N"),
             "Y" if one.name == (context.database, context.schema) else "N",
-            *(one.name[0], "ACCOUNTADMIN", "", "", "1", "ROLE"),
+            *(one.name[0], one.properties.get(OWNER, "SYSADMIN"), "", "", "1", "ROLE"),
         )
         for one in chosen(statement, found)
     ]
@@ -192,7 +201,7 @@ def show_databases(account: Account, context: Context, statement: Statement) -> 
             "N",
             "Y" if one.name[0] == context.database else "N",
             "",
-            "ACCOUNTADMIN",
+            one.properties.get(OWNER, "SYSADMIN"),
             one.properties.get("COMMENT", ""),
             "",
             one.properties.get("DATA_RETENTION_TIME_IN_DAYS", 1),

@@ -58,6 +58,23 @@ def role_not_granted(role: str) -> ProgrammingError:
     )
 
 
+def insufficient_privileges(kind: str, name: str) -> ProgrammingError:
+    return _error(
+        3001,
+        "42501",
+        f"SQL access control error:\nInsufficient privileges to operate on {kind} '{name}'.",
+    )
+
+
+def no_warehouse() -> ProgrammingError:
+    return _error(
+        606,
+        "57P03",
+        "No active warehouse selected in the current session.  Select an active warehouse with "
+        "the 'use warehouse' command.",
+    )
+
+
 def invalid_identifier(name: str) -> ProgrammingError:
     return _error(904, "42000", f"{PREFIX} error line 1 at position 0\ninvalid identifier '{name}'")
 

@@ -23,6 +23,7 @@ from topicberg.local.snowflake.account import (
     PropertyRows,
     chosen,
     create,
+    drop,
 )
 from topicberg.local.snowflake.errors import (
     in_use,
@@ -40,7 +41,7 @@ REFRESH_SECONDS = 30
 _SECRETS = ("OAUTH_CLIENT_SECRET", "BEARER_TOKEN")
 
 
-def create_integration(account: Account, _context: Context, statement: Statement) -> Rows:
+def create_integration(account: Account, context: Context, statement: Statement) -> Rows:
     source = statement.properties["CATALOG_SOURCE"]
     if source not in ("GLUE", "ICEBERG_REST", "POLARIS"):
         raise unsupported(f"CREATE CATALOG INTEGRATION … CATALOG_SOURCE = {source}")
@@ -55,7 +56,7 @@ def create_integration(account: Account, _context: Context, statement: Statement
         }
         return common | (_glue if source == "GLUE" else _rest)(statement.properties)
 
-    return create(account, statement, statement.name, make)
+    return create(account, context, statement, statement.name, make)
 
 
 def _region() -> str:
@@ -96,6 +97,21 @@ def unreachable(integration: Stored) -> str | None:
     if config["CATALOG_API_TYPE"] == "AWS_GLUE" and login["TYPE"] == "SIGV4":
         return None
     return f"the local stack cannot reach a catalog at {config['CATALOG_URI']}"
+
+
+def role_of(account: Account, integration: Stored, table: Properties) -> str | None:
+    """Why the integration's role cannot look for a table in Glue; None: it can."""
+    properties = integration.properties
+    if properties["CATALOG_SOURCE"] == "GLUE":
+        arn, external_id = properties["GLUE_AWS_ROLE_ARN"], properties["GLUE_AWS_EXTERNAL_ID"]
+        catalog, region = properties["GLUE_CATALOG_ID"], properties["GLUE_REGION"]
+    else:
+        login = properties["REST_AUTHENTICATION"]
+        arn, external_id = login["SIGV4_IAM_ROLE"], properties["EXTERNAL_ID"]
+        catalog, region = arn.split(":")[4], login["SIGV4_SIGNING_REGION"]
+    name = f"{table['CATALOG_NAMESPACE']}/{table['CATALOG_TABLE_NAME']}"
+    need = ("glue:GetTable", f"arn:aws:glue:{region}:{catalog}:table/{name}")
+    return account.sources.role_problem(arn, IAM_USER_ARN, external_id, need)
 
 
 def verify_integration(account: Account, _context: Context, name: Name) -> str:
@@ -141,7 +157,7 @@ def drop_integration(account: Account, _context: Context, statement: Statement) 
         if account.store.get(INTEGRATION, statement.name) is None and statement.if_exists:
             return Rows.status("Drop statement executed successfully.")
         _check_unused(account, account.require(INTEGRATION, statement.name))
-        account.store.delete(INTEGRATION, [statement.name])
+        drop(account, INTEGRATION, statement.name)
     return Rows.status(f"{statement.name[0]} successfully dropped.")
 
 

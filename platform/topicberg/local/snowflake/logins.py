@@ -6,8 +6,8 @@ import hmac
 from dataclasses import dataclass
 
 from topicberg.local.snowflake import keys
-from topicberg.local.snowflake.account import USER, WAREHOUSE, Account, Context
-from topicberg.local.snowflake.roles import holds
+from topicberg.local.snowflake.account import USER, Account, Context
+from topicberg.local.snowflake.privileges import PUBLIC, holds, may_use_warehouse
 from topicberg.local.snowflake.users import matches
 from topicberg.local.store import Stored
 
@@ -56,7 +56,7 @@ class Logins:
                 raise LoginRefused("390100", _INCORRECT)
             context = Context(user=name, role=ADMIN, is_admin=True, warehouse="COMPUTE_WH")
         else:
-            context = self._open_created(login, name)
+            context = self._open_created(login, name, role)
         if role is not None:
             if not holds(self._account, context.user, context.is_admin, role):
                 raise LoginRefused(
@@ -68,12 +68,15 @@ class Logins:
             context.role = role
         if warehouse is not None:
             context.warehouse = warehouse
-        if self._account.store.get(WAREHOUSE, (context.warehouse or "",)) is None:
+        if not may_use_warehouse(self._account, context, context.warehouse):
             context.warehouse = None
         return context
 
-    def _open_created(self, login: Login, name: str) -> Context:
-        """The context of a user made with CREATE USER."""
+    def _open_created(self, login: Login, name: str, role: str | None) -> Context:
+        """The context of a user made with CREATE USER.
+
+        :param role: the one that the client asks for, if any
+        """
         found = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
         user = found[0] if found else None
         if login.authenticator == "SNOWFLAKE_JWT":
@@ -86,12 +89,17 @@ class Logins:
         if value("DISABLED"):
             raise LoginRefused("390101", "User access disabled. Contact your administrator.")
         database, _, schema = (value("DEFAULT_NAMESPACE") or "").upper().partition(".")
-        role = value("DEFAULT_ROLE") or "PUBLIC"
-        if not holds(self._account, user.name[0], False, role):
-            role = "PUBLIC"
+        default = value("DEFAULT_ROLE") or PUBLIC
+        if role is None and not holds(self._account, user.name[0], False, default):
+            raise LoginRefused(
+                "390186",
+                f"User's configured default role '{default}' is not granted to this user. Contact "
+                "your local system administrator, or attempt to login using a CLI client with a "
+                "connect string selecting another role, e.g. PUBLIC.",
+            )
         return Context(
             user=user.name[0],
-            role=role,
+            role=default,
             is_admin=False,
             warehouse=value("DEFAULT_WAREHOUSE"),
             database=database or None,

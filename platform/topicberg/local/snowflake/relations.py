@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topicberg.local.snowflake.account import TABLE, Account, Context, chosen
+from topicberg.local.snowflake.account import OWNER, TABLE, Account, Context, chosen
 from topicberg.local.snowflake.grammar import Kind, Statement
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.table_views import scope
@@ -89,4 +89,5 @@ def _iceberg(table: Stored) -> dict[str, Any]:
         "rows": int(summary.get("total-records", 0)) - deleted,
         "bytes": int(summary.get("total-files-size", 0)),
         "is_iceberg": "Y",
+        "owner": table.properties.get(OWNER, "SYSADMIN"),
     }

@@ -1,4 +1,4 @@
-"""Roles, grants and warehouses: recorded and shown. Privileges are not enforced here.
+"""Roles, grants and warehouses. What they allow: :mod:`privileges`.
 
 https://docs.snowflake.com/en/sql-reference/sql/show-grants,
 https://docs.snowflake.com/en/sql-reference/sql/show-roles and
@@ -13,6 +13,7 @@ from topicberg.local.snowflake.account import (
     DATABASE,
     GRANT,
     INTEGRATION,
+    OWNER,
     ROLE,
     TABLE,
     USER,
@@ -22,6 +23,7 @@ from topicberg.local.snowflake.account import (
     Context,
     chosen,
     create,
+    drop,
     resolve,
 )
 from topicberg.local.snowflake.errors import (
@@ -31,19 +33,18 @@ from topicberg.local.snowflake.errors import (
     role_not_granted,
 )
 from topicberg.local.snowflake.grammar import Statement
+from topicberg.local.snowflake.privileges import SYSTEM_ROLES, holds
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.tokens import Name, display
 from topicberg.local.store import Stored
 
-SYSTEM_ROLES = ("ACCOUNTADMIN", "ORGADMIN", "PUBLIC", "SECURITYADMIN", "SYSADMIN", "USERADMIN")
 
-
-def create_role(account: Account, _context: Context, statement: Statement) -> Rows:
+def create_role(account: Account, context: Context, statement: Statement) -> Rows:
     if statement.name[0] in SYSTEM_ROLES:
         if statement.if_not_exists:
             return Rows.status(f"{statement.name[0]} already exists, statement succeeded.")
         raise already_exists(display(statement.name))
-    return create(account, statement, statement.name, lambda _: statement.properties)
+    return create(account, context, statement, statement.name, lambda _: statement.properties)
 
 
 def alter_role(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -73,8 +74,7 @@ def drop_role(account: Account, _context: Context, statement: Statement) -> Rows
             return Rows.status("Drop statement executed successfully.")
         account.require(ROLE, statement.name)
         forget_grantee(account, "ROLE", name)
-        forget_object(account, "ROLE", (name,))
-        account.store.delete(ROLE, [statement.name])
+        drop(account, ROLE, statement.name)
     return Rows.status(f"{name} successfully dropped.")
 
 
@@ -100,7 +100,7 @@ def show_roles(account: Account, context: Context, statement: Statement) -> Rows
             (
                 *(role.created, role.name[0], "N", current, "N"),
                 *(sum(g["TO"] == "USER" for g in given), sum(g["TO"] == "ROLE" for g in given)),
-                *(len(held), "ACCOUNTADMIN", role.properties.get("COMMENT", "")),
+                *(len(held), role.properties.get(OWNER, ""), role.properties.get("COMMENT", "")),
             )
         )
     return Rows.of(names, rows, times=("created_on",))
@@ -111,7 +111,7 @@ def create_warehouse(account: Account, context: Context, statement: Statement) -
         given = statement.properties
         return {**given, "SUSPENDED": bool(given.get("INITIALLY_SUSPENDED", False))}
 
-    result = create(account, statement, statement.name, make)
+    result = create(account, context, statement, statement.name, make)
     context.warehouse = statement.name[0]
     return result
 
@@ -125,8 +125,7 @@ def drop_warehouse(account: Account, context: Context, statement: Statement) -> 
         if account.store.get(WAREHOUSE, statement.name) is None and statement.if_exists:
             return Rows.status("Drop statement executed successfully.")
         account.require(WAREHOUSE, statement.name)
-        forget_object(account, "WAREHOUSE", statement.name)
-        account.store.delete(WAREHOUSE, [statement.name])
+        drop(account, WAREHOUSE, statement.name)
     if context.warehouse == statement.name[0]:
         context.warehouse = None
     return Rows.status(f"{statement.name[0]} successfully dropped.")
@@ -147,7 +146,7 @@ def show_warehouses(account: Account, context: Context, statement: Statement) ->
                 *(value("WAREHOUSE_TYPE", "STANDARD"), value("WAREHOUSE_SIZE", "X-Small")),
                 *(value("MIN_CLUSTER_COUNT", 1), value("MAX_CLUSTER_COUNT", 1), "N"),
                 *("Y" if found.name[0] == context.warehouse else "N", value("AUTO_SUSPEND", 600)),
-                *(value("AUTO_RESUME", True), found.created, "ACCOUNTADMIN"),
+                *(value("AUTO_RESUME", True), found.created, value(OWNER, "SYSADMIN")),
                 *(value("COMMENT", ""), value("SCALING_POLICY", "STANDARD")),
             )
         )
@@ -250,14 +249,6 @@ def forget_grantee(account: Account, kind: str, name: str) -> None:
     account.store.delete(GRANT, [one.name for one in gone])
 
 
-def forget_object(account: Account, on: str, name: Name) -> None:
-    """Grants on an object go with it."""
-    gone = account.store.all(
-        GRANT, lambda g: g.properties["ON"] == on and g.properties["OBJECT"] == list(name)
-    )
-    account.store.delete(GRANT, [one.name for one in gone])
-
-
 def show_grants(account: Account, context: Context, statement: Statement) -> Rows:
     action, name = statement.action, statement.name
     if action in ("TO ROLE", "OF ROLE"):
@@ -328,19 +319,3 @@ def use(account: Account, context: Context, statement: Statement) -> Rows:
             raise does_not_exist("Schema", display(full))
         context.database, context.schema = full
     return Rows.status("Statement executed successfully.")
-
-
-def holds(account: Account, user: str, is_admin: bool, role: str) -> bool:
-    """Whether a user may take a role: it is granted to it, directly or through another role.
-
-    The stack's own user has all: it is ACCOUNTADMIN.
-    """
-    if is_admin or role == "PUBLIC":
-        return True
-    grants = [g.properties for g in account.store.all(GRANT) if g.properties["ON"] == "ROLE"]
-    held: set[str] = set()
-    new = {g["OBJECT"][0] for g in grants if g["TO"] == "USER" and g["GRANTEE"] == user}
-    while new:
-        held |= new
-        new = {g["OBJECT"][0] for g in grants if g["TO"] == "ROLE" and g["GRANTEE"] in held} - held
-    return role in held or "ACCOUNTADMIN" in held

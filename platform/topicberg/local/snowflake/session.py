@@ -25,6 +25,7 @@ from topicberg.local.snowflake import commands, passing
 from topicberg.local.snowflake.account import TABLE, Account, Context, resolve
 from topicberg.local.snowflake.errors import already_exists, does_not_exist, read_only
 from topicberg.local.snowflake.grammar import Statement
+from topicberg.local.snowflake.privileges import check_read
 from topicberg.local.snowflake.results import Rows, arrow_payload, text_column
 from topicberg.local.snowflake.tokens import Name, display
 
@@ -92,6 +93,10 @@ class Session:
         command = self._on_iceberg_table(tree)
         if command is not None:
             return self._command(command)
+        for table in tree.find_all(exp.Table):
+            name = passing.table_name(table)
+            if self._iceberg(name):
+                check_read(self.account, self.context, resolve(name, self.context, "query"))
         if describe_only and isinstance(tree, exp.Query):
             for placeholder in list(tree.find_all(exp.Placeholder)):
                 placeholder.replace(exp.Null())

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit
 
+from topicberg.local import iam
 from topicberg.local.snowflake.errors import catalog_failure
 
 _TIMEOUT_SECONDS = 10
@@ -91,6 +92,23 @@ class Sources:
         except (BotoCoreError, ClientError) as error:
             return f"Failed to access the AWS Glue catalog: {error}"
         return None
+
+    def role_problem(
+        self, arn: str, principal: str, external_id: str, *needs: tuple[str, str]
+    ) -> str | None:
+        """Why Snowflake could not do this with a role of IAM; None: it could.
+
+        Also when there is no such role: without `topicberg deploy` the local stack has none.
+        """
+        from botocore.exceptions import BotoCoreError
+
+        client = self._client("iam")
+        try:
+            if iam.find(client, arn) is None:
+                return None
+        except BotoCoreError as error:
+            return f"IAM does not answer: {error}"
+        return iam.problem(client, arn, principal, external_id, *needs)
 
     def check(self, base_url: str) -> dict[str, str]:
         """Whether the location can be listed and read, as ``PASSED`` or the reason why not."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from topicberg.local.snowflake.account import TABLE, Account, Context, chosen, resolve
+from topicberg.local.snowflake.account import OWNER, TABLE, Account, Context, chosen, resolve
 from topicberg.local.snowflake.errors import does_not_exist, no_current
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.iceberg import snowflake_type, source_type
@@ -80,7 +80,7 @@ def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
         table.name[2],
         table.name[0],
         table.name[1],
-        "ACCOUNTADMIN",
+        properties.get(OWNER, "SYSADMIN"),
         properties["EXTERNAL_VOLUME"],
         properties["CATALOG"],
         "UNMANAGED",

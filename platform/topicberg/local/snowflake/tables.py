@@ -24,6 +24,7 @@ from topicberg.local.snowflake.account import (
     Account,
     Context,
     create,
+    drop,
     resolve,
 )
 from topicberg.local.snowflake.errors import (
@@ -35,10 +36,10 @@ from topicberg.local.snowflake.errors import (
 )
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.iceberg import Metadata, select
-from topicberg.local.snowflake.integrations import unreachable
+from topicberg.local.snowflake.integrations import role_of, unreachable
 from topicberg.local.snowflake.results import Rows
 from topicberg.local.snowflake.tokens import Name, display
-from topicberg.local.snowflake.volumes import check_inside
+from topicberg.local.snowflake.volumes import check_inside, role_problem
 from topicberg.local.store import Stored
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def create_table(account: Account, context: Context, statement: Statement) -> Ro
     if old is None and account.engine.has_relation(name):
         raise already_exists(display(name))
     if old is not None and statement.if_not_exists:
-        return create(account, statement, name, lambda _: properties)
+        return create(account, context, statement, name, lambda _: properties)
     if old is not None and not statement.or_replace:
         raise already_exists(display(name))
     version = _fetch(account, properties, _locate(account, properties))
@@ -70,6 +71,7 @@ def create_table(account: Account, context: Context, statement: Statement) -> Ro
         _keep(account, properties, version)
         return create(
             account,
+            context,
             statement,
             name,
             lambda _: properties,
@@ -108,7 +110,7 @@ def _locate(account: Account, properties: dict[str, Any]) -> str:
     integration = account.require(INTEGRATION, (properties["CATALOG"],))
     if not integration.properties["ENABLED"]:
         raise invalid_request(f"Catalog integration '{display(integration.name)}' is not enabled.")
-    if problem := unreachable(integration):
+    if problem := unreachable(integration) or role_of(account, integration, properties):
         raise catalog_failure(problem)
     return account.sources.metadata_location(
         properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]
@@ -119,6 +121,8 @@ def _fetch(account: Account, properties: dict[str, Any], location: str) -> Versi
     """A metadata file, checked for what Snowflake cannot read."""
     volume = account.require(VOLUME, (properties["EXTERNAL_VOLUME"],))
     check_inside(volume, location)
+    if problem := role_problem(account, volume, "s3:GetObject"):
+        raise catalog_failure(f"Failed to read '{location}': {problem}")
     data = account.sources.read(location)
     metadata = Metadata.parse(location, data)
     check_inside(volume, metadata.location.rstrip("/") + "/")
@@ -287,5 +291,5 @@ def drop_table(account: Account, context: Context, statement: Statement) -> Rows
             return Rows.status("Drop statement executed successfully.")
         account.require(TABLE, name)
         account.engine.hide_iceberg_table(name)
-        account.store.delete(TABLE, [name])
+        drop(account, TABLE, name)
     return Rows.status(f"{name[-1]} successfully dropped.")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from topicberg.local.snowflake import keys
-from topicberg.local.snowflake.account import USER, Account, Context, chosen, create
+from topicberg.local.snowflake.account import OWNER, USER, Account, Context, chosen, create, drop
 from topicberg.local.snowflake.errors import invalid_property
 from topicberg.local.snowflake.grammar import Statement
 from topicberg.local.snowflake.results import Rows
@@ -45,7 +45,7 @@ _DESCRIBED = (
 )
 
 
-def create_user(account: Account, _context: Context, statement: Statement) -> Rows:
+def create_user(account: Account, context: Context, statement: Statement) -> Rows:
     given = _prepared(statement.properties)
     name = statement.name[0]
 
@@ -54,7 +54,7 @@ def create_user(account: Account, _context: Context, statement: Statement) -> Ro
         _check(properties)
         return properties
 
-    return create(account, statement, statement.name, make)
+    return create(account, context, statement, statement.name, make)
 
 
 def _prepared(given: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def drop_user(account: Account, _context: Context, statement: Statement) -> Rows
             return Rows.status("Drop statement executed successfully.")
         account.require(USER, statement.name)
         forget_grantee(account, "USER", statement.name[0])
-        account.store.delete(USER, [statement.name])
+        drop(account, USER, statement.name)
     return Rows.status(f"{statement.name[0]} successfully dropped.")
 
 
@@ -163,7 +163,7 @@ def show_users(account: Account, _context: Context, statement: Statement) -> Row
                 *(value("COMMENT", ""), value("DISABLED"), value("MUST_CHANGE_PASSWORD", False)),
                 *(value("DEFAULT_WAREHOUSE", ""), value("DEFAULT_NAMESPACE", "")),
                 *(value("DEFAULT_ROLE", ""), _shown("", value("DEFAULT_SECONDARY_ROLES", []))),
-                *("ACCOUNTADMIN", bool(value("PASSWORD"))),
+                *(value(OWNER, "USERADMIN"), bool(value("PASSWORD"))),
                 *(any(value(key) for key in _KEYS), value("TYPE", "")),
             )
         )

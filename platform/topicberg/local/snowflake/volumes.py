@@ -18,16 +18,18 @@ from topicberg.local.snowflake.account import (
     Context,
     chosen,
     create,
+    drop,
 )
 from topicberg.local.snowflake.errors import in_use, invalid_request
 from topicberg.local.snowflake.grammar import Statement
+from topicberg.local.snowflake.privileges import must_own
 from topicberg.local.snowflake.results import Rows
-from topicberg.local.snowflake.sources import lies_within
+from topicberg.local.snowflake.sources import lies_within, split_url
 from topicberg.local.snowflake.tokens import Name, display
 from topicberg.local.store import Stored
 
 
-def create_volume(account: Account, _context: Context, statement: Statement) -> Rows:
+def create_volume(account: Account, context: Context, statement: Statement) -> Rows:
     properties = statement.properties
     locations = properties["STORAGE_LOCATIONS"]
     _check_names(locations)
@@ -39,7 +41,7 @@ def create_volume(account: Account, _context: Context, statement: Statement) -> 
             _check_unused(account, old)
         return {"ALLOW_WRITES": True, "COMMENT": "", **properties}
 
-    return create(account, statement, statement.name, make)
+    return create(account, context, statement, statement.name, make)
 
 
 def _check_names(locations: list[dict[str, Any]]) -> None:
@@ -95,7 +97,7 @@ def drop_volume(account: Account, _context: Context, statement: Statement) -> Ro
         if account.store.get(VOLUME, statement.name) is None and statement.if_exists:
             return Rows.status("Drop statement executed successfully.")
         _check_unused(account, account.require(VOLUME, statement.name))
-        account.store.delete(VOLUME, [statement.name])
+        drop(account, VOLUME, statement.name)
     return Rows.status(f"{statement.name[0]} successfully dropped.")
 
 
@@ -141,18 +143,21 @@ def _describe_location(location: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def verify_volume(account: Account, name: Name) -> str:
-    """SYSTEM$VERIFY_EXTERNAL_VOLUME: the location is really listed, read and written.
+def verify_volume(account: Account, context: Context, name: Name) -> str:
+    """SYSTEM$VERIFY_EXTERNAL_VOLUME: the role can be assumed, and the location is really listed,
+    read and written.
 
     As documented, a volume that allows no writes has its storage checks SKIPPED.
     """
     volume = account.require(VOLUME, name)
+    must_own(account, context, VOLUME, name)
     location = volume.properties["STORAGE_LOCATIONS"][0]
     checks = dict.fromkeys(("writeResult", "readResult", "listResult", "deleteResult"), "SKIPPED")
     if volume.properties["ALLOW_WRITES"]:
         base = location["STORAGE_BASE_URL"]
         checks |= account.sources.check(base)
         checks |= account.sources.check_write(base, f"verify_{uuid.uuid4().hex}")
+    checks["awsRoleArnValidationResult"] = role_problem(account, volume) or "PASSED"
     success = all(result in ("PASSED", "SKIPPED") for result in checks.values())
     answer = {
         "success": success,
@@ -164,9 +169,20 @@ def verify_volume(account: Account, name: Name) -> str:
         "storageAccount": None,
         "region": "us-east-1",
         **checks,
-        "awsRoleArnValidationResult": "PASSED",
     }
     return json.dumps(answer)
+
+
+def role_problem(account: Account, volume: Stored, *actions: str) -> str | None:
+    """Why the volume's role cannot be used, for these actions on its objects; None: it can."""
+    location = volume.properties["STORAGE_LOCATIONS"][0]
+    bucket, _ = split_url(location["STORAGE_BASE_URL"])
+    return account.sources.role_problem(
+        location["STORAGE_AWS_ROLE_ARN"],
+        IAM_USER_ARN,
+        location["STORAGE_AWS_EXTERNAL_ID"],
+        *((action, f"arn:aws:s3:::{bucket}/*") for action in actions),
+    )
 
 
 def check_inside(volume: Stored, url: str) -> None:

@@ -1,0 +1,179 @@
+"""A whole deployment in the vendors' stand-ins: created, used, rotated, upgraded, deleted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+import pytest
+from pydantic import SecretStr
+from snowflake.connector import SnowflakeConnection
+from snowflake.connector.errors import ProgrammingError
+from vendors import Vendors, in_this_process
+
+from assets.platform import asset_key, platform_assets
+from topicberg import snowflake
+from topicberg.deploy import engine, rsa
+from topicberg.deploy.aws.iam import Policy
+from topicberg.deploy.confluent.api import Api
+from topicberg.deploy.preflight import check
+from topicberg.deploy.rotate import rotate
+from topicberg.deploy.snowflake.session import _connect
+from topicberg.deploy.world import World
+from topicberg.errors import TopicbergError
+from topicberg.topics import load_topics
+
+TOPICS = ("stock_trades", "airline.sunset")
+TABLE = "snowflake/table/airline_sunset"
+
+
+@pytest.fixture(scope="module")
+def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
+    with in_this_process(tmp_path_factory.mktemp("vendors")) as vendors:
+        yield vendors
+
+
+@contextmanager
+def logged_in(world: World) -> Iterator[SnowflakeConnection]:
+    """As the runtime does: the service user with its own role and warehouse."""
+    values = world.need("snowflake/user_keys").facts["values"]
+    key = base64.b64encode(rsa.private_key(values)).decode()
+    connection = _connect(world, user=world.config.snowflake_name("user"), private_key=key)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def seen(vendors: Vendors) -> World:
+    world, graph = vendors.open(*TOPICS)
+    engine.plan(graph, world)
+    return world
+
+
+def test_0_an_admin_without_the_roles_touches_nothing(vendors: Vendors) -> None:
+    vendors.sql("REVOKE ROLE ACCOUNTADMIN FROM USER DEPLOYER")
+    with pytest.raises(TopicbergError) as caught:
+        check(vendors.open(*TOPICS)[0])
+    for role in ("ACCOUNTADMIN", "SECURITYADMIN", "SYSADMIN"):
+        assert f"role {role}" in caught.value.message
+    vendors.sql("GRANT ROLE ACCOUNTADMIN TO USER DEPLOYER")
+    check(vendors.open(*TOPICS)[0])
+    assert vendors.left() == set()
+
+
+def test_1_create_leaves_out_only_what_waits(vendors: Vendors) -> None:
+    world = vendors.create(*TOPICS)
+    waits = {TABLE, f"snowflake/grant/reader{TABLE.removeprefix('snowflake')}"}
+    assert set(world.waiting) == waits
+    plan = vendors.plan(*TOPICS)
+    assert {key: step.action.value for key, step in plan.items()} == dict.fromkeys(waits, "wait")
+    assert plan[TABLE].reason == "for the first records of topic airline.sunset"
+
+
+def test_2_in_dagster_what_waits_is_left_out(
+    vendors: Vendors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, _ = vendors.open(*TOPICS)
+    told = world.deploy.model_dump(exclude_none=True) | {"deployment": "cloud", "prefix": "demo"}
+    for name, value in told.items():
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        monkeypatch.setenv(f"TOPICBERG_{name.upper()}", text)
+    there = asset_key("confluent/topic/stock_trades")
+    assets = platform_assets(world.config, load_topics(world.config))
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([assets], instance=instance, selection=[asset_key(TABLE), there])
+    made = [event.asset_key for event in result.get_asset_materialization_events()]
+    assert result.success
+    assert made == [there]
+
+
+def test_3_the_first_records_end_the_waiting(vendors: Vendors) -> None:
+    vendors.confluent.written.add("airline.sunset")
+    vendors.create(*TOPICS)
+    assert vendors.plan(*TOPICS) == {}
+
+
+def test_4_the_service_user_creates_derived_tables(vendors: Vendors) -> None:
+    """With its own role: neither the topics' bucket nor an admin is needed."""
+    world = seen(vendors)
+    name = ("demo_stock_trades", "totals")
+    folder = f"s3://{world.derived_bucket}/demo_stock_trades/totals"
+    vendors.table(name, folder)
+    with logged_in(world) as connection:
+        assert snowflake.sync(connection, world.seen, "TOTALS", name, folder).rows == 1
+        topics = (world.cluster, "stock_trades")
+        of_topics = f"s3://{world.bucket}/10011010/stock_trades"
+        table = snowflake.sync(connection, world.seen, "STOCK_TRADES", topics, of_topics)
+        assert table.rows == 1
+        with pytest.raises(ProgrammingError, match="Insufficient privileges"):
+            snowflake.ask(connection, f"DROP ICEBERG TABLE {table.name}")
+
+
+def test_5_rotated_keys_are_those_that_are_published(vendors: Vendors) -> None:
+    world, graph = vendors.open(*TOPICS)
+    assert rotate(graph, world, lambda *_: None, force=True) == 7
+    world = seen(vendors)
+    cloud = world.active_key("key/cloud")
+    Api(world.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
+    with logged_in(world) as connection:
+        assert snowflake.ask(connection, "SELECT 1")[1] == [(1,)]
+    assert vendors.plan(*TOPICS) == {}
+
+
+NEW = {
+    "confluent/role_binding/tableflow_subjects",
+    "confluent/acl/app_connector",
+    "aws/derived_bucket",
+    "snowflake/derived_volume",
+    "snowflake/grant/reader/derived_volume",
+    "snowflake/role_grant/to_sysadmin",
+}
+"""What a deployment of the version before lacks."""
+OLD_TABLE = ("demo_stock_trades", "older")
+
+
+def test_6_an_upgrade_adds_and_loses_nothing(vendors: Vendors) -> None:
+    """Derived tables of the version before are beside the topics', and stay there."""
+    older(vendors)
+    before = vendors.objects()
+    plan = {key: step.action.value for key, step in vendors.plan(*TOPICS).items()}
+    changed = ("aws/policy/tableflow", "aws/policy/snowflake", "aws/role/snowflake")
+    assert plan == dict.fromkeys(NEW, "create") | dict.fromkeys(changed, "change")
+    vendors.create(*TOPICS)
+    assert vendors.plan(*TOPICS) == {}
+    assert vendors.objects() == before
+    world = seen(vendors)
+    with logged_in(world) as connection:
+        folder = f"s3://{world.bucket}/demo_stock_trades/older"
+        assert snowflake.sync(connection, world.seen, "OLDER", OLD_TABLE, folder).rows == 1
+
+
+def older(vendors: Vendors) -> None:
+    """Make the deployment what the version before would have made."""
+    world, graph = vendors.open(*TOPICS)
+    engine.plan(graph, world)
+    folder = f"s3://{world.bucket}/demo_stock_trades/older"
+    vendors.table(OLD_TABLE, folder)
+    names = snowflake.Names.of(world.config)
+    with logged_in(world) as connection:
+        snowflake.sync(connection, world.seen, "OLDER", OLD_TABLE, folder)
+        snowflake.ask(connection, f"DROP ICEBERG TABLE IF EXISTS {names.table('TOTALS')}")
+    for one in reversed(engine.in_order(graph)):
+        if one.key in NEW:
+            engine.remove(one, world, world.need(one.key))
+        if isinstance(one, Policy):
+            document = one.grants(world)
+            text = json.dumps(document).replace(world.derived_bucket, "x").replace(":*", ":x")
+            world.aws("iam").create_policy_version(
+                PolicyArn=world.need(one.key).id, PolicyDocument=text, SetAsDefault=True
+            )
+
+
+def test_9_delete_leaves_nothing(vendors: Vendors) -> None:
+    assert vendors.left() != set()
+    assert vendors.delete(*TOPICS) == {}
+    assert vendors.left() == set()

@@ -1,0 +1,240 @@
+"""The three vendors in this process: the stand-ins of Confluent and Snowflake, and moto for AWS.
+
+A whole deployment can be created, rotated and deleted in them, in seconds. What the real stack adds
+are a broker, a registry and an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pytest
+import requests
+import uvicorn
+from moto.server import ThreadedMotoServer
+from pydantic import SecretStr
+from pyiceberg.catalog.glue import GlueCatalog
+from stackless import Stackless
+from starlette.applications import Starlette
+from test_confluent_stand_in import NOWHERE
+
+from topicberg.deploy import engine, rsa
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Resource, Step
+from topicberg.deploy.settings import DeploySettings
+from topicberg.deploy.world import World
+from topicberg.local import state
+from topicberg.local.confluent.account import Account as Organization
+from topicberg.local.confluent.account import Delays
+from topicberg.local.snowflake.account import Account, Context
+from topicberg.local.snowflake.logins import Logins
+from topicberg.local.snowflake.server import Server
+from topicberg.local.snowflake.session import Session
+from topicberg.settings import Settings
+from topicberg.topics import load_topics
+
+DELAYS = Delays(
+    api_key=0.3,
+    role_binding=0.3,
+    cluster=0.3,
+    schema_registry=0.3,
+    deletion=0.3,
+    connector=0.3,
+    tableflow=0.3,
+    listing=0.6,
+)
+ADMIN_SECRET = "/snowflake/admin"
+CONFLUENT_KINDS = (
+    *("environment", "cluster", "registry", "subject", "service account", "key", "role binding"),
+    *("integration", "connector", "topic", "access list", "tableflow topic", "catalog"),
+)
+SNOWFLAKE_KINDS = (
+    *("EXTERNAL VOLUME", "CATALOG INTEGRATION", "ICEBERG TABLE", "DATABASE", "SCHEMA"),
+    *("USER", "ROLE", "WAREHOUSE", "GRANT"),
+)
+AT_THE_START = {
+    "USER ('DEPLOYER',)",
+    "WAREHOUSE ('COMPUTE_WH',)",
+    "GRANT ('USER', 'DEPLOYER', 'USAGE', 'ROLE', 'ACCOUNTADMIN')",
+}
+
+
+def free_port() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+@contextmanager
+def served(application: Starlette, listener: socket.socket) -> Iterator[None]:
+    http = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
+    thread = threading.Thread(target=http.run, args=([listener],), daemon=True)
+    thread.start()
+    yield
+    http.should_exit = True
+    thread.join(10)
+
+
+@dataclass
+class Vendors:
+    confluent: Stackless
+    snowflake: Account
+    snowflake_port: int
+    aws: str
+
+    def open(self, *topics: str, **changes: Any) -> tuple[World, list[Resource]]:
+        """A deployment of these topics, as a new process sees it."""
+        config = Settings.model_validate({"deployment": "cloud", "prefix": "demo", **changes})
+        deploy = DeploySettings.model_validate(
+            {
+                "confluent_api_key": "LOCALKEY",
+                "confluent_api_secret": SecretStr("local-secret"),
+                "confluent_url": self.confluent.account.url,
+                "snowflake_host": "127.0.0.1",
+                "snowflake_port": self.snowflake_port,
+                "snowflake_protocol": "http",
+                "admin_user_secrets_root_path": ADMIN_SECRET,
+            }
+        )
+        specs = [spec for spec in load_topics() if spec.name in topics]
+        world = World(config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.05)))
+        return world, resources(config, specs)
+
+    def create(self, *topics: str, **changes: Any) -> World:
+        world, graph = self.open(*topics, **changes)
+        engine.create(graph, world, lambda *_: None)
+        return world
+
+    def plan(self, *topics: str, **changes: Any) -> dict[str, Step]:
+        """What differs, by key."""
+        world, graph = self.open(*topics, **changes)
+        steps = engine.plan(graph, world)
+        return {step.resource.key: step for step in steps if step.action != "keep"}
+
+    def delete(self, *topics: str, **changes: Any) -> dict[str, str]:
+        world, graph = self.open(*topics, **changes)
+        world.purge_secrets = True
+        found = engine.existing(graph, world, lambda *_: None)
+        return engine.delete(found, world, lambda *_: None)
+
+    def client(self, service: str) -> Any:
+        return boto3.client(service)
+
+    def sql(self, statement: str, role: str = "ACCOUNTADMIN") -> list[Any]:
+        """A statement of whoever has all roles."""
+        session = Session(self.snowflake, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
+        try:
+            session.execute(f"USE ROLE {role}")
+            return list(session.execute(statement).payload.get("rowset") or [])
+        finally:
+            session.close()
+
+    @cached_property
+    def glue(self) -> GlueCatalog:
+        """An engine's way into the lake."""
+        places: Any = {"glue.endpoint": self.aws, "s3.endpoint": self.aws}
+        return GlueCatalog("glue", **places)
+
+    def left(self) -> set[str]:
+        """What the vendors still have, but for what was there at the start."""
+        found = {f"bucket {one['Name']}" for one in self.client("s3").list_buckets()["Buckets"]}
+        iam, glue = self.client("iam"), self.client("glue")
+        found |= {f"role {one['RoleName']}" for one in iam.list_roles()["Roles"]}
+        policies = iam.list_policies(Scope="Local")["Policies"]
+        found |= {f"policy {one['PolicyName']}" for one in policies}
+        found |= {f"Glue database {one['Name']}" for one in glue.get_databases()["DatabaseList"]}
+        secrets = self.client("secretsmanager").list_secrets()["SecretList"]
+        found |= {f"secret {one['Name']}" for one in secrets if one["Name"] != ADMIN_SECRET}
+        parameters = self.client("ssm").describe_parameters()["Parameters"]
+        found |= {f"parameter {one['Name']}" for one in parameters}
+        organization = self.confluent.account.store
+        for kind in CONFLUENT_KINDS:
+            found |= {f"{kind} {one.name}" for one in organization.all(kind)}
+        for kind in SNOWFLAKE_KINDS:
+            found |= {f"{kind} {one.name}" for one in self.snowflake.store.all(kind)}
+        return found - AT_THE_START
+
+    def objects(self) -> set[str]:
+        """Every object of every bucket that has any."""
+        s3 = self.client("s3")
+        return {
+            f"{bucket['Name']}/{one['Key']}"
+            for bucket in s3.list_buckets()["Buckets"]
+            for one in s3.list_objects_v2(Bucket=bucket["Name"]).get("Contents", [])
+        }
+
+    def materialize(self, topic: str) -> None:
+        """What Tableflow does with the first records of a topic."""
+        spec = self.confluent.enabled[topic]
+        cluster = self.confluent.account.config.cluster_id
+        folder = f"s3://{spec['storage']['bucket_name']}/10011010/{topic}"
+        self.table((cluster, topic), folder)
+
+    def table(self, name: tuple[str, str], folder: str) -> None:
+        """An Iceberg table with a row; nothing when it is there."""
+        self.glue.create_namespace_if_not_exists(name[0])
+        if not self.glue.table_exists(name):
+            rows = pa.table({"id": pa.array([1], pa.int64())})
+            self.glue.create_table(name, rows.schema, folder).append(rows)
+
+
+def _admin(account: Account, aws: Any) -> None:
+    """Snowflake's admin user, and its secret."""
+    pair = rsa.generate()
+    session = Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
+    session.execute(f"CREATE USER DEPLOYER TYPE = SERVICE RSA_PUBLIC_KEY = '{pair.public}'")
+    session.execute("GRANT ROLE ACCOUNTADMIN TO USER DEPLOYER")
+    session.close()
+    values = {"snowflake_account_identifier": "ORG-ACCOUNT", "admin_service_user": "DEPLOYER"}
+    values = rsa.with_pair(values, 1, pair)
+    aws.create_secret(Name=ADMIN_SECRET, SecretString=json.dumps(values))
+
+
+@contextmanager
+def in_this_process(folder: Path) -> Iterator[Vendors]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield from _vendors(folder, patch)
+
+
+def _vendors(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Vendors]:
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    url = f"http://{host}:{port}"
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": url,
+        "TOPICBERG_S3_ENDPOINT": url,
+        "TOPICBERG_AWS_ENDPOINT": url,
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        patch.setenv(name, value)
+    requests.post(f"{url}/moto-api/reset", timeout=10).raise_for_status()
+    ours, theirs = free_port(), free_port()
+    config = Settings(state_dir=folder)
+    state.save_endpoints(config, {}, NOWHERE)
+    organization = Organization(folder, config, f"http://127.0.0.1:{ours.getsockname()[1]}")
+    organization.delays = DELAYS
+    account = Account(folder / "snowflake")
+    confluent = Stackless(organization)
+    vendors = Vendors(confluent, account, theirs.getsockname()[1], url)
+    confluent.engine = vendors.materialize
+    _admin(account, vendors.client("secretsmanager"))
+    server = Server(account, Logins(account, "ROOT", "secret"))
+    with served(confluent.application(), ours), served(server.application(), theirs):
+        yield vendors
+    account.close()
+    organization.close()
+    moto.stop()
