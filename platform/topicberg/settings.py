@@ -21,6 +21,11 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 ENV_FILE = Path(os.environ.get("TOPICBERG_ENV_FILE", PROJECT_ROOT / ".env"))
 
 
+def derived_from(bucket: str) -> str:
+    """Return the default name of the bucket beside another one; S3's names have 63 characters."""
+    return f"{bucket[:55]}-derived"
+
+
 class Settings(BaseSettings):
     """The deployment and the names in it."""
 
@@ -67,10 +72,14 @@ class Settings(BaseSettings):
         description="holds the topics' tables; S3 takes no underscore, Snowflake no dot",
     )
     derived_bucket: str = Field(
-        default_factory=lambda fields: f"{fields['bucket']}-derived",
+        default_factory=lambda fields: (
+            fields["bucket"]
+            if (fields["deployment"], fields["tableflow"]) == ("cloud", "topicberg")
+            else derived_from(fields["bucket"])
+        ),
         pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
         validate_default=True,
-        description="holds what is computed of them: Tableflow wants a bucket of its own",
+        description="holds the tables computed from them: Tableflow needs a bucket of its own",
     )
 
     snowflake_catalog: Literal["glue", "glue_rest", "open_catalog", "iceberg_rest"] = Field(

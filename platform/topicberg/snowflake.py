@@ -292,7 +292,9 @@ def sync(
     from snowflake.connector.errors import ProgrammingError
 
     names = Names.of(config)
-    derived = location.startswith(config.derived_warehouse)
+    derived = config.derived_bucket != config.bucket and location.startswith(
+        config.derived_warehouse
+    )
     volume = names.derived_volume if derived else names.volume
     held = _volume_of(connection, names, table)
     if held is not None and held != volume:

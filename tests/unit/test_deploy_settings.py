@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from topicberg.cli import app
+from topicberg.deploy.names import Names
+from topicberg.deploy.platform import ACCOUNTS
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -85,3 +88,33 @@ def test_the_source_s_flags_are_known() -> None:
             "--day-count",
         ):
             assert flag in text
+
+
+UUID = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+
+
+@pytest.mark.parametrize(
+    ("stated", "derived"),
+    [
+        ({"bucket": "lake"}, "lake-derived"),
+        ({"bucket": "lake", "derived_bucket": "lab"}, "lab"),
+        # As the kickstarter called it; a bucket's name has 63 characters.
+        (
+            {"deployment": "cloud", "bucket": f"tableflow-kickstarter-{UUID}"},
+            f"tableflow-kickstarter-{UUID[:33]}-derived",
+        ),
+        # Without Confluent's Tableflow one bucket is enough, and there is no other.
+        ({"deployment": "cloud", "tableflow": "topicberg", "bucket": "lake"}, "lake"),
+    ],
+)
+def test_derived_tables_have_a_bucket(stated: dict[str, str], derived: str) -> None:
+    assert Settings.model_validate(stated).derived_bucket == derived
+
+
+def test_the_longest_name_under_a_prefix_is_one_that_confluent_takes() -> None:
+    with pytest.raises(ValidationError, match="prefix"):
+        Settings(prefix="p" * 37)
+    with pytest.raises(ValidationError, match="bucket"):
+        Settings(bucket="No_Bucket")
+    names = Names(Settings(prefix="p" * 36).prefix)
+    assert max(len(names.service_account(role)) for role in ACCOUNTS) == 64

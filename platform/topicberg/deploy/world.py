@@ -23,7 +23,7 @@ from topicberg.deploy.secrets import ApiKey, Secrets
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
 from topicberg.files import replace_file
-from topicberg.settings import DEPLOYED_FILE, DEPLOYED_NAMES, Settings
+from topicberg.settings import DEPLOYED_FILE, DEPLOYED_NAMES, Settings, derived_from
 from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class World:
     def derived_bucket(self) -> str:
         if self.config.deployment == "local" or "derived_bucket" in self.config.model_fields_set:
             return self.config.derived_bucket
-        return f"{self.bucket}-derived"
+        return derived_from(self.bucket)
 
     @property
     def seen(self) -> Settings:
