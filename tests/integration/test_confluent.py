@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 import uuid
@@ -61,6 +62,7 @@ class Cloud:
         self.bind("CloudClusterAdmin", f"{self.crn}/cloud-cluster={self.cluster}")
         listed = f"/srcm/v3/clusters?environment={self.environment}"
         registry = wait_until(lambda: self.get(listed)["data"])[0]
+        self.subjects = f"{self.crn}/schema-registry={registry['id']}/subject"
         self.kafka = self.key(self.cluster, "Cluster", "cmk/v2")
         self.registry = self.key(registry["id"], "Cluster", "srcm/v3")
         self.tableflow = self.key("tableflow", "Tableflow", "tableflow/v1")
@@ -102,6 +104,21 @@ class Cloud:
     def bind(self, role: str, crn: str) -> None:
         body = {"principal": f"User:{self.owner}", "role_name": role, "crn_pattern": crn}
         self.made("/iam/v2/role-bindings", body)
+
+    def let_write(self, topic: str) -> None:
+        """Give the owner what a connector of this topic and Tableflow on it need."""
+        acl = {
+            "resource_type": "CLUSTER",
+            "resource_name": "kafka-cluster",
+            "pattern_type": "LITERAL",
+            "principal": f"User:{self.owner}",
+            "host": "*",
+            "operation": "DESCRIBE",
+            "permission": "ALLOW",
+        }
+        acls = f"/kafka/v3/clusters/{self.cluster}/acls"
+        assert self.call("POST", acls, acl, self.kafka).ok
+        self.bind("DeveloperWrite", f"{self.subjects}={topic}-value")
 
     def connector_state(self, name: str) -> str:
         return str(self.get(f"{self.connectors}/{name}/status")["connector"]["state"])
@@ -231,16 +248,24 @@ def test_access_lists_are_kept(cloud: Cloud) -> None:
 
 def test_subjects_are_those_of_the_registry(cloud: Cloud) -> None:
     subject = f"s-{uuid.uuid4().hex[:8]}-value"
-    made = cloud.made(f"/subjects/{subject}/versions?normalize=true", SCHEMA, cloud.registry)
+    path = f"/subjects/{subject}/versions?normalize=true"
+    denied = cloud.call("POST", path, SCHEMA, cloud.registry)
+    assert (denied.status_code, denied.json()["error_code"]) == (403, 40301)
+    cloud.bind("DeveloperWrite", f"{cloud.subjects}=s-*")
+    wait_until(lambda: cloud.call("POST", path, SCHEMA, cloud.registry).ok)
+    made = cloud.made(path, SCHEMA, cloud.registry)
     client = cloud.stack.schema_registry_client()
     assert client.get_latest_version(subject).schema_id == made["id"]
-    assert cloud.call("DELETE", f"/subjects/{subject}", auth=cloud.registry).ok
+    assert cloud.call("DELETE", f"/subjects/{subject}", auth=cloud.registry).status_code == 403
+    cloud.bind("ResourceOwner", f"{cloud.subjects}=s-*")
+    wait_until(lambda: cloud.call("DELETE", f"/subjects/{subject}", auth=cloud.registry).ok)
     gone = cloud.call("GET", f"/subjects/{subject}/versions/latest", auth=cloud.registry)
     assert (gone.status_code, gone.json()["error_code"]) == (404, 40401)
 
 
 def test_a_connector_makes_records_arrive(cloud: Cloud, kill_service: KillService) -> None:
     kafka.ensure_topic(load_topic(TOPIC), cloud.stack)
+    cloud.let_write(TOPIC)
     validate = cloud.connectors.removesuffix("connectors") + (
         "connector-plugins/DatagenSource/config/validate"
     )
@@ -319,13 +344,15 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
     assert "Schemaless topic detected" in post(display_name=schemaless).text
     # Not through the API: with the cluster, it would delete the topic of all other tests.
     kafka.ensure_topic(load_topic(TOPIC), cloud.stack)
+    cloud.let_write(TOPIC)
     cloud.made(cloud.connectors, datagen(cloud, "trades"))
     wait_until(lambda: cloud.connector_state("trades") == "RUNNING")
     assert post().status_code == 403  # its role has no say over the integration
     cloud.bind("ResourceOwner", f"{cloud.crn}/provider-integration={integration['id']}")
     wait_until(lambda: post().status_code == 202)
     assert post().status_code == 409
-    catalog = cloud.made(
+    glue_integration = functools.partial(
+        cloud.made,
         "/tableflow/v1/catalog-integrations",
         {
             "spec": {
@@ -341,6 +368,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         },
         cloud.tableflow,
     )
+    catalog = glue_integration()
     in_use = cloud.call(
         "DELETE", f"/pim/v1/integrations/{integration['id']}?environment={cloud.environment}"
     )
@@ -376,8 +404,17 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
     }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     iam = cloud.stack.boto3("iam")
+    one = f"/tableflow/v1/catalog-integrations/{catalog['id']}{cloud.query}"
+    wait_until(lambda: cloud.get(one, cloud.tableflow)["status"]["phase"] == "FAILED")
     iam.create_role(RoleName=role, AssumeRolePolicyDocument=policy)
+    allowed = {"Effect": "Allow", "Action": ["s3:*", "glue:*"], "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    may = iam.create_policy(PolicyName=role, PolicyDocument=document)["Policy"]["Arn"]
+    iam.attach_role_policy(RoleName=role, PolicyArn=may)
     try:
+        assert cloud.get(one, cloud.tableflow)["status"]["phase"] == "FAILED"  # it stays so
+        assert cloud.call("DELETE", one, auth=cloud.tableflow).status_code == 204
+        catalog = glue_integration()
         wait_until(lambda: status()["phase"] == "RUNNING", 180)
         wait_until(lambda: status()["catalog_sync_statuses"][0]["sync_status"] == "SYNCED", 180)
         assert seen() == TopicStatus(topic=TOPIC, phase="RUNNING")
@@ -406,6 +443,8 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         assert cloud.call("GET", one, auth=cloud.tableflow).status_code == 404
         assert "not enabled" in (seen().error_message or "")
     finally:
+        iam.detach_role_policy(RoleName=role, PolicyArn=may)
+        iam.delete_policy(PolicyArn=may)
         iam.delete_role(RoleName=role)
         control.enable(settings(), TOPIC)  # as the other tests find it
 
