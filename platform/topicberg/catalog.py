@@ -18,6 +18,11 @@ TABLES = "topicberg.tables"
 """Property: the folder of derived tables. ``warehouse`` is what the catalog goes by, which for
 Glue's REST API is the number of an account.
 """
+READ_ONLY = "topicberg.read-only"
+"""Property: the namespace of the tables that Confluent's Tableflow writes, and nobody else may.
+
+https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-aws-glue-catalog.html
+"""
 TIMEOUT_SECONDS = (10.0, 30.0)
 """To connect, and to wait for an answer's next byte. PyIceberg would wait for ever; Dagster gives a
 sensor a minute.

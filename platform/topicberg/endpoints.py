@@ -99,7 +99,7 @@ class LakeEndpoints(HoldsSecrets):
 
     def catalog(self, config: Settings | None = None) -> Catalog:
         """The Iceberg REST catalog, through PyIceberg."""
-        from topicberg.catalog import TABLES, CheckedCatalog
+        from topicberg.catalog import READ_ONLY, TABLES, CheckedCatalog
 
         config = config or settings()
         properties: dict[str, str] = {
@@ -110,6 +110,8 @@ class LakeEndpoints(HoldsSecrets):
             "s3.region": config.aws_region,
             **self._glue(config),
         }
+        if not config.own_engine:
+            properties[READ_ONLY] = config.cluster_id
         if self.iceberg_rest_token:
             properties["token"] = self.iceberg_rest_token.get_secret_value()
         if self.s3:

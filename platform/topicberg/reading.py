@@ -2,7 +2,7 @@
 
 A reader that is killed leaves its tags behind. Their names say who read, and since when, so that
 maintenance removes them after :data:`LIMIT`; the expiry of other tools goes by the tag's own age
-limit. A table on which topicberg may not commit, like one that Confluent keeps, is read without.
+limit. Tables that topicberg may not change, like those of Confluent's Tableflow, get no tag.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from topicberg.catalog import READ_ONLY
 from topicberg.errors import CommitConflictError
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def reading(tables: Iterable[Table], reader: str) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for table in tables:
-            if head := table.current_snapshot():
+            head = table.current_snapshot()
+            if head and table.name()[0] != table.catalog.properties.get(READ_ONLY):
                 stack.enter_context(_tag(table, head.snapshot_id, head.timestamp_ms, reader))
         yield
 

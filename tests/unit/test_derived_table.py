@@ -15,13 +15,14 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform
 
 from assets.metadata import table_metadata
-from topicberg.catalog import TABLES
+from topicberg.catalog import READ_ONLY, TABLES
 from topicberg.changes import Mark, changed
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.checks.table import check_equality_deletes, check_volume
 from topicberg.derived import computations, ensure_table
 from topicberg.publish import Progress, _target
+from topicberg.reading import reading
 from topicberg.snapshots import changes_since, held_hours, newest_record, newest_rows
 from topicberg.tableflow.maintenance.report import TableSize
 from topicberg.unread import SourceTable, unread
@@ -142,3 +143,18 @@ def test_checks_without_a_snapshot_allow_their_time(glue: GlueCatalog, killed: T
     assert not up_to_date(later, first).passed
     assert check_merged(killed, source, 30, NOW, "mend").passed
     assert not check_merged(killed, source, 30, later, "mend").passed
+
+
+def test_reading_puts_no_tag_on_confluents_tables(glue: GlueCatalog) -> None:
+    """Confluent: consume the tables in Glue as read-only. All others keep what is read."""
+    place, tables = glue.properties[TABLES], dict[str, Table]()
+    glue.properties[READ_ONLY] = "lkc-1"
+    for namespace in ("lkc-1", "shop"):
+        glue.create_namespace_if_not_exists(namespace)
+        table = glue.create_table((namespace, "orders"), COLUMNS, location=f"{place}{namespace}")
+        table.append(COLUMNS.empty_table())
+        tables[namespace] = table
+    with reading(tables.values(), "totals"):
+        tags = {name: [*table.refresh().refs()] for name, table in tables.items()}
+    assert tags["lkc-1"] == ["main"]
+    assert len(tags["shop"]) == 2

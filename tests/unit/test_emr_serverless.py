@@ -34,7 +34,7 @@ from emr_service import (
 from pydantic import SecretStr
 
 from assets.emr import client, job, write_window_on_emr
-from topicberg.catalog import TABLES
+from topicberg.catalog import READ_ONLY, TABLES
 from topicberg.derived import Window, Written
 from topicberg.emr import Asked, Failure, Told, start_job_run
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
@@ -161,12 +161,15 @@ def test_spark_gets_glue_as_its_catalog() -> None:
     assert f"{lake}.s3.endpoint" not in found
 
 
-def test_tables_of_glue_are_in_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_glue_are_in_the_derived_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Glue's REST API goes by the account; a table's location is that of the bucket."""
     monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
     found: Any = GLUE.catalog(CONFIG)
     assert found["warehouse"] == "123456789012"
-    assert found[TABLES] == CONFIG.warehouse == f"s3://{CONFIG.bucket}/"
+    assert found[TABLES] == f"s3://{CONFIG.bucket}-derived/"
+    assert READ_ONLY not in found
+    deployed: Any = GLUE.catalog(Settings(deployment="cloud", cluster_id="lkc-1"))
+    assert deployed[READ_ONLY] == "lkc-1"
 
 
 def test_the_users_parameters_win() -> None:
