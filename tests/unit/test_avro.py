@@ -108,7 +108,7 @@ def test_named_types_are_reused() -> None:
         (record({"name": "next", "type": ["null", "R"]}), "recursive"),
         (record({"name": "x", "type": "Missing"}), "not defined"),
         ('"string"', "not a record but string"),
-        (record({"name": "f", "type": {"type": "array", "items": "null"}}), "nothing but null"),
+        (record({"name": "f", "type": {"type": "array", "items": "null"}}), "no bytes"),
         (record({"name": "$$offset", "type": "long"}), "metadata column"),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.formats import json_schema
-from topicberg.tableflow.formats.json_nodes import MAX_NODES
 from topicberg.tableflow.formats.json_plan import Plan
+from topicberg.tableflow.formats.limits import MAX_FIELDS
 from topicberg.tableflow.formats.reasons import UNEXPLAINED, ByIdentity
 from topicberg.tableflow.subjects import RegisteredSchema
 
@@ -212,7 +212,7 @@ def test_references_that_multiply_are_refused() -> None:
         inner = {"$ref": f"#/definitions/d{n - 1}"}
         definitions[f"d{n}"] = properties(a=inner, b=inner)
     schema = {**properties(f={"$ref": "#/definitions/d39"}), "definitions": definitions}
-    with pytest.raises(TableflowError, match=f"more than {MAX_NODES} fields"):
+    with pytest.raises(TableflowError, match=f"more than {MAX_FIELDS} fields"):
         json_schema.fields("s", registered(schema), itertools.count(1))
 
 

@@ -15,6 +15,7 @@ from google.protobuf import message_factory
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.formats import DECODED, format_of, protobuf, protobuf_wire, protoc
+from topicberg.tableflow.formats.limits import MAX_FIELDS
 from topicberg.tableflow.formats.reasons import UNEXPLAINED
 from topicberg.tableflow.subjects import RegisteredSchema
 
@@ -433,7 +434,7 @@ def test_message_of_another_name_is_a_renamed_one_only(old: str, *, is_renamed: 
 def test_messages_that_multiply_are_refused() -> None:
     inner = "".join(f"message M{n} {{ M{n + 1} a = 1; M{n + 1} b = 2; }}\n" for n in range(40))
     text = f'syntax = "proto3"; {inner} message M40 {{ int32 x = 1; }}'
-    with pytest.raises(TableflowError, match=f"more than {protobuf.MAX_COLUMNS} fields"):
+    with pytest.raises(TableflowError, match=f"more than {MAX_FIELDS} fields"):
         columns(registered(text))
 
 

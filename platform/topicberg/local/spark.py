@@ -36,6 +36,14 @@ _MODULES = (
     "java.security.jgss/sun.security.krb5",
 )
 
+# Avro's reader reserves memory for what a record claims to hold, before it reads it. The limits of
+# collections count for each of MAX_COLLECTIONS (topicberg.tableflow.formats.limits).
+_AVRO_LIMITS = (
+    "-Dorg.apache.avro.limits.string.maxLength=134217728",
+    "-Dorg.apache.avro.limits.bytes.maxLength=134217728",
+    "-Dorg.apache.avro.limits.collectionItems.maxLength=16777216",
+)
+
 # All jobs are in the pool "default", which Spark would make first come, first served.
 _POOLS = """\
 <?xml version="1.0"?>
@@ -82,6 +90,7 @@ def service(context: Context) -> Service:
         # workers of a cluster would need the same one.
         properties["spark.authenticate"] = "true"
     if context.config.spark_master.startswith("spark://"):
+        properties["spark.executor.extraJavaOptions"] = " ".join(_AVRO_LIMITS)
         # Its workers lack these jars; the object store's key they have from their environment.
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))
     text = "".join(f"{key} {value}\n" for key, value in properties.items())
@@ -94,6 +103,7 @@ def service(context: Context) -> Service:
         "-XX:G1HeapRegionSize=8m",
         "-XX:G1PeriodicGCInterval=30000",  # gives memory back when idle
         *log4j(folder),
+        *_AVRO_LIMITS,
         "-Djdk.reflect.useDirectMethodHandle=false",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _MODULES),

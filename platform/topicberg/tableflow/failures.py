@@ -35,7 +35,7 @@ _SPARK_ENDED = (
 )
 _SPARK_GONE = r"StatusCode\.UNAVAILABLE|failed to connect to all addresses"
 """What its client says when Spark ended in the midst of a job and takes long to start again."""
-_OUT_OF_MEMORY = "OutOfMemoryError|Java heap space"
+_OUT_OF_MEMORY = "MemoryError|Java heap space"
 
 _SPACE = _known(
     r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"

@@ -20,6 +20,13 @@ MAGIC_BYTE = 0
 WIRE_BYTES = 5
 """Magic byte and schema id, before a record."""
 NOT_FOUND = 404
+MAX_SCHEMA_BYTES = 1024 * 1024
+"""Characters of a schema, with all that it refers to."""
+MAX_REFERENCES = 500
+"""Schemas that one schema refers to, directly or not."""
+MAX_VERSIONS, MAX_SUBJECT_BYTES = 500, 8 * MAX_SCHEMA_BYTES
+"""Newest versions of a subject that are read, by number and by characters; those before them are
+looked up when a record names their id, as schemas of other subjects are."""
 
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
 
@@ -30,7 +37,7 @@ class RegisteredSchema:
 
     ``references``: (name, text) of every schema that it refers to, directly or through another
     one, each after those that it needs itself. ``wrapped_as``: records are JSON values that become
-    an object's property of that name.
+    an object's property of that name. ``problem``: why it is not read; it then has no text.
     """
 
     schema_id: int
@@ -38,14 +45,20 @@ class RegisteredSchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
     wrapped_as: str | None = None
+    problem: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters, with the references."""
+        return len(self.text) + sum(len(text) for _, text in self.references)
 
 
 @dataclass(frozen=True)
 class Subject:
     """Every version of a subject's schema.
 
-    ``schemas``: by schema id, every version. ``latest``: the newest version, which defines the
-    table.
+    ``schemas``: by schema id, every version up to :data:`MAX_VERSIONS`. ``latest``: the newest
+    version, which defines the table.
     """
 
     name: str
@@ -56,6 +69,10 @@ class Subject:
 def wire_prefix(schema_id: int) -> bytes:
     """The five bytes in front of a record: magic byte and big-endian schema id (wire format)."""
     return struct.pack(">bI", MAGIC_BYTE, schema_id)
+
+
+class _TooLargeError(Exception):
+    """A schema, with all that it refers to, is more than is read."""
 
 
 class SubjectReader:
@@ -84,12 +101,29 @@ class SubjectReader:
                 ) from None
             if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
                 raise unusable(f"the schema registry (subject {name})", "a list of versions")
-            schemas = [self._version(name, version) for version in sorted(versions)]
+            schemas = self._newest(name, sorted(versions))
         return Subject(
             name=name,
             schemas={schema.schema_id: schema for schema in schemas},
             latest=schemas[-1],
         )
+
+    def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:
+        found: list[RegisteredSchema] = []
+        size = 0
+        for version in reversed(versions[-MAX_VERSIONS:]):
+            schema = self._version(name, version)
+            size += schema.size
+            if found and size > MAX_SUBJECT_BYTES:
+                break
+            found.insert(0, schema)
+        kept = set(versions[-len(found) :])
+        self._versions = {
+            key: schema
+            for key, schema in self._versions.items()
+            if key[0] != name or key[1] in kept
+        }
+        return found
 
     def by_id(self, schema_id: int) -> RegisteredSchema | None:
         """Any schema of the registry; None if it has no such id."""
@@ -113,14 +147,21 @@ class SubjectReader:
         return self._versions[name, version]
 
     def _resolved(self, where: str, schema_id: int, schema: Schema) -> RegisteredSchema:
+        self._client.clear_caches()  # type: ignore[no-untyped-call]  # they have no bounds
         found: dict[str, str] = {}
-        self._resolve(where, schema, found)
-        return RegisteredSchema(
-            schema_id=schema_id,
-            schema_type=cast("SchemaType", schema.schema_type or "AVRO"),
-            text=schema.schema_str or "",
-            references=tuple(found.items()),
-        )
+        schema_type = cast("SchemaType", schema.schema_type or "AVRO")
+        text = schema.schema_str or ""
+        try:
+            if len(text) > MAX_SCHEMA_BYTES:
+                raise _TooLargeError
+            self._resolve(where, schema, found)
+        except (_TooLargeError, RecursionError):
+            problem = (
+                f"the schema has more than {MAX_SCHEMA_BYTES} characters or {MAX_REFERENCES} "
+                "references"
+            )
+            return RegisteredSchema(schema_id, schema_type, "", problem=problem)
+        return RegisteredSchema(schema_id, schema_type, text, tuple(found.items()))
 
     def _resolve(self, where: str, schema: Schema, found: dict[str, str]) -> None:
         for reference in schema.references or ():
@@ -140,3 +181,5 @@ class SubjectReader:
                 )
             self._resolve(where, target, found)
             found[name] = target.schema_str or ""
+            if len(found) > MAX_REFERENCES or sum(map(len, found.values())) > MAX_SCHEMA_BYTES:
+                raise _TooLargeError

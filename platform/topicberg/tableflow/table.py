@@ -30,6 +30,7 @@ from pyiceberg.types import (
 from topicberg.errors import TableflowError
 from topicberg.settings import Settings
 from topicberg.tableflow.formats.avro_schema import unit_of
+from topicberg.tableflow.formats.limits import MAX_FIELDS
 from topicberg.tableflow.layout import METADATA_COLUMNS, PARTITION, twins
 
 if TYPE_CHECKING:
@@ -204,13 +205,17 @@ def _evolve(table: Table, schema: Schema) -> None:
     :raises TableflowError: the table cannot follow the schema; it stays as it is
     """
     name = table.name()[1]
+    held = table.schema()
+    columns = len({*held.column_names, *schema.column_names})
     try:
-        for column, twin in twins(table.schema().fields, schema.fields):
+        if columns > len(held.column_names) and columns > 2 * MAX_FIELDS:
+            raise ValueError(f"it would have {columns} columns, nested and dropped ones included")
+        for column, twin in twins(held.fields, schema.fields):
             raise ValueError(
                 f"the new column {column} differs only in case from the column {twin}; Spark, "
                 "Glue, DuckDB and Snowflake cannot tell them apart"
             )
-        _check_types(table.schema().as_struct(), schema.as_struct(), "")
+        _check_types(held.as_struct(), schema.as_struct(), "")
         with table.update_schema() as update:
             update.union_by_name(schema)
     except (ValidationError, ValueError, TypeError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.subjects import RegisteredSchema, SchemaType
@@ -120,7 +120,7 @@ def is_union(schema: RegisteredSchema) -> bool:
     """
     if schema.schema_type == "PROTOBUF":
         return False
-    parsed = json.loads(schema.text)
+    parsed = _parsed(schema)
     if schema.schema_type == "AVRO":
         return isinstance(parsed, list)
     if not isinstance(parsed, dict) or "properties" in parsed:
@@ -130,17 +130,37 @@ def is_union(schema: RegisteredSchema) -> bool:
     return len(branches) > 1
 
 
+def _parsed(schema: RegisteredSchema) -> Any:
+    """:raises TableflowError: the schema is not JSON, or beyond the limits"""
+    from topicberg.tableflow.formats import limits
+
+    where = f"schema {schema.schema_id}"
+    limits.check_size(where, schema)
+    try:
+        return json.loads(schema.text)
+    except RecursionError:
+        raise limits.too_deep(where) from None
+    except ValueError as error:
+        raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
+
+
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
     """A key's schema that is no record as a record with one field.
 
     An Avro record of one field is written as the field is; a JSON value is put into an object when
-    it is read (``RegisteredSchema.wrapped_as``). Protobuf has messages only.
+    it is read (``RegisteredSchema.wrapped_as``). Protobuf has messages only. What cannot be read
+    stays as it is: its format says why.
     """
     if schema.schema_type == "PROTOBUF":
         return schema
-    parsed = json.loads(schema.text)
+    try:
+        parsed = _parsed(schema)
+    except TableflowError:
+        return schema
     if schema.schema_type == "AVRO":
-        if isinstance(parsed, list) or (isinstance(parsed, dict) and parsed["type"] == "record"):
+        if isinstance(parsed, list) or (
+            isinstance(parsed, dict) and parsed.get("type") == "record"
+        ):
             return schema
         record = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
         return replace(schema, text=json.dumps(record))

@@ -155,6 +155,8 @@ def explain(
         _row(writer, latest, fields).scan(cursor, "")
     except MalformedError as malformed:
         return str(malformed)
+    except RecursionError:
+        return "the record has too many values inside of each other"
     if cursor.left:
         return (
             f"the record ends at byte {cursor.at}, but there are {len(payload)} bytes: it was "

@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from topicberg.errors import TableflowError
+from topicberg.tableflow.formats import limits
 from topicberg.tableflow.subjects import RegisteredSchema
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -28,6 +29,8 @@ _LOGICAL = frozenset(
 )
 """Logical types that change what a value means; all others are as the type below them."""
 NO_DEFAULT: Final = object()
+MAX_FIXED_BYTES = 16 * 1024 * 1024
+"""Avro's reader reserves the memory of a fixed before it looks at the record."""
 
 
 @dataclass(eq=False)
@@ -124,17 +127,23 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
     """Return the type that a schema defines; its references define names.
 
     :param where: the subject or schema, for the error
-    :raises TableflowError: it is not Avro, or refers to a name that is not defined
+    :raises TableflowError: it is not Avro, refers to a name that is not defined, is beyond the
+        limits, or lets a few bytes stand for any number of values
     """
+    limits.check_size(where, schema)
     parser = _Parser(where)
     try:
         for _, text in schema.references:
             parser.type(json.loads(text), "")
-        return parser.type(json.loads(schema.text), "")
+        found = parser.type(json.loads(schema.text), "")
+        _Measure(where).check(found)
+    except RecursionError:
+        raise limits.too_deep(where) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise TableflowError(
             f"{where}: the schema is not Avro: {type(error).__name__}: {error}"
         ) from None
+    return found
 
 
 def parse_record(where: str, schema: RegisteredSchema) -> Type:
@@ -149,6 +158,106 @@ def parse_record(where: str, schema: RegisteredSchema) -> Type:
             hint="a table needs named columns: register a record",
         )
     return found
+
+
+class _Size(NamedTuple):
+    """What a type is expanded to. ``has_bytes``: every value of it takes at least one byte."""
+
+    fields: int = 0
+    depth: int = 1
+    collections: int = 0
+    has_bytes: bool = True
+
+
+class _Measure:
+    """Measures types without expanding them: each one once, however often it is used."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.known: dict[int, _Size] = {}
+        self.open: dict[int, bool] = {}
+        """Types that are being measured, and whether there are bytes since they began."""
+
+    def check(self, kind: Type) -> None:
+        """:raises TableflowError: the type is beyond the limits"""
+        size = self.of(kind)
+        if size.fields > limits.MAX_FIELDS:
+            raise limits.too_many(self.where)
+        limits.check_depth(self.where, size.depth)
+        if size.collections > limits.MAX_COLLECTIONS:
+            raise TableflowError(
+                f"{self.where}: the schema has more than {limits.MAX_COLLECTIONS} arrays and maps "
+                "inside of each other",
+                hint="flatten the schema",
+            )
+
+    def of(self, kind: Type) -> _Size:
+        key = id(kind)
+        if key in self.known:
+            return self.known[key]
+        if key in self.open:  # recursive: nothing but what is skipped may be
+            if not self.open[key]:
+                raise TableflowError(
+                    f"{self.where}: {kind.name} contains itself, without an end",
+                    hint="recursive schemas have no table; break the cycle",
+                )
+            return _Size()
+        self.open[key] = False
+        found = self.known[key] = self.measured(kind)
+        del self.open[key]
+        return found
+
+    def measured(self, kind: Type) -> _Size:
+        if kind.kind == "record":
+            return self.record(kind)
+        if kind.kind == "union":
+            inner = [self.after_bytes(branch) for branch in kind.branches]
+            own = len(kind.members) if kind.has_members else 0
+            return _together(inner, own)
+        if kind.inner is not None:
+            inner_size = self.after_bytes(kind.inner)
+            if kind.kind == "array" and not inner_size.has_bytes:
+                raise TableflowError(
+                    f"{self.where}: the items of an array are {kind.inner}, which has no bytes: a "
+                    "record of six bytes could claim any number of them",
+                    hint="give the items a field",
+                )
+            own = 1 if kind.kind == "array" else 2
+            fields, depth, collections, _ = inner_size
+            return _Size(fields + own, depth + 1, collections + 1)
+        if kind.kind == "fixed" and not 0 <= kind.size <= MAX_FIXED_BYTES:
+            raise TableflowError(
+                f"{self.where}: {kind} has {kind.size} bytes, of at most {MAX_FIXED_BYTES}",
+                hint="register it as bytes",
+            )
+        return _Size(has_bytes=kind.kind != "null" and (kind.kind != "fixed" or kind.size > 0))
+
+    def record(self, kind: Type) -> _Size:
+        inner = []
+        for each in kind.fields:
+            limits.check_name(self.where, each.name)
+            inner.append(self.of(each.type))
+            if inner[-1].has_bytes:
+                self.open[id(kind)] = True
+        found = _together(inner, len(inner))
+        return found._replace(has_bytes=any(part.has_bytes for part in inner))
+
+    def after_bytes(self, kind: Type) -> _Size:
+        """Measure what follows at least a byte: of a union's branch, an array's or map's count."""
+        before = self.open
+        self.open = dict.fromkeys(before, True)
+        try:
+            return self.of(kind)
+        finally:
+            self.open = before
+
+
+def _together(parts: list[_Size], own: int) -> _Size:
+    return _Size(
+        own + sum(part.fields for part in parts),
+        1 + max((part.depth for part in parts), default=0),
+        max((part.collections for part in parts), default=0),
+    )
 
 
 class _Parser:

@@ -75,15 +75,13 @@ class Cursor:
         """Read bytes after their length."""
         return self.take(self.number(what), what)
 
-    def blocks(self, what: str, item: Callable[[int], None] | None) -> None:
-        """Read the items of an array or a map; None: they have no bytes."""
+    def blocks(self, what: str, item: Callable[[int], None]) -> None:
+        """Read the items of an array or a map."""
         read = 0
         while count := self.number(what):
             if count < 0:
                 self.number(what)  # of bytes
                 count = -count
-            if item is None:
-                continue
             if count > self.left:
                 raise self.too_short(f"{count} items", what)
             for index in range(read, read + count):
@@ -396,21 +394,8 @@ def scan_of(kind: Type) -> Scan:
                         cursor.text(where)
                     each(cursor, f"{path}[{index}]")
 
-                has_bytes = kind.kind == "map" or not _is_empty(kind.inner)
-                cursor.blocks(where, item if has_bytes else None)
+                cursor.blocks(where, item)
             case "union":
                 scan_branches([scan_of(branch) for branch in kind.branches])(cursor, path)
 
     return scan
-
-
-def _is_empty(kind: Type) -> bool:
-    """Whether its values have no bytes."""
-    match kind.kind:
-        case "null":
-            return True
-        case "fixed":
-            return kind.size == 0
-        case "record":
-            return not kind.fields
-    return False

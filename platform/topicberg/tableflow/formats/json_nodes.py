@@ -28,23 +28,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
 
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import Draft7Validator, validator_for
+from jsonschema.validators import Draft7Validator, extend, validator_for
 from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, specification_with
 
 from topicberg.errors import TableflowError
+from topicberg.tableflow.formats import limits
 from topicberg.tableflow.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
-MAX_NODES = 10_000
-"""More are not one table: Spark takes minutes to plan a query of so many columns."""
+MAX_OBJECTS = 2 * limits.MAX_FIELDS
+"""Objects of the schema's own JSON and of its references."""
+MAX_PATH = 4 * limits.MAX_DEPTH
+"""Schemas that one leads to through properties, items, references and branches."""
 
 Kind = Literal[
     "string",
@@ -126,8 +128,16 @@ def identity(schema: RegisteredSchema) -> str | None:
 
     :raises TableflowError: it is not a JSON Schema
     """
-    contents, resolver, reader = _opened(f"schema {schema.schema_id}", schema)
-    for part in reader.expand(contents, resolver, (), ""):
+    where = f"schema {schema.schema_id}"
+    try:
+        contents, resolver, reader = _opened(where, schema)
+        parts = reader.expand(contents, resolver, (), "")
+    except RecursionError:
+        raise limits.too_deep(where) from None
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = type(error).__name__
+        raise TableflowError(f"{where}: the schema is not a JSON Schema: {reason}") from None
+    for part in parts:
         for name in (part.schema.get("title"), reader.id(part.schema)):
             if name:
                 return str(name).removesuffix("#")
@@ -136,22 +146,50 @@ def identity(schema: RegisteredSchema) -> str | None:
     return None
 
 
-@lru_cache(maxsize=256)
 def read_node(subject: str, schema: RegisteredSchema) -> Node:
     """The tree of a registered schema.
 
     :raises TableflowError: it contains itself, refers to nothing, is too large, or has fields that
         a table cannot tell apart
     """
-    contents, resolver, reader = _opened(f"subject {subject}", schema)
+    found = _remembered(subject, schema)
+    if isinstance(found, TableflowError):
+        raise TableflowError(found.message, hint=found.hint)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _remembered(subject: str, schema: RegisteredSchema) -> Node | TableflowError:
+    """The tree, or the error: a schema that is refused is not expanded again for every batch."""
     try:
-        return reader.node(reader.expand(contents, resolver, (), ""), "")
+        return _read(subject, schema)
+    except TableflowError as error:
+        return error
+
+
+def _read(subject: str, schema: RegisteredSchema) -> Node:
+    where = f"subject {subject}"
+    try:
+        contents, resolver, reader = _opened(where, schema, check=True)
+        node = reader.node(reader.expand(contents, resolver, (), ""), "")
+        limits.check_depth(where, _depth(node))
     except RecursionError:
-        raise TableflowError(f"subject {subject}: the schema is nested too deep") from None
+        raise limits.too_deep(where) from None
+    return node
 
 
-def _opened(where: str, schema: RegisteredSchema) -> tuple[Any, Any, _Reader]:
-    """The parsed schema, what resolves its references, and its reader."""
+def _depth(node: Node) -> int:
+    return 1 + max(map(_depth, node.children.values()), default=0)
+
+
+def _opened(
+    where: str, schema: RegisteredSchema, *, check: bool = False
+) -> tuple[Any, Any, _Reader]:
+    """The parsed schema, what resolves its references, and its reader.
+
+    :param check: whether to check that it is a JSON Schema, which takes long
+    """
+    limits.check_size(where, schema)
     try:
         contents = json.loads(schema.text)
         references = [(name, json.loads(text)) for name, text in schema.references]
@@ -160,14 +198,8 @@ def _opened(where: str, schema: RegisteredSchema) -> tuple[Any, Any, _Reader]:
         raise TableflowError(f"{where}: the schema has text that is not Unicode") from None
     except (ValueError, RecursionError) as error:
         raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
-    for text in (contents, *(text for _, text in references)):
-        try:
-            validator_for(text, default=Draft7Validator).check_schema(text)
-        except SchemaError as error:
-            reason = shorten(error.message, 200, placeholder="…")
-            raise TableflowError(f"{where}: the schema is not a JSON Schema: {reason}") from None
-        except RecursionError:
-            raise TableflowError(f"{where}: the schema is nested too deep") from None
+    if check:
+        _check(where, [contents, *(text for _, text in references)])
     dialect = _dialect(contents)
     root = dialect.create_resource(contents)
     found = [(name, _dialect(text).create_resource(text)) for name, text in references]
@@ -180,6 +212,36 @@ def _opened(where: str, schema: RegisteredSchema) -> tuple[Any, Any, _Reader]:
     except ValueError as error:
         raise TableflowError(f"{where}: the schema has an unusable $id: {error}") from None
     return contents, resolver, _Reader(where, dialect)
+
+
+def _check(where: str, schemas: Sequence[Any]) -> None:
+    """Check that schemas are JSON Schemas.
+
+    :raises TableflowError: one is not, or they are too large
+    """
+    if sum(map(_objects, schemas)) > MAX_OBJECTS:
+        raise limits.too_many(where)
+    for schema in schemas:
+        errors = _checker(validator_for(schema, default=Draft7Validator)).iter_errors(schema)
+        if (error := next(errors, None)) is not None:
+            reason = shorten(error.message, 200, placeholder="…")
+            raise TableflowError(f"{where}: the schema is not a JSON Schema: {reason}")
+
+
+@cache
+def _checker(dialect: Any) -> Any:
+    """The validator of a dialect's schemas, but for doubled items: to find them takes hours."""
+    meta = dialect.META_SCHEMA
+    checked = validator_for(meta, default=dialect)
+    return extend(checked, {"uniqueItems": lambda *_: None})(
+        meta, format_checker=checked.FORMAT_CHECKER
+    )
+
+
+def _objects(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_objects, value.values()))
+    return sum(map(_objects, value)) if isinstance(value, list) else 0
 
 
 def _dialect(schema: Any) -> Specification[Any]:
@@ -211,10 +273,10 @@ class _Reader:
                 where, "contains itself", "recursive schemas have no table; break the cycle"
             )
         self.size += 1
-        if self.size > MAX_NODES:
-            raise self.fail(
-                "", f"has more than {MAX_NODES} fields, nested ones included", "split the schema"
-            )
+        if self.size > limits.MAX_FIELDS:
+            raise limits.too_many(self.subject)
+        if len(path) >= MAX_PATH:
+            raise limits.too_deep(self.subject)
         path = (*path, id(schema))
         resource = Resource.from_contents(schema, default_specification=self.dialect)
         if len(path) > 1 and resource.id() is not None:
@@ -384,6 +446,7 @@ class _Reader:
         for name in properties:
             if not name:
                 raise self.fail(where, "has a property without a name", "give it a name")
+            limits.check_name(self.subject, name)
             other = folded.setdefault(name.casefold(), name)
             if other != name:
                 raise self.fail(

@@ -58,7 +58,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import DECODED, protobuf_reasons, protobuf_wire, protoc
+from topicberg.tableflow.formats import DECODED, limits, protobuf_reasons, protobuf_wire, protoc
 from topicberg.tableflow.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
 from topicberg.tableflow.subjects import RegisteredSchema
 
@@ -103,8 +103,6 @@ _WHOLE = (IntegerType, LongType, DecimalType)
 _TEXT = {"string", "bytes"}
 _FILE = "schema.proto"
 _MAX_INDEXES = 100
-MAX_COLUMNS = 10_000
-"""More are not one table: Spark takes minutes to plan a query of so many."""
 
 
 def fields(
@@ -115,7 +113,7 @@ def fields(
     :param message: its name in the file; None: the file's first message
     """
     where = f"subject {subject}"
-    return message_fields(where, _root(where, schema, message), bounded(where, ids))
+    return message_fields(where, _root(where, schema, message), limits.bounded(where, ids))
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
@@ -148,7 +146,9 @@ def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
     :raises TableflowError: protoc refuses it, no such message, or it has no table
     """
     schema = RegisteredSchema(schema_id=0, schema_type="PROTOBUF", text=text)
-    return message_fields(name, _root(name, schema, message), itertools.count(1))
+    return message_fields(
+        name, _root(name, schema, message), limits.bounded(name, itertools.count(1))
+    )
 
 
 def decode(
@@ -280,6 +280,7 @@ def reader(
 
 
 def _file(where: str, schema: RegisteredSchema) -> Any:
+    limits.check_size(where, schema)
     names = {name for name, _ in schema.references}
     file = next(name for name in (_FILE, f"topicberg/{_FILE}") if name not in names)
     try:
@@ -368,23 +369,12 @@ def _prefixes(path: list[int]) -> tuple[bytes, ...]:
 # --- the columns ---
 
 
-def bounded(where: str, ids: Iterator[int]) -> Iterator[int]:
-    """The ids of a schema's columns.
-
-    :raises TableflowError: there are too many: messages inside of each other multiply
-    """
-    yield from itertools.islice(ids, MAX_COLUMNS)
-    raise TableflowError(
-        f"{where}: the message has more than {MAX_COLUMNS} fields, nested ones included",
-        hint="a table that wide cannot be read: split the message",
-    )
-
-
 def message_fields(
     where: str, message: Any, ids: Iterator[int], above: tuple[str, ...] = ()
 ) -> list[NestedField]:
     """The columns of a message (a descriptor); ``above``: the messages that contain it."""
     inside = (*above, message.full_name)
+    limits.check_depth(where, len(inside))
     columns = []
     for field in message.fields:
         number = next(ids)

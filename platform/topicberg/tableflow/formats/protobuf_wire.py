@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,11 @@ import pyarrow.compute as pc
 
 ONE_BY_ONE = 16
 """So few records are walked one by one: a round costs the same for one record as for hundreds."""
+PART_BYTES = 4 * 1024 * 1024
+"""Records that are decoded at once: their places take up to two hundred times as much memory."""
+PART_MEMORY, BATCH_MEMORY = 256 * 1024 * 1024, 1024 * 1024 * 1024
+"""Memory of the rows of a part, and so of one record, which is malformed beyond it; and of a batch
+of Spark's, which is read again in smaller ones."""
 _PADDING = 64  # bytes after the batch that may be read, as a number may be cut off at its end
 _MAX_TAG = 2**32 - 1
 _MAX_VARINT = 10
@@ -135,6 +141,49 @@ def decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded:
     """
     if isinstance(payload, pa.ChunkedArray):
         payload = payload.combine_chunks()
+    parts: list[Any] = []
+    size = 0
+    for part in _parts(payload):
+        for rows in _in_memory(part, message, prefixes, decoded):
+            size += rows.nbytes
+            if size > BATCH_MEMORY:
+                raise MemoryError(f"the rows of {len(payload)} records need too much memory")
+            parts.append(rows)
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def _parts(payload: Any) -> list[Any]:
+    """The records in parts of some bytes, or of one record."""
+    count = len(payload)
+    if payload.nbytes <= PART_BYTES or count < 2:
+        return [payload]
+    offsets = np.frombuffer(payload.buffers()[1], np.int32)[payload.offset :][: count + 1]
+    cuts = [0]
+    while cuts[-1] < count:
+        limit = int(offsets[cuts[-1]]) + PART_BYTES
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(offsets, limit, "right")) - 1))
+    return [payload.slice(start, end - start) for start, end in pairwise(cuts)]
+
+
+def _in_memory(
+    payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded: str
+) -> list[Any]:
+    """Rows in parts that fit into the memory; a record that does not is malformed."""
+    count = len(payload)
+    try:
+        rows = _decode(payload, message, prefixes, decoded)
+        if rows.nbytes <= PART_MEMORY:
+            return [rows]
+    except MemoryError:
+        pass
+    if count > 1:
+        halves = payload.slice(0, count // 2), payload.slice(count // 2)
+        return [rows for half in halves for rows in _in_memory(half, message, prefixes, decoded)]
+    columns = [pa.nulls(count, kind) for kind in message.types]
+    return [pa.StructArray.from_arrays([*columns, pa.array([False])], [*message.names, decoded])]
+
+
+def _decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded: str) -> Any:
     count = len(payload)
     offsets = np.frombuffer(payload.buffers()[1], np.int32)[payload.offset :][: count + 1]
     offsets = offsets.astype(np.int64)
@@ -163,6 +212,8 @@ def decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded:
 def _columns(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[list[Any], Any]:
     """The columns of the messages at these places, and which of them are broken."""
     count = len(begin)
+    if count * len(message.names) * 8 > PART_MEMORY:  # elements that are empty have columns, too
+        raise MemoryError
     places, bad = _walk(batch, message, begin, stop)
     _keep_one_of(message, places, count)
     columns: list[Any] = [None] * len(message.names)

@@ -13,22 +13,52 @@ from typing import Any
 from topicberg.errors import TableflowError
 
 _MAX_REASON = 200
+SECONDS, MEMORY = 10, 1024 * 1024 * 1024
+"""What one run of protoc may take."""
+_LIMITED = f"""
+import resource, runpy
+for what, most in (("AS", {MEMORY}), ("CPU", {SECONDS}), ("CORE", 0)):
+    try:
+        resource.setrlimit(getattr(resource, "RLIMIT_" + what), (most, most))
+    except (ValueError, OSError):  # a system without it, or a smaller limit
+        pass
+runpy.run_module("grpc_tools.protoc", run_name="__main__", alter_sys=True)
+"""
 
 
-@lru_cache(maxsize=256)
 def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> Any:
     """The file's descriptor (google.protobuf), in a pool of its own.
 
     :param references: (name, text) of files that it imports, directly or not
     :raises TableflowError: protoc refuses it; the message has no file name of its own
     """
+    found = _compiled(name, text, references)
+    if isinstance(found, TableflowError):
+        raise TableflowError(found.message, hint=found.hint)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _compiled(name: str, text: str, references: tuple[tuple[str, str], ...]) -> Any:
+    """The descriptor, or the error: a schema that is refused costs no second run of protoc."""
+    try:
+        return _descriptor(name, text, references)
+    except TableflowError as error:
+        return error
+
+
+def _descriptor(name: str, text: str, references: tuple[tuple[str, str], ...]) -> Any:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
 
     pool = DescriptorPool()
-    for file in FileDescriptorSet.FromString(_protoc(name, text, references)).file:
-        pool.Add(file)
-    return pool.FindFileByName(name)
+    files_found = FileDescriptorSet.FromString(_protoc(name, text, references)).file
+    try:
+        for file in files_found:
+            pool.Add(file)
+        return pool.FindFileByName(name)
+    except (TypeError, KeyError) as error:  # a message that is too large for the runtime, say
+        raise TableflowError(" ".join(str(error).split())[:_MAX_REASON]) from None
 
 
 def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> bytes:
@@ -48,19 +78,33 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
         confluent.write_bytes(_confluent_files())
         google = files("grpc_tools") / "_proto"
         command = [
-            *(sys.executable, "-m", "grpc_tools.protoc", "--include_imports"),
+            *(sys.executable, "-c", _LIMITED, "--include_imports"),
             *(f"--proto_path={path}" for path in (folder, google, _google_types())),
             f"--descriptor_set_in={confluent}",
             f"--descriptor_set_out={output}",
             name,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=3 * SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise _too_costly() from None
+        if done.returncode < 0:  # killed, or ended by the limit of its memory
+            raise _too_costly()
         if done.returncode:
             complaints = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "").split("\n")
             reason = " ".join("; ".join(filter(None, complaints)).split())
             cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
             raise TableflowError(cut, hint="compile the schema with protoc to see what it means")
         return output.read_bytes()
+
+
+def _too_costly() -> TableflowError:
+    return TableflowError(
+        f"protoc needs more than {SECONDS} seconds or {MEMORY // 2**20} MB",
+        hint="split the schema",
+    )
 
 
 def _google_types() -> Path:
