@@ -79,8 +79,6 @@ def test_isolation_asks_for_proof_before_it_blames() -> None:
         search.fail({0: (7, 8)}, f"{number}")
         assert search.unchecked
     assert search.culprit == (0, 7)
-    search.fail({0: (7, 8)}, "Spark ended", attempts=5)
-    assert search.culprit is None
 
 
 def test_isolation_ends_where_others_committed() -> None:

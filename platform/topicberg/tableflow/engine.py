@@ -22,13 +22,18 @@ from typing import TYPE_CHECKING, Any
 from topicberg import kafka
 from topicberg.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
+from topicberg.errors import (
+    CommitConflictError,
+    TableflowError,
+    TopicbergError,
+    UnreachableError,
+)
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
 from topicberg.tableflow import commit, control, failures, skips, tombstones, upsert
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
-from topicberg.tableflow.isolation import ATTEMPTS, Isolation
+from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.layout import KEY, VALUE, Layout, read_layout, table_schema
 from topicberg.tableflow.offsets import (
@@ -49,6 +54,7 @@ from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, decode
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.subjects import SubjectReader
 from topicberg.tableflow.table import ensure_table, start_again
+from topicberg.tableflow.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -66,8 +72,12 @@ MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 1_000_000}
 SAMPLED_RECORDS = 1_000
 """Of more records than these, the size is sampled before they are read."""
 DEATHS = 3
-"""Batches in a row that Spark did not survive, before the record is searched that it dies of; and
-attempts at this record, as Spark may end for other reasons."""
+"""Times in a row that a topic exhausts Spark's memory by itself before each further attempt waits
+as long as a suspended topic does: other topics need Spark meanwhile."""
+CAREFUL_BATCHES, MAX_CAREFUL_BATCHES = 8, 1_024
+"""Small batches, read by the client, after Spark's memory was exhausted; twice as many each time."""
+PARTS = 32
+"""Parts of a batch that exhausted Spark's memory, which is done less often than other failures."""
 CONFLICT_ATTEMPTS = 5
 
 BAD_RECORD = "topicberg-bad-record"
@@ -123,6 +133,9 @@ class BatchFailedError(TopicbergError):
     """Spark cannot compute a batch, perhaps due to a record; the search for it has begun."""
 
 
+_turns = Turns()
+
+
 class Ingestor:
     """Keeps one topic's table up to date; has a Spark session of its own; not thread-safe."""
 
@@ -144,6 +157,11 @@ class Ingestor:
         self._size = BatchSize.of(self._most, spec.tableflow.commit_max_bytes)
         self._knows_size = False
         self._deaths = 0
+        self._is_suspect = False
+        """Spark ended during the last attempt, perhaps due to another topic."""
+        self._caution = CAREFUL_BATCHES
+        self._careful = 0
+        self._turn = Turn(is_alone=False)
         self._isolation: Isolation | None = None
 
     @property
@@ -177,7 +195,10 @@ class Ingestor:
         self._foreign.begin_batch()
         while conflicts < CONFLICT_ATTEMPTS:
             try:
-                with failures.explained(f"topic {self.spec.name}"):
+                with (
+                    failures.explained(f"topic {self.spec.name}"),
+                    _turns.take(alone=self._is_suspect) as self._turn,
+                ):
                     return self._step()
             except CommitConflictError as conflict:
                 logger.info("%s; planning the batch again", conflict.message)
@@ -235,7 +256,7 @@ class Ingestor:
                 missed_deletes=tombstones.missed(table.properties),
             )
         with self._spark_errors(batch, size):
-            records, batch = self._read(batch)
+            records, batch = self._read(batch, size)
         backlog = batch.end != latest
         properties = commit.snapshot_properties(name, topic_id, batch, now_ms, self._size.dump())
         with self._spark_errors(batch, size):
@@ -256,7 +277,10 @@ class Ingestor:
             dropped=skips.committed(table, batch.end),
         )
         added = _number(snapshot, "added-files-size")
-        self._size, self._deaths = self._size.committed(batch.records, size, added), 0
+        self._size = self._size.committed(batch.records, size, added)
+        self._is_suspect, self._careful = False, max(0, self._careful - 1)
+        if self._isolation is None:
+            self._deaths = 0
         return Commit(
             records=batch.records,
             snapshot_id=snapshot.snapshot_id,
@@ -276,23 +300,29 @@ class Ingestor:
         name = self.spec.name
         if self._isolation is not None:
             start = {p: held.get(p, beginning[p]) for p in latest}
-            ends = self._isolation.next_ends(start, SMALL_RECORDS)
+            ends = self._isolation.next_ends(start, SMALL_RECORDS, PARTS if self._deaths else 2)
             if ends is not None:
                 ends = {p: min(ends[p], latest[p]) for p in latest}
                 return plan_batch(name, held, beginning, ends, sys.maxsize, skip), None
             self._isolation = None
-        batch = plan_batch(name, held, beginning, latest, self._size.limit, skip)
+        limit = min(self._size.limit, SMALL_RECORDS) if self._reads_little else self._size.limit
+        batch = plan_batch(name, held, beginning, latest, limit, skip)
         if batch.records <= SAMPLED_RECORDS:
             return batch, None
         sizes = record_bytes(self.endpoints, name, batch.ranges)
         fitting, size = self._size.fit(sizes, batch.records)
         return plan_batch(name, held, beginning, batch.end, fitting, skip), size
 
-    def _read(self, batch: Batch) -> tuple[DataFrame, Batch]:
+    @property
+    def _reads_little(self) -> bool:
+        """Whether batches are of some megabytes, whatever the records are."""
+        return self._is_suspect or self._careful > 0
+
+    def _read(self, batch: Batch, size: float | None) -> tuple[DataFrame, Batch]:
         """The records of the batch, or of its first part; and what was read."""
         spark = self._session()
-        if self._isolation is None and batch.ranges:
-            return read_by_spark(spark, self.endpoints, self.spec, batch), batch
+        if self._isolation is None and batch.ranges and not self._reads_little:
+            return read_by_spark(spark, self.endpoints, self.spec, batch, size), batch
         is_damaged = False
         try:
             records, batch = read_by_client(spark, self.endpoints, self.spec, batch)
@@ -301,7 +331,7 @@ class Ingestor:
             is_damaged = True
             alone = {**batch.start, error.partition: error.offset + 1}
             batch = batch.until({p: min(end, batch.end[p]) for p, end in alone.items()})
-            records = read_by_spark(spark, self.endpoints, self.spec, batch)
+            records = read_by_spark(spark, self.endpoints, self.spec, batch, size)
         if self._isolation is not None:
             self._isolation.is_damaged = is_damaged
         return records, batch
@@ -336,6 +366,8 @@ class Ingestor:
         if search.unchecked:
             try:
                 self._check_services(table, layout)
+            except UnreachableError:
+                raise  # Spark starts again
             except Exception:
                 self._isolation = None
                 raise
@@ -424,17 +456,33 @@ class Ingestor:
             self._size = self._size.out_of_space(batch.records, size)
         elif blame == "memory":
             self._size = self._size.out_of_memory(batch.records, size)
+            self._is_suspect = True
+            if not self._turn.is_alone:
+                return reason  # another topic may be the reason
             self._deaths += 1
+            self._careful = self._caution
+            self._caution = min(2 * self._caution, MAX_CAREFUL_BATCHES)
         if blame not in ("memory", "batch"):
             return reason
         what = reason.message.removeprefix(f"topic {self.spec.name}: ")
         if self._isolation is not None:
-            few = blame == "batch" or self._isolation.is_damaged
-            self._isolation.fail(batch.ranges, what, ATTEMPTS if few else DEATHS)
-        elif blame == "batch" or self._deaths >= DEATHS:
+            self._isolation.fail(batch.ranges, what)
+        else:
             proven = _ONLY_BY_CLIENT.search(str(error)) is not None
             self._isolation = Isolation(batch.end, what, unchecked=not proven)
-        return BatchFailedError(reason.message) if blame == "batch" else reason
+            if blame == "memory":
+                self._isolation.fail(batch.ranges, what)
+        if blame == "batch":
+            return BatchFailedError(reason.message)
+        if self._deaths < DEATHS:
+            return reason
+        places = ", ".join(f"{p}: {s} to {e - 1}" for p, (s, e) in batch.ranges.items())
+        return TableflowError(
+            f"topic {self.spec.name} exhausted Spark's memory {self._deaths} times in a row, the "
+            f"last time with the records {places} (by partition): {what}",
+            hint="wait: the engine searches the record with pauses for the other topics; "
+            "`topicberg tableflow skip` leaves a record out that you know",
+        )
 
     def _session(self) -> SparkSession:
         if self._spark is None:

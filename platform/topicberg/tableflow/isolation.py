@@ -28,40 +28,39 @@ class Isolation:
     """The smallest part that is known to fail."""
     alone: int = 0
     """How many times in a row the last record that is left failed by itself."""
-    attempts: int = ATTEMPTS
-    """After so many, the record is taken to be the reason."""
     is_damaged: bool = False
     """The client cannot read the part either."""
     unchecked: bool = True
     """Nothing has shown, since the last failure, that the services work without this part."""
 
-    def next_ends(self, held: Mapping[int, int], limit: int) -> Offsets | None:
+    def next_ends(self, held: Mapping[int, int], limit: int, parts: int = 2) -> Offsets | None:
         """Return the ends of the next part; None: all of the batch is committed.
 
         :param held: the first offset of each partition that is not committed
         :param limit: offsets of a part at most
+        :param parts: how many are made of a part that failed
         """
         self.failed = _from(self.failed, held)
         rest = _from({p: (0, end) for p, end in self.until.items()}, held)
         if not rest:
             return None
         if self.failed:
-            part = _prefix(self.failed, max(1, _size(self.failed) // 2))
+            part = _prefix(self.failed, max(1, _size(self.failed) // parts))
         else:
             self.alone = 0
             part = _prefix(rest, limit)
         return {**held, **{p: end for p, (_, end) in part.items()}}
 
-    def fail(self, part: Ranges, reason: str, attempts: int = ATTEMPTS) -> None:
-        """Note that a part failed, and for the reason so many attempts are needed."""
+    def fail(self, part: Ranges, reason: str) -> None:
+        """Note that a part failed."""
         self.alone = self.alone + 1 if _size(part) == 1 else 0
-        self.failed, self.reason, self.attempts = part, reason, attempts
+        self.failed, self.reason = part, reason
         self.unchecked = _size(part) == 1
 
     @property
     def culprit(self) -> Place | None:
         """The record that failed by itself often enough."""
-        if self.alone < self.attempts:
+        if self.alone < ATTEMPTS:
             return None
         ((partition, (offset, _)),) = self.failed.items()
         return partition, offset

@@ -43,10 +43,13 @@ _SPARK_LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dateti
 
 # The Kafka client's defaults fetch 500 records at a time, which bounds the whole ingest, and wait
 # half a second for more at the end of every partition, which bounds a small batch.
+MAX_POLL_RECORDS = 20_000
+FEW_RECORDS, FEW_POLL_RECORDS, UNKNOWN_POLL_RECORDS = 1_000, 50, 500
+"""Records that the consumer holds at once: fewer of large ones, of small batches, and if their size
+is not known. A batch in Kafka may be ten thousand times as large when it is decompressed."""
 _OPTIONS = {
     "kafka.fetch.max.wait.ms": "20",
     "kafka.isolation.level": "read_committed",
-    "kafka.max.poll.records": "20000",
     "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
     "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
     "kafka.receive.buffer.bytes": str(1024 * 1024),
@@ -56,9 +59,16 @@ _OPTIONS = {
 
 
 def read_by_spark(
-    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
+    spark: SparkSession,
+    endpoints: Endpoints,
+    spec: TopicSpec,
+    batch: Batch,
+    size: float | None,
 ) -> DataFrame:
-    """The batch; its job fails if a record's timestamp is one that Spark cannot hold."""
+    """The batch; its job fails if a record's timestamp is one that Spark cannot hold.
+
+    :param size: of its records, on average; None: not known
+    """
     from pyspark.sql import functions as F
 
     topic, ranges = spec.name, batch.ranges
@@ -69,6 +79,7 @@ def read_by_spark(
         .option("startingOffsets", json.dumps({topic: {str(p): s for p, (s, _) in ranges.items()}}))
         .option("endingOffsets", json.dumps({topic: {str(p): e for p, (_, e) in ranges.items()}}))
         .options(**_OPTIONS)
+        .option("kafka.max.poll.records", str(_poll_records(batch.records, size)))
         .load()
     )
     time = F.col("timestamp")
@@ -81,6 +92,12 @@ def read_by_spark(
             UNREADABLE: F.when(~is_safe, F.raise_error(OUT_OF_SPARKS_RANGE).cast("string")),
         }
     )
+
+
+def _poll_records(records: int, size: float | None) -> int:
+    if size is None:
+        return FEW_POLL_RECORDS if records <= FEW_RECORDS else UNKNOWN_POLL_RECORDS
+    return max(1, min(MAX_POLL_RECORDS, int(SMALL_BYTES / max(size, 1))))
 
 
 def read_by_client(

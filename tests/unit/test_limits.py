@@ -1,0 +1,380 @@
+"""Schemas beyond the limits are refused in no time and no memory, whatever their format is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from topicberg.errors import TableflowError
+from topicberg.local import python_daemon
+from topicberg.tableflow import subjects
+from topicberg.tableflow.formats import as_record, format_of, is_union, protobuf_wire, protoc
+from topicberg.tableflow.formats.limits import MAX_DEPTH, MAX_FIELDS
+from topicberg.tableflow.formats.protobuf import reader
+from topicberg.tableflow.subjects import RegisteredSchema, SchemaType, SubjectReader
+from topicberg.tableflow.turns import Turns
+
+SECONDS, MEGABYTES = 20.0, 200
+HEAD = 'syntax = "proto3";'
+
+
+def registered(kind: SchemaType, text: Any) -> RegisteredSchema:
+    return RegisteredSchema(1, kind, text if isinstance(text, str) else json.dumps(text))
+
+
+def avro_record(name: str, *types: Any) -> dict[str, Any]:
+    fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(types)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def json_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def avro_tree(levels: int, fan: int) -> RegisteredSchema:
+    kind = avro_record("R0", "int")
+    for level in range(1, levels):
+        kind = avro_record(f"R{level}", kind, *[f"R{level - 1}"] * (fan - 1))
+    return registered("AVRO", kind)
+
+
+def json_tree(levels: int, fan: int) -> RegisteredSchema:
+    definitions = {"d0": json_object(x={"type": "string"})}
+    for level in range(1, levels):
+        inner = {"$ref": f"#/definitions/d{level - 1}"}
+        definitions[f"d{level}"] = json_object(**{f"p{n}": inner for n in range(fan)})
+    root = json_object(x={"$ref": f"#/definitions/d{levels - 1}"})
+    return registered("JSON", {**root, "definitions": definitions})
+
+
+def protobuf_tree(levels: int, fan: int) -> RegisteredSchema:
+    messages = [
+        f"message M{n} {{ {' '.join(f'M{n + 1} f{k} = {k + 1};' for k in range(fan))} }}"
+        for n in range(levels)
+    ]
+    return registered("PROTOBUF", f"{HEAD} {' '.join(messages)} message M{levels} {{int32 x = 1;}}")
+
+
+TREES: dict[str, Callable[[int, int], RegisteredSchema]] = {
+    "avro": avro_tree,
+    "json": json_tree,
+    "protobuf": protobuf_tree,
+}
+
+
+def peak() -> int:
+    """The most memory that this process has had, in megabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+BOMBS = {
+    **{f"{name}, doubled": tree(30, 2) for name, tree in TREES.items()},
+    **{f"{name}, tenfold": tree(12, 10) for name, tree in TREES.items()},
+    **{f"{name}, deep": tree(MAX_DEPTH + 10, 1) for name, tree in TREES.items()},
+    **{f"{name}, large": registered(k, " " * 2**21) for name, k in (("a", "AVRO"), ("j", "JSON"))},
+    "avro, very deep": registered("AVRO", '{"type":' * 5_000 + '"int"' + "}" * 5_000),
+    "avro, wide": registered("AVRO", avro_record("R", *["int"] * (MAX_FIELDS + 1))),
+    "avro, no bytes": registered("AVRO", avro_record("R", {"type": "array", "items": "null"})),
+    "avro, empty": registered(
+        "AVRO", avro_record("R", {"type": "array", "items": avro_record("E", "null")})
+    ),
+    "avro, fixed of nothing": registered(
+        "AVRO",
+        avro_record("R", {"type": "array", "items": {"type": "fixed", "name": "F", "size": 0}}),
+    ),
+    "avro, fixed of gigabytes": registered(
+        "AVRO", avro_record("R", {"type": "fixed", "name": "F", "size": 2**31 - 1})
+    ),
+    "avro, endless": registered("AVRO", avro_record("R", "R")),
+    "avro, arrays": registered(
+        "AVRO",
+        '{"type": "record", "name": "R", "fields": [{"name": "f", "type": '
+        + '{"type": "array", "items": ' * 9
+        + '"int"'
+        + "}" * 10
+        + "]}",
+    ),
+    "json, very deep": registered("JSON", '{"properties":{"a":' * 20_000 + "{}" + "}}" * 20_000),
+    "json, wide": registered("JSON", json_object(**{f"f{n}": {} for n in range(MAX_FIELDS + 1)})),
+    "json, doubled items": registered(
+        "JSON",
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "enum": [{"a": n} for n in range(25_000)],
+        },
+    ),
+    "json, branches": registered(
+        "JSON",
+        {
+            "type": "object",
+            "allOf": [
+                {"oneOf": [json_object(**{f"{side}{n}": {}}) for side in "ab"]}
+                for n in range(2_000)
+            ],
+        },
+    ),
+    "protobuf, wide": registered(
+        "PROTOBUF",
+        f"{HEAD} message M {{ {' '.join(f'int32 f{n} = {n};' for n in range(1, 12_000))} }}",
+    ),
+    "protobuf, too large": registered(
+        "PROTOBUF",
+        f"{HEAD} message M {{ {' '.join(f'int32 f{n} = {n};' for n in range(1, 18_900))} }}",
+    ),
+    "protobuf, very deep": registered("PROTOBUF", HEAD + "message M {" * 5_000 + "}" * 5_000),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_schema_beyond_the_limits_is_refused(name: str) -> None:
+    """As a topic's own, and as a foreign one that a record names."""
+    schema = BOMBS[name]
+    module = format_of(schema)
+    began, memory = time.process_time(), peak()
+    with pytest.raises(TableflowError):
+        module.fields("s", schema, itertools.count(1))
+    with suppress(TableflowError):
+        module.identity(schema)
+        module.written(schema, schema)
+    assert peak() - memory < MEGABYTES
+    assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_schema_within_the_limits_has_a_table(name: str) -> None:
+    for schema in (TREES[name](10, 2), TREES[name](MAX_DEPTH - 5, 1)):
+        assert len(format_of(schema).fields("s", schema, itertools.count(1))) >= 1
+
+
+@given(
+    st.sampled_from(sorted(TREES)),
+    st.integers(1, 60),
+    st.integers(1, 12),
+)
+@hypothesis_settings(max_examples=12)
+def test_every_schema_takes_bounded_time(name: str, levels: int, fan: int) -> None:
+    schema = TREES[name](levels, fan)
+    began = time.process_time()
+    try:
+        found = format_of(schema).fields("s", schema, itertools.count(1))
+    except TableflowError:
+        found = []
+    assert len(found) <= MAX_FIELDS
+    assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        registered("JSON", json_object(**{"${env:HOME}": {"type": "string"}})),
+        registered("JSON", json_object(a=json_object(**{"x${spark:a}": {"type": "string"}}))),
+        registered(
+            "JSON",
+            json_object(
+                a={"oneOf": [json_object(**{"${system:user.name}": {}}), {"type": "null"}]}
+            ),
+        ),
+        registered(
+            "AVRO",
+            {"type": "record", "name": "R", "fields": [{"name": "${env:HOME}", "type": "int"}]},
+        ),
+    ],
+)
+def test_name_with_a_substitution_is_refused(schema: RegisteredSchema) -> None:
+    with pytest.raises(TableflowError, match="contains"):
+        format_of(schema).fields("s", schema, itertools.count(1))
+
+
+def test_unreadable_key_schema_is_left_to_its_format() -> None:
+    for text in ("[" * 100_000, "{", '{"no": "type"}'):
+        schema = registered("AVRO", text)
+        found = as_record(schema, "key")
+        with pytest.raises(TableflowError):
+            format_of(found).fields("s", found, itertools.count(1))
+    with pytest.raises(TableflowError):
+        is_union(registered("JSON", "[" * 100_000))
+
+
+def test_protoc_has_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = protoc._LIMITED.replace("runpy.run_module", "bytearray(2**31); runpy.run_module")
+    monkeypatch.setattr(protoc, "_LIMITED", greedy)
+    with pytest.raises(TableflowError):
+        protoc.compiled("greedy.proto", f"{HEAD} message M {{}}")
+    monkeypatch.setattr(
+        protoc, "_LIMITED", greedy.replace("bytearray(2**31)", "exec('while 1: 0')")
+    )
+    monkeypatch.setattr(protoc, "SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(TableflowError, match="protoc needs more than"):
+        protoc.compiled("slow.proto", f"{HEAD} message M {{}}")
+    assert time.monotonic() - began < SECONDS
+
+
+class Registry:
+    """A registry's client with any number of versions, each with references to others."""
+
+    def __init__(self, versions: int, size: int, references: int = 0) -> None:
+        self.versions, self.text, self.references = versions, " " * size, references
+        self.kept = 0
+
+    def get_versions(self, _: str) -> list[int]:
+        return list(range(1, self.versions + 1))
+
+    def get_version(self, _: str, version: int) -> Any:
+        self.kept += 1
+        return Version(version, self.get_schema(version))
+
+    def get_schema(self, number: int) -> Any:
+        more = [Reference(f"{number}.{n}", "s", number + n + 1) for n in range(self.references)]
+        return Text(self.text, more)
+
+    def clear_caches(self) -> None:
+        self.kept = 0
+
+
+class Reference:
+    def __init__(self, name: str, subject: str, version: int) -> None:
+        self.name, self.subject, self.version = name, subject, version
+
+
+class Text:
+    schema_type = "AVRO"
+
+    def __init__(self, text: str, references: list[Reference]) -> None:
+        self.schema_str, self.references = text, references
+
+
+class Version:
+    def __init__(self, number: int, schema: Text) -> None:
+        self.schema_id, self.schema = number, schema
+
+
+def test_subject_with_many_versions_keeps_the_newest() -> None:
+    registry: Any = Registry(versions=subjects.MAX_VERSIONS + 50, size=10)
+    found = SubjectReader(registry).read("s")
+    assert len(found.schemas) == subjects.MAX_VERSIONS
+    assert found.latest.schema_id == registry.versions
+    large: Any = Registry(versions=100, size=subjects.MAX_SCHEMA_BYTES)
+    reader = SubjectReader(large)
+    assert sum(one.size for one in reader.read("s").schemas.values()) <= subjects.MAX_SUBJECT_BYTES
+    assert len(reader._versions) <= 10
+
+
+@pytest.mark.parametrize("size", [10, subjects.MAX_SCHEMA_BYTES + 1])
+def test_schema_with_endless_references_is_not_read(size: int) -> None:
+    """Each schema refers to two others, which exist whatever their number is."""
+    registry: Any = Registry(versions=1, size=size, references=2)
+    schema = SubjectReader(registry).by_id(1)
+    assert schema is not None
+    assert schema.problem is not None
+    assert schema.size == 0
+    with pytest.raises(TableflowError, match="characters or"):
+        format_of(schema).fields("s", schema, itertools.count(1))
+
+
+# --- records ---
+
+
+def protobuf_rows(schema: RegisteredSchema, records: list[bytes]) -> list[Any]:
+    columns = format_of(schema).fields("s", schema, itertools.count(1))
+    _, plan, prefixes = reader(schema, schema, columns, None)
+    payload = pa.array([b"\x00" + record for record in records], pa.binary())
+    found = protobuf_wire.decode(payload, plan, prefixes, "ok")
+    return found.field("ok").to_pylist()
+
+
+def test_protobuf_record_that_expands_is_malformed() -> None:
+    """Two bytes for each element, of which each one has thousands of columns."""
+    names = " ".join(f"optional int64 f{n} = {n};" for n in range(1, 2_000))
+    schema = registered(
+        "PROTOBUF", f"{HEAD} message M {{ repeated I items = 1; message I {{ {names} }} }}"
+    )
+    assert protobuf_rows(schema, [b"\x0a\x00", b"\x0a\x00" * 20_000, b""]) == [True, False, True]
+
+
+def test_protobuf_parts_are_decoded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = registered("PROTOBUF", f"{HEAD} message M {{ string a = 1; }}")
+    records = [b"\x0a%c" % size + b"x" * size for size in (1, 50, 0, 100, 100, 3)] * 3
+    records.insert(4, b"\x0a\x05")
+    expected = protobuf_rows(schema, records)
+    for size in (1, 60, 150, 10_000):
+        monkeypatch.setattr(protobuf_wire, "PART_BYTES", size)
+        assert protobuf_rows(schema, records) == expected
+    assert expected.count(False) == 1
+    monkeypatch.setattr(protobuf_wire, "BATCH_MEMORY", 100)
+    with pytest.raises(MemoryError):
+        protobuf_rows(schema, records)
+
+
+def test_daemon_limits_the_memory_of_its_workers() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        python_daemon.limit_memory()
+        soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        assert python_daemon.MIN_MEMORY <= soft <= python_daemon.MAX_MEMORY
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+# --- turns at Spark ---
+
+
+@pytest.fixture
+def started() -> Iterator[list[threading.Thread]]:
+    threads: list[threading.Thread] = []
+    yield threads
+    for thread in threads:
+        thread.join(10)
+
+
+def test_turn_alone_waits_for_the_others(started: list[threading.Thread]) -> None:
+    turns, release, order = Turns(patience=10), threading.Event(), list[str]()
+
+    def shared() -> None:
+        with turns.take(alone=False):
+            release.wait(10)
+            order.append("shared")
+
+    started.append(threading.Thread(target=shared))
+    started[0].start()
+    while not turns._running:
+        time.sleep(0.01)
+    threading.Timer(0.2, release.set).start()
+    with turns.take(alone=True) as turn:
+        order.append("alone")
+        assert turn.is_alone
+    assert order == ["shared", "alone"]
+
+
+def test_turn_does_not_wait_for_ever(started: list[threading.Thread]) -> None:
+    """Whoever goes on beside it is seen, so that neither is blamed."""
+    turns, release, seen = Turns(patience=0.2), threading.Event(), list[bool]()
+
+    def hangs() -> None:
+        with turns.take(alone=True) as turn:
+            release.wait(10)
+            seen.append(turn.is_alone)
+
+    started.append(threading.Thread(target=hangs))
+    started[0].start()
+    while not turns._running:
+        time.sleep(0.01)
+    with turns.take(alone=True) as other:
+        assert not other.is_alone
+    release.set()
+    started[0].join(10)
+    assert seen == [False]
+    with turns.take(alone=True) as last:
+        assert last.is_alone
