@@ -75,7 +75,7 @@ DEATHS = 3
 """Times in a row that a topic exhausts Spark's memory by itself before each further attempt waits
 as long as a suspended topic does: other topics need Spark meanwhile."""
 CAREFUL_BATCHES, MAX_CAREFUL_BATCHES = 8, 1_024
-"""Small batches, read by the client, after Spark's memory was exhausted; twice as many each time."""
+"""Small batches, read by the client, after Spark ran out of memory; each time twice as many."""
 PARTS = 32
 """Parts of a batch that exhausted Spark's memory, which is done less often than other failures."""
 CONFLICT_ATTEMPTS = 5
