@@ -15,6 +15,8 @@ from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
 
 MAX_SCHEMAS = 1_000
 """How many schemas, and how many missing ids, are kept."""
+MAX_CHARACTERS = 64 * 1024 * 1024
+"""Of the schemas that are kept, together."""
 MAX_LOOKUPS = 1_000
 """Ids that are looked up for one batch."""
 MISSING_SECONDS = 20.0
@@ -72,4 +74,6 @@ class ForeignSchemas:
         for kept in (self._found, self._missing):
             while len(kept) > MAX_SCHEMAS:
                 kept.popitem(last=False)
+        while sum(one.size for one in self._found.values()) > MAX_CHARACTERS:
+            self._found.popitem(last=False)
         return schema is not None
