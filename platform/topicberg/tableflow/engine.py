@@ -197,7 +197,7 @@ class Ingestor:
             try:
                 with (
                     failures.explained(f"topic {self.spec.name}"),
-                    _turns.take(alone=self._is_suspect) as self._turn,
+                    _turns.take(alone=self._is_suspect or self._is_searching) as self._turn,
                 ):
                     return self._step()
             except CommitConflictError as conflict:
@@ -244,6 +244,7 @@ class Ingestor:
         missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms)
         skipped = int(table.properties.get(commit.ROWS_SKIPPED, 0))
         if not batch.records:
+            self._is_suspect = False
             missed.nothing_new()
             head_id = head.snapshot_id if head else None
             return Commit(
@@ -300,7 +301,9 @@ class Ingestor:
         name = self.spec.name
         if self._isolation is not None:
             start = {p: held.get(p, beginning[p]) for p in latest}
-            ends = self._isolation.next_ends(start, SMALL_RECORDS, PARTS if self._deaths else 2)
+            ends = self._isolation.next_ends(
+                start, SMALL_RECORDS, PARTS if self._is_searching else 2
+            )
             if ends is not None:
                 ends = {p: min(ends[p], latest[p]) for p in latest}
                 return plan_batch(name, held, beginning, ends, sys.maxsize, skip), None
@@ -312,6 +315,11 @@ class Ingestor:
         sizes = record_bytes(self.endpoints, name, batch.ranges)
         fitting, size = self._size.fit(sizes, batch.records)
         return plan_batch(name, held, beginning, batch.end, fitting, skip), size
+
+    @property
+    def _is_searching(self) -> bool:
+        """Whether the record is searched that exhausts Spark's memory."""
+        return self._isolation is not None and self._deaths > 0
 
     @property
     def _reads_little(self) -> bool:
