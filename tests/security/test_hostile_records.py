@@ -27,6 +27,7 @@ from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.local import stack as local_stack
 from topicberg.settings import settings
+from topicberg.spark import new_session
 from topicberg.tableflow.status import TopicStatus, read_status
 from topicberg.tableflow.subjects import wire_prefix
 
@@ -87,6 +88,22 @@ def schemas() -> Iterator[tuple[str, Any]]:
     yield "AVRO", avro(*({"name": f"f{n}", "type": "int"} for n in range(10_001)))
     yield "JSON", {"title": "Order", "type": "object", "properties": {SUBSTITUTION: {}}}
     yield "PROTOBUF", 'syntax = "proto3"; message Order { Order next = 1; }'
+
+
+def test_sessions_replace_no_variables(stack: Endpoints) -> None:
+    """Neither ours nor one of another client, to which the server's own properties apply."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.connect.session import SparkSession
+
+    text = f"SELECT '{SUBSTITUTION}' AS a, 1 AS `{SUBSTITUTION}`"
+    other = SparkSession.builder.remote(stack.spark_connect).create()
+    for session in (new_session(stack.spark_connect), other):
+        try:
+            assert session.sql(text).collect()[0].asDict() == {"a": SUBSTITUTION, SUBSTITUTION: 1}
+            found = session.range(1).select(F.expr(f"'{SUBSTITUTION}'").alias("x")).collect()
+            assert found[0]["x"] == SUBSTITUTION
+        finally:
+            session.stop()
 
 
 @pytest.fixture

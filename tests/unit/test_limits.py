@@ -9,22 +9,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pyspark.errors import PySparkException
 
-from topicberg.errors import TableflowError
+from topicberg.errors import TableflowError, TopicbergError
 from topicberg.local import python_daemon
+from topicberg.settings import Settings
 from topicberg.tableflow import subjects
+from topicberg.tableflow.engine import DEATHS, Ingestor
 from topicberg.tableflow.formats import as_record, format_of, is_union, protobuf_wire, protoc
 from topicberg.tableflow.formats.limits import MAX_DEPTH, MAX_FIELDS
 from topicberg.tableflow.formats.protobuf import reader
+from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.subjects import RegisteredSchema, SchemaType, SubjectReader
-from topicberg.tableflow.turns import Turns
+from topicberg.tableflow.turns import Turn, Turns
+from topicberg.topics import load_topic
 
 SECONDS, MEGABYTES = 20.0, 200
 HEAD = 'syntax = "proto3";'
@@ -379,3 +385,32 @@ def test_turn_does_not_wait_for_ever(started: list[threading.Thread]) -> None:
     assert seen == [False]
     with turns.take(alone=True) as last:
         assert last.is_alone
+
+
+class Nothing:
+    """Endpoints of a deployment that nothing is asked of."""
+
+    def catalog(self, _: object) -> None: ...
+    def schema_registry_client(self) -> None: ...
+
+
+def failed(ingestor: Ingestor, records: int, *, alone: bool) -> TopicbergError:
+    ingestor._turn = Turn(is_alone=alone)
+    batch = Batch({0: 0}, {0: records}, frozenset())
+    error = PySparkException("java.lang.OutOfMemoryError: Java heap space")
+    return ingestor._learn(batch, None, error, TopicbergError("Spark ended"))
+
+
+def test_spark_that_ends_beside_others_blames_no_record(tmp_path: Path) -> None:
+    config = Settings(state_dir=tmp_path)
+    ingestor = Ingestor(load_topic("stock_trades", config), cast("Any", Nothing()), config)
+    for _ in range(DEATHS + 1):
+        assert not isinstance(failed(ingestor, 1, alone=False), TableflowError)
+    assert ingestor._is_suspect
+    assert ingestor._isolation is None
+    for number in range(1, DEATHS + 1):
+        reason = failed(ingestor, 1, alone=True)
+        assert isinstance(reason, TableflowError) == (number == DEATHS)
+    assert ingestor._isolation is not None
+    assert ingestor._isolation.culprit == (0, 0)
+    assert "0: 0 to 0" in reason.message
