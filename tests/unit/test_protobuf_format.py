@@ -529,3 +529,10 @@ def test_longest_list_is_no_slower_than_its_bytes() -> None:
     rows = decode([b"\x00\x10\x02"] * 100 + [b"\x00" + long], proto(body))
     assert rows[100] == {"f": ["v"] * 50_000, "a": 1}
     assert rows[0] == {"f": [], "a": 2}
+
+
+def test_recursive_version_fills_no_columns() -> None:
+    latest = registered('syntax = "proto3"; message Order { int32 id = 1; }')
+    writer = registered('syntax = "proto3"; message Order { int32 id = 1; Order again = 2; }')
+    with pytest.raises(TableflowError, match=r"contains itself|recursive"):
+        protobuf.written(writer, latest)

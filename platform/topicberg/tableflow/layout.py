@@ -27,6 +27,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow.formats import as_record, format_of, is_union
+from topicberg.tableflow.formats.limits import MAX_FIELDS
 from topicberg.tableflow.subjects import RegisteredSchema, Subject, SubjectReader
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     for older in layout.value.older_fields(ids):
         others = {field.name for field in key}
         fields = _with_dropped(fields, [one for one in older if one.name not in others])
+        _check_count(spec.name, fields)
     for older in layout.key.older_fields(ids):
         others = {field.name for field in fields} - {field.name for field in key}
         fields = _with_dropped(fields, [one for one in older if one.name not in others])
@@ -180,6 +182,19 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
             hint="rename one: Spark, Glue, DuckDB and Snowflake cannot tell them apart",
         )
     return Schema(*fields, *metadata)
+
+
+def _check_count(topic: str, fields: Sequence[NestedField]) -> None:
+    count, more = 0, list(fields)
+    while more:
+        count += len(more)
+        more = [one for field in more for one in inner_fields(field.field_type)]
+    if count > 2 * MAX_FIELDS:
+        raise TableflowError(
+            f"topic {topic}: the versions of the schema have {count} fields together, nested and "
+            "dropped ones included",
+            hint=f"delete old versions: a table has at most {2 * MAX_FIELDS} columns",
+        )
 
 
 def _with_dropped(held: Sequence[NestedField], older: Sequence[NestedField]) -> list[NestedField]:

@@ -131,11 +131,12 @@ def written(
 ) -> frozenset[str]:
     """The columns that the writer has a field for; see :class:`..formats.Format`.
 
-    :raises TableflowError: the writer's schema lacks the message
+    :raises TableflowError: the writer's schema lacks the message, or the message has no table
     """
     target = _root(f"schema {latest.schema_id}", latest, message)
     where = f"schema {writer.schema_id}"
     source = _same_message(where, _file(where, writer), target)
+    message_fields(where, source, limits.bounded(where, itertools.count(1)))
     names = {field.number: field.name for field in target.fields}
     return frozenset(names.get(field.number, field.name) for field in source.fields)
 
