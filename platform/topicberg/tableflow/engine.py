@@ -195,10 +195,7 @@ class Ingestor:
         self._foreign.begin_batch()
         while conflicts < CONFLICT_ATTEMPTS:
             try:
-                with (
-                    failures.explained(f"topic {self.spec.name}"),
-                    _turns.take(alone=self._is_suspect or self._is_searching) as self._turn,
-                ):
+                with failures.explained(f"topic {self.spec.name}"):
                     return self._step()
             except CommitConflictError as conflict:
                 logger.info("%s; planning the batch again", conflict.message)
@@ -256,13 +253,14 @@ class Ingestor:
                 skip_requests=tuple(requests.values()),
                 missed_deletes=tombstones.missed(table.properties),
             )
-        with self._spark_errors(batch, size):
-            records, batch = self._read(batch, size)
-        backlog = batch.end != latest
-        properties = commit.snapshot_properties(name, topic_id, batch, now_ms, self._size.dump())
-        with self._spark_errors(batch, size):
-            changed = missed.of(batch, records, caught_up=not backlog)
-            staged = self._stage(table, layout, batch, size, records, properties)
+        with _turns.take(alone=self._is_suspect or self._is_searching) as self._turn:
+            with self._spark_errors(batch, size):
+                records, batch = self._read(batch, size)
+            backlog, learnt = batch.end != latest, self._size.dump()
+            properties = commit.snapshot_properties(name, topic_id, batch, now_ms, learnt)
+            with self._spark_errors(batch, size):
+                changed = missed.of(batch, records, caught_up=not backlog)
+                staged = self._stage(table, layout, batch, size, records, properties)
         if self._dead_letters is not None and failing and failing.place in batch.skipped:
             lost = logged_record(self.endpoints, self.spec, failing.place, failing.reason)
             self._dead_letters.write(table, topic_id, batch.start, [lost])

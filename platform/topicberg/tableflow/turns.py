@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-PATIENCE_SECONDS = 45.0
+PATIENCE_SECONDS = 120.0
 """A topic waits so long for the others, and then goes on beside them."""
 
 
