@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 
 ONE_BY_ONE = 16
 """So few records are walked one by one: a round costs the same for one record as for hundreds."""
-PART_BYTES = 4 * 1024 * 1024
-"""Records that are decoded at once: their places take up to two hundred times as much memory."""
+PART_BYTES = 32 * 1024 * 1024
+"""Records that are decoded at once: their places may take two hundred times as much memory. What
+does not fit into the worker's is decoded in halves."""
 PART_MEMORY, BATCH_MEMORY = 256 * 1024 * 1024, 1024 * 1024 * 1024
 """Memory of the rows of a part, and so of one record, which is malformed beyond it; and of a batch
 of Spark's, which is read again in smaller ones."""
