@@ -112,6 +112,9 @@ def create(
         engine.create(graph, world, report)
     if world.config.deployment == "local":
         _compute_derived(world)
+        if world.waiting:  # the computation also creates tables of topics without records
+            with exclusive(world), _reporting() as report:
+                engine.create(graph, world, report)
     for reason, count in Counter(world.waiting.values()).items():
         echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
     made = sum(resource.wanted for resource in graph) - len(world.waiting)
