@@ -54,6 +54,9 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # They print every error, with both stack traces, before anybody can handle it.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    # It closes a pool of threads that all sessions share, in whatever thread garbage is collected.
+    # That may be one that a thread of the pool waits for: then no session of the process goes on.
+    ConnectSession.__del__ = _left_to_stop  # type: ignore[method-assign]
     session = ConnectSession.builder.remote(remote).create()
     for name, value in NO_SUBSTITUTION.items():
         session.conf.set(name, value)
@@ -65,6 +68,10 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
         [DefaultPolicy(max_backoff=wait, max_retries=max(1, int(give_up_after * 1000 / wait)))]
     )
     return session  # type: ignore[return-value]
+
+
+def _left_to_stop(_: object) -> None:
+    """Do nothing: whoever has a session stops it."""
 
 
 def quote(*parts: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import uuid
+import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,6 +19,7 @@ import pytest
 from topicberg.endpoints import Endpoints
 from topicberg.query import Engine, QueryError, run_query
 from topicberg.settings import settings
+from topicberg.spark import new_session
 
 pytestmark = pytest.mark.integration
 
@@ -123,3 +126,21 @@ def test_command_line(stack: Endpoints, tables: tuple[str, str]) -> None:
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: duckdb: ")
     assert "Traceback" not in wrong.stderr
+
+
+def test_session_that_is_forgotten_leaves_others_alone(stack: Endpoints) -> None:
+    """Spark's client would close what all its sessions share, from any thread, and could hang."""
+    from pyspark.sql.connect.client.reattach import (
+        ExecutePlanResponseReattachableIterator as Results,
+    )
+
+    kept, forgotten = new_session(stack.spark_connect), new_session(stack.spark_connect)
+    assert kept.range(3).count() == forgotten.range(3).count() == 3
+    shared = Results._release_thread_pool_instance
+    assert shared is not None
+    client = weakref.ref(forgotten)
+    del forgotten
+    gc.collect()
+    assert client() is None
+    assert Results._release_thread_pool_instance is shared
+    kept.stop()
