@@ -166,8 +166,8 @@ class Ingestor:
 
     @property
     def max_records(self) -> int:
-        """Records of the next batch at most."""
-        return self._size.limit
+        """Records that are enough for the next batch; a search for a record does not wait."""
+        return self._size.limit if self._isolation is None else 1
 
     def close(self) -> None:
         """Forget the Spark session and the table; the next step looks again."""
