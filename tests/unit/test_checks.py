@@ -61,7 +61,7 @@ from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED
 from topicberg.tableflow.offsets import dump_offsets
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed
-from topicberg.topics import Rules, load_topic
+from topicberg.topics import Rules, TopicSpec, load_topic
 
 NOW = datetime(2026, 3, 4, 12, 30, tzinfo=UTC)
 SCHEMA = Schema(
@@ -230,6 +230,25 @@ def test_skipped_rows_until_somebody_looks(table: Table) -> None:
     with table.transaction() as transaction:
         transaction.set_properties({ROWS_SKIPPED: "4"})
     assert not check_skipped(spec, table).passed
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("LOG", "in the dead-letter topic broken"),
+        ("SKIP", "in mode SKIP only the topic still has them"),
+        ("SUSPEND", "the mode is SUSPEND now; those left out in mode LOG are in the dead-letter"),
+    ],
+)
+def test_skipped_rows_in_each_mode_says_where_they_are(table: Table, mode: str, says: str) -> None:
+    with table.transaction() as transaction:
+        transaction.set_properties({ROWS_SKIPPED: "3"})
+    document = load_topic("stock_trades").model_dump(by_alias=True)
+    target = "broken" if mode == "LOG" else None
+    document["tableflow"]["error_handling"] = {"mode": mode, "target": target}
+    finding = check_skipped(TopicSpec.model_validate(document), table)
+    assert says in finding.what
+    assert finding.facts["error_handling"] == mode
 
 
 def test_a_history_that_stays_behind_its_topic(catalog: SqlCatalog, table: Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,25 @@ def test_a_deleted_topic_is_disabled_until_it_is_created(config: Settings) -> No
     control.disable(config, "orders")
     control.topic_created(config, "orders")
     assert control.enabled_topics(config) == {}
+
+
+def test_command_after_a_new_deployment_wins(config: Settings) -> None:
+    """A deployment deletes and creates the topic, and sets what the spec says."""
+    logs = {"error_handling": {"mode": "LOG", "target": "broken"}}
+    control.enable(config, "orders", logs, command=True)
+    control.disable(config, "orders")
+    control.topic_deleted(config, "orders")
+    assert control.enabled_topics(config) == {}
+    control.topic_created(config, "orders")
+    (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
+    assert control.enabled_topics(config) == {}, "the spec decides whether it is enabled"
+    (config.topics_dir / "orders.yaml").write_text(SPEC)
+    assert set(control.enabled_topics(config)) == {"orders", "broken"}
+    control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}, "retention_ms": 86400000})
+    applied = control.as_asked(config, load_topic("orders", config)).tableflow
+    assert (applied.error_handling.mode, applied.retention_ms) == ("LOG", 86_400_000)
+    control.enable(config, "orders", command=True)
+    assert set(control.enabled_topics(config)) == {"orders"}, "a command takes it back"
 
 
 def test_a_topic_without_a_spec(config: Settings) -> None:
@@ -152,6 +172,7 @@ def test_metrics_are_the_statuses() -> None:
         'topicberg_tableflow_data_files{topic="orders"} 4.0',
         'topicberg_tableflow_phase{phase="RUNNING",topic="orders"} 1.0',
         'topicberg_tableflow_phase{phase="FAILED",topic="orders"} 0.0',
+        'topicberg_tableflow_phase{phase="SUSPENDED",topic="orders"} 0.0',
         'topicberg_tableflow_open_transaction_seconds{partition="0",topic="orders"} 1',
     ):
         assert line in text
@@ -172,6 +193,42 @@ def test_a_message_is_shown_as_it_is(
     shown = capsys.readouterr()
     assert "SUSPENDED" in shown.out
     assert f"orders: {message}" in shown.err
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_status_of_long_names_fits_80_columns(
+    suspended: bool,
+    config: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The phase and the mode are whole words, the same as in --json; the command wins."""
+    name = "orders.of.the.web.shop.with.a.very.long.name"
+    status = TopicStatus(topic=name, phase="FAILED", suspended=suspended, rows_committed=10**11)
+    write_status(config, status)
+    control.enable(config, name, {"error_handling": {"mode": "LOG"}}, command=True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
+    cli.status()
+    shown = capsys.readouterr().out
+    phase = "SUSPENDED" if suspended else "FAILED"
+    assert max(map(len, shown.splitlines())) <= 80
+    (line,) = (line for line in shown.splitlines() if line.startswith("orders.of"))
+    assert {phase, "LOG"} <= set(line.split())
+    cli.status(name, as_json=True)
+    (document,) = json.loads(capsys.readouterr().out)
+    assert (document["phase"], document["error_handling"]) == (phase, "LOG")
+
+
+def test_status_with_a_wrong_spec_shows_all_topics(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.topics_dir / "wrong.yaml").write_text("name: wrong\n")
+    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
+    cli.status()
+    shown = capsys.readouterr()
+    assert {"orders", "wrong"} <= set(shown.out.split())
+    assert "wrong: its spec is wrong, the last good one stays: " in shown.err
 
 
 def test_notes_on_a_topic_that_runs_are_shown(

@@ -33,6 +33,24 @@ def test_a_status_that_cannot_be_written_is_written_later(
     assert read_status(config, topic.name).phase == "RUNNING"
 
 
+def test_worker_after_a_change_counts_on(tmp_path: Path) -> None:
+    """`topicberg tableflow enable` of a topic that runs: another worker, the same counters."""
+    config = Settings(state_dir=tmp_path)
+    spec = load_topic("stock_trades", config)
+    old = service.Worker(spec, cast("Any", None), config)
+    old.run = old._stop_requested.wait  # type: ignore[method-assign, assignment]
+    old.start()
+    old._report(rows_committed=7, commits=2)
+    changed = spec.model_copy(update={"owners": ()})
+    workers = {spec.name: old}
+    assert service._stop_outdated(workers, {spec.name: spec}, config) == {}
+    counters = service._stop_outdated(workers, {spec.name: changed}, config)
+    assert workers == {}
+    status = service.Worker(changed, cast("Any", None), config, counters[spec.name]).status
+    assert (status.rows_committed, status.commits) == (7, 2)
+    assert status.error_handling == spec.tableflow.error_handling.mode
+
+
 def test_a_table_that_cannot_be_looked_at_is_no_failure_of_delta(tmp_path: Path) -> None:
     """And a topic without Delta looks at nothing."""
 

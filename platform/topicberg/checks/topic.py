@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.snapshots import Operation
 
@@ -16,6 +16,7 @@ from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry, committed
 from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
+from topicberg.topics.deadletters import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -34,7 +35,7 @@ PATIENCE_MS = 60_000
 
 def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding:
     """Whether Tableflow commits the topic: not suspended, and not failing again and again."""
-    facts = {"phase": "SUSPENDED" if status.suspended else status.phase, "commits": status.commits}
+    facts = {"phase": status.shown_phase, "commits": status.commits}
     message, _, hint = (status.error_message or "").partition("\n  → ")
     since = from_ms(status.failing_since_ms) if status.failing_since_ms else None
     hint = hint or f"`topicberg status` shows what runs, `topicberg tableflow status {spec.name}`"
@@ -224,19 +225,23 @@ def check_history(
 def check_skipped(spec: TopicSpec, table: Table) -> Finding:
     """Records that were left out because they cannot be decoded, and that nobody looked at."""
     skipped, known = (int(table.properties.get(key, 0)) for key in (ROWS_SKIPPED, ACKNOWLEDGED))
-    facts = {"rows_skipped": skipped, "acknowledged": known}
+    facts: dict[str, Any] = {"rows_skipped": skipped, "acknowledged": known}
     if skipped <= known:
         return good(
             f"no record was left out that nobody has looked at ({skipped:,} in all)", **facts
         )
     handling = spec.tableflow.error_handling
-    logged = "they are gone (mode SKIP)"
-    if handling.mode == "LOG":
-        logged = f"they are in the dead-letter topic {handling.target or 'error_log'}"
+    where = {
+        "LOG": f"in mode LOG they are in the dead-letter topic {handling.target or DEFAULT_TARGET}",
+        "SKIP": "in mode SKIP only the topic still has them, as long as it keeps records",
+        "SUSPEND": "the mode is SUSPEND now; those left out in mode LOG are in the dead-letter "
+        "topic of that time, the others only in the topic",
+    }
+    facts["error_handling"] = handling.mode
     return Finding(
         passed=False,
         what=f"left out, as they could not be decoded: {skipped - known:,} of the topic's records; "
-        f"{logged}",
+        f"{where[handling.mode]}",
         mend=f"mend the producer, then `topicberg tableflow acknowledge {spec.name}`",
         severity="warning",
         facts=facts,

@@ -96,7 +96,7 @@ def enable(
         mode = "append" if write_mode == "append" else "upsert"
     if topic not in control.known_topics(config):
         _require(topic, config)
-    control.enable(config, topic, given, mode)
+    control.enable(config, topic, given, mode, command=True)
     echo(f"{topic}: Tableflow is enabled; `topicberg tableflow status {topic}` shows it")
 
 
@@ -291,7 +291,7 @@ def status(
     topic: Annotated[str | None, typer.Argument(help="one topic; all by default")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Phase, last commit and error of each topic, in the words of Confluent's API."""
+    """Phase, error handling, counters and error of each topic."""
     from rich.console import Console
     from rich.table import Table
 
@@ -300,30 +300,46 @@ def status(
     from topicberg.tableflow.status import read_status
 
     config = settings()
-    enabled = control.enabled_topics(config)
-    names = [control.find_topic(config, topic).name] if topic else sorted(enabled)
+    enabled, wrong = control.usable_topics(config)
+    if topic and topic not in enabled and topic not in wrong:
+        control.find_topic(config, topic)
+    names = [topic] if topic else sorted({*enabled, *wrong})
     states = [read_status(config, name) for name in names]
+    for state in states:
+        if state.topic in enabled:  # the engine may not have taken a command over yet
+            state.error_handling = enabled[state.topic].tableflow.error_handling.mode
+    phases = {
+        state.topic: state.shown_phase if state.topic in {*enabled, *wrong} else "DISABLED"
+        for state in states
+    }
     if as_json:
-        echo_json([state.model_dump() for state in states])
+        echo_json([state.model_dump() | {"phase": phases[state.topic]} for state in states])
         return
-    # A narrow terminal must not cut what matters; the snapshot is in --json.
+    # A terminal of 80 columns must not cut what matters; the snapshot is in --json.
     table = Table(
-        *("topic", "phase", "records", "skipped", "waiting", "commits"),
-        caption="records and commits: of the engine since it was started",
+        *("topic", "phase", "errors", "records", "skipped", "waiting", "commits"),
+        caption="errors: what becomes of malformed records; "
+        "records, commits: since the engine was started",
+        box=None,
+        pad_edge=False,
     )
     for column in table.columns:
         column.overflow = "fold"
+        column.no_wrap = column.header == "phase"
     for state in states:
-        phase = "SUSPENDED" if state.suspended else state.phase
         table.add_row(
             cell(state.topic),
-            phase if state.topic in enabled else "DISABLED",
+            phases[state.topic],
+            state.error_handling or "",
             f"{state.rows_committed:,}",
             f"{state.rows_skipped:,}",
             f"{sum(state.lag.values()):,}",
             str(state.commits),
         )
     Console().print(table)
+    for name in set(names) & wrong.keys():
+        reason = f"its spec is wrong, the last good one stays: {wrong[name]}"
+        echo(f"{name}: {reason}", fg="red", err=True)
     for state in states:
         for message in (state.error_message, *_failing(state)):
             if message:

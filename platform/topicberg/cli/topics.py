@@ -48,19 +48,23 @@ def list_topics(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("topic", "pipeline", "format", "mode", "partitions", "Tableflow", "generator")
+    # 80 columns; what is left out is in --json.
+    table = Table(
+        *("topic", "pipeline", "format", "table", "partitions", "generator"),
+        caption="table: append or upsert; - if Tableflow is disabled",
+        box=None,
+        pad_edge=False,
+    )
     for column in table.columns:
         column.overflow = "fold"
     for spec in specs:
-        generator = f"{spec.generator.kind}, {spec.generator.rate:g}/s" if spec.generator else "-"
         table.add_row(
             spec.name,
             spec.pipeline,
             spec.value_schema.format,
-            spec.write_mode,
+            spec.write_mode if spec.tableflow.enabled else "-",
             str(spec.partitions),
-            "on" if spec.tableflow.enabled else "off",
-            generator,
+            f"{spec.generator.rate:g}/s" if spec.generator else "-",
         )
     Console().print(table)
 

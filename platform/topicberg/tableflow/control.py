@@ -24,12 +24,18 @@ PIPELINE = "tableflow"
 
 
 class Request(BaseModel):
-    """What was asked for; ``tableflow``: settings that replace those of the spec."""
+    """What was asked for; ``tableflow``: settings that replace those of the spec.
+
+    ``command``: settings that a person chose with `topicberg tableflow enable`. They win over both,
+    also when a deployment enables the topic again, or deletes and creates it.
+    """
 
     topic: str
-    enabled: bool
+    enabled: bool | None
+    """None: the spec decides."""
     write_mode: Literal["append", "upsert"] | None = None
     tableflow: dict[str, Any] = Field(default_factory=dict)
+    command: dict[str, Any] = Field(default_factory=dict)
     resumed_at: float = 0.0
     """Seconds since 1970."""
     deleted: bool = False
@@ -41,17 +47,23 @@ def enable(
     topic: str,
     tableflow: dict[str, Any] | None = None,
     write_mode: Literal["append", "upsert"] | None = None,
+    *,
+    command: bool = False,
 ) -> TopicSpec:
     """Materialize the topic from now on.
 
     :param tableflow: fields of ``tableflow:`` in a topic spec that replace the spec's
     :param write_mode: of a topic without a spec; append by default
+    :param command: a person chose the settings: they replace those chosen before, and stay
     :returns: the spec that the engine will go by
     :raises SpecError: a setting is wrong
     """
-    asked = Request(
-        topic=topic, enabled=True, write_mode=write_mode, tableflow=dict(tableflow or {})
-    )
+    given = dict(tableflow or {})
+    asked = Request(topic=topic, enabled=True, write_mode=write_mode)
+    if command:
+        asked.command = given
+    else:
+        asked.tableflow, asked.command = given, _command(config, topic)
     spec = _applied(asked, {spec.name: spec for spec in load_topics(config)}.get(topic))
     _write(config, asked)
     return spec
@@ -64,14 +76,22 @@ def disable(config: Settings, topic: str) -> None:
 
 
 def topic_deleted(config: Settings, topic: str) -> None:
-    """Stop materializing a topic that is gone: the engine would create it from its spec again."""
-    _write(config, Request(topic=topic, enabled=False, deleted=True))
+    """Stop materializing a deleted topic: the engine would create it from its spec again."""
+    command = _command(config, topic)
+    _write(config, Request(topic=topic, enabled=False, deleted=True, command=command))
 
 
 def topic_created(config: Settings, topic: str) -> None:
-    """Let the topic spec decide on a topic that was deleted: the new one is another."""
+    """Let the topic spec decide whether a topic that was deleted is enabled.
+
+    Settings that a command chose stay.
+    """
     request = read_request(config, topic)
-    if request is not None and request.deleted:
+    if request is None or not request.deleted:
+        return
+    if request.command:
+        _write(config, Request(topic=topic, enabled=None, command=request.command))
+    else:
         _file(config, topic).unlink(missing_ok=True)
 
 
@@ -124,7 +144,7 @@ def _enabled(
     """:param wrong: topic → what is wrong with its request; None: raise it"""
     found = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
     for name, request in requests.items():
-        if not request.enabled:
+        if not _is_enabled(request, specs.get(name)):
             found.pop(name, None)
             continue
         try:
@@ -164,7 +184,7 @@ def find_topic(config: Settings, topic: str) -> TopicSpec:
 def as_asked(config: Settings, spec: TopicSpec) -> TopicSpec:
     """The spec with what was asked for since: what the engine goes by."""
     request = read_request(config, spec.name)
-    return _applied(request, spec) if request and request.enabled else spec
+    return _applied(request, spec) if request and _is_enabled(request, spec) else spec
 
 
 def read_request(config: Settings, topic: str) -> Request | None:
@@ -185,6 +205,21 @@ def read_requests(config: Settings) -> dict[str, Request]:
     return {request.topic: request for request in requests if request is not None}
 
 
+def _command(config: Settings, topic: str) -> dict[str, Any]:
+    """Return the settings that a command chose; none if the request is damaged."""
+    try:
+        request = read_request(config, topic)
+    except TopicbergError:
+        return {}
+    return request.command if request else {}
+
+
+def _is_enabled(request: Request, spec: TopicSpec | None) -> bool:
+    if request.enabled is None:
+        return spec is not None and spec.tableflow.enabled
+    return request.enabled
+
+
 def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
     fields: dict[str, Any]
     if spec is None:
@@ -192,7 +227,8 @@ def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
         fields |= {"write_mode": request.write_mode or "append"}
     else:
         fields = spec.model_dump(by_alias=True)
-    settings = {**fields.get("tableflow", {}), **request.tableflow, "enabled": True}
+    chosen = {**request.tableflow, **request.command}
+    settings = {**fields.get("tableflow", {}), **chosen, "enabled": True}
     try:
         applied = TopicSpec.model_validate({**fields, "tableflow": settings})
     except ValidationError as error:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import serve
 from topicberg.settings import settings
+from topicberg.tableflow.status import SHOWN_PHASES
 
 if TYPE_CHECKING:
     from topicberg.tableflow.status import TopicStatus
@@ -76,8 +77,8 @@ class StatusCollector(Collector):
                 seconds = max(0.0, now - transaction.since_ms / 1000)
                 held.add_metric([status.topic, str(partition)], seconds)
             files.add_metric([status.topic], status.data_files)
-            for name in ("PENDING", "RUNNING", "FAILED"):
-                phase.add_metric([status.topic, name], float(status.phase == name))
+            for name in SHOWN_PHASES:
+                phase.add_metric([status.topic, name], float(status.shown_phase == name))
         yield from (lag, age, held, files, phase)
 
 

@@ -48,7 +48,14 @@ SPECS_SECONDS = 2.0
 class Worker(threading.Thread):
     """Keeps one topic going: commits on its cadence, suspends or retries on failure."""
 
-    def __init__(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
+    def __init__(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        config: Settings,
+        counters: dict[str, int] | None = None,
+    ) -> None:
+        """:param counters: of the worker whose place this one takes, by their names"""
         super().__init__(name=f"tableflow-{spec.name}", daemon=True)
         self.spec = spec
         self._endpoints = endpoints
@@ -59,7 +66,12 @@ class Worker(threading.Thread):
         self._committed_at = 0.0
         self._readable = 0
         self._stuck: dict[int, tuple[int, float]] = {}
-        self._status = TopicStatus(topic=spec.name, write_mode=spec.write_mode.upper())
+        self._status = TopicStatus(
+            topic=spec.name,
+            write_mode=spec.write_mode.upper(),
+            error_handling=spec.tableflow.error_handling.mode,
+            **(counters or {}),
+        )
         self._written = self._status
 
     @property
@@ -262,6 +274,24 @@ def _resumed(config: Settings) -> dict[str, float]:
         return {}
 
 
+def _stop_outdated(
+    workers: dict[str, Worker], specs: dict[str, TopicSpec], config: Settings
+) -> dict[str, dict[str, int]]:
+    """Stop and remove the workers whose spec changed or that ended; return their counters."""
+    counters: dict[str, dict[str, int]] = {}
+    for name, worker in list(workers.items()):
+        if ended := not worker.is_alive():  # by an unforeseen error; its log has it
+            logger.error("topic %s: its worker ended; a new one takes over", name)
+        if ended or specs.get(name) != worker.spec:
+            worker.stop()
+            counters[name] = workers.pop(name).status.counters()
+            if name not in specs:
+                logger.info("topic %s: disabled", name)
+                worker.join(STOP_SECONDS)
+                remove_status(config, name)
+    return counters
+
+
 def serve(config: Settings, stopping: threading.Event, metrics_port: int | None = None) -> None:
     """Run until ``stopping``; a spec or request that is new or changed takes effect at once.
 
@@ -292,20 +322,11 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
                     "topic %s: its spec is wrong, the last good one stays: %s", name, reason
                 )
         complaints = wrong
-        for name, worker in list(workers.items()):
-            if ended := not worker.is_alive():  # by an error that nobody foresaw; its log has it
-                logger.error("topic %s: its worker ended; a new one takes over", name)
-            if ended or specs.get(name) != worker.spec:
-                worker.stop()
-                del workers[name]
-                if name not in specs:
-                    logger.info("topic %s: disabled", name)
-                    worker.join(STOP_SECONDS)
-                    remove_status(config, name)
+        counters = _stop_outdated(workers, specs, config)
         for name, spec in specs.items():
             if name not in workers:
                 logger.info("topic %s: enabled", name)
-                workers[name] = Worker(spec, endpoints, config)
+                workers[name] = Worker(spec, endpoints, config, counters.get(name))
                 workers[name].start()
         for name, resumed_at in _resumed(config).items():
             if resumed_at > resumed.get(name, 0.0) and name in workers:

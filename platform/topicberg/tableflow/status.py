@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -14,6 +14,8 @@ from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.tombstones import Missed
 
 Phase = Literal["PENDING", "RUNNING", "FAILED"]
+"""Of Confluent's API, which says of a suspended topic that it is FAILED, and suspended."""
+SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
 
 
 class FailingFormat(BaseModel):
@@ -42,6 +44,7 @@ class TopicStatus(BaseModel):
     """When the first of the failures in a row was; None: the last turn went well."""
     failing_table_formats: list[FailingFormat] = Field(default_factory=list)
     write_mode: str = "APPEND"
+    error_handling: str | None = Field(default=None, description="SUSPEND, SKIP or LOG")
     snapshot_id: int | None = None
     committed_at_ms: int | None = None
     end_offsets: Offsets = Field(default_factory=dict)
@@ -61,6 +64,16 @@ class TopicStatus(BaseModel):
     data_files: int = Field(default=0, description="that the table has")
     commits: int = 0
     failures: int = Field(default=0, description="turns that did not commit")
+
+    @property
+    def shown_phase(self) -> str:
+        """The phase, or SUSPENDED: the word of every command and check."""
+        return "SUSPENDED" if self.suspended else self.phase
+
+    def counters(self) -> dict[str, int]:
+        """What a worker that takes a topic over counts on from."""
+        names = ("rows_committed", "bytes_committed", "commits", "failures")
+        return {name: getattr(self, name) for name in names}
 
 
 def status_file(config: Settings, topic: str) -> Path:
