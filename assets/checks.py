@@ -166,14 +166,17 @@ def table_checks(lake: Lake) -> Iterator[tuple[LakeTable, str, list[TableCheck]]
     """Table, system (the first part of the asset's key), and the checks of that asset."""
     for spec in lake.materialized.values():
         table = topic_table(spec, lake.config)
-        yield table, "iceberg", [*_topic_checks(spec), *_rows_checks(spec.checks, spec, table)]
+        config, named = lake.config, f"`checks:` in {lake.config.topics_dir.name}/{spec.name}.yaml"
+        checks = [*_topic_checks(spec), *_rows_checks(spec.checks, spec, table, named)]
+        yield topic_table(spec, config), "iceberg", checks
     for spec in lake.histories.values():
         yield history_lake_table(spec), "iceberg", [*_history_checks(spec)]
     for spec, view in lake.upsert_views:
         yield view, "iceberg", [*_view_checks(spec, view)]
     for derived in lake.derived:
         table = lake.table(derived)
-        checks = [_up_to_date(derived, lake), *_rows_checks(derived.rules, None, table)]
+        named = f"`rules=Rules(…)` of {derived.name} in {derived.file}"
+        checks = [_up_to_date(derived, lake), *_rows_checks(derived.rules, None, table, named)]
         yield table, "iceberg", checks
     for table in lake.tables():
         yield table, "glue", [_pointer(table, derived=table.name in lake.derived_by_name)]
@@ -321,8 +324,13 @@ def _freshness(spec: TopicSpec) -> TableCheck:
     )
 
 
-def _rows_checks(rules: Rules, spec: TopicSpec | None, table: LakeTable) -> Iterator[TableCheck]:
-    """What is known from manifests, and the rules of the spec."""
+def _rows_checks(
+    rules: Rules, spec: TopicSpec | None, table: LakeTable, named: str
+) -> Iterator[TableCheck]:
+    """What is known from manifests, and the rules of the spec.
+
+    :param named: where the rules are written
+    """
     yield _no_equality_deletes(table)
     if (factor := rules.volume_factor) is not None:
 
@@ -336,26 +344,28 @@ def _rows_checks(rules: Rules, spec: TopicSpec | None, table: LakeTable) -> Iter
         )
     for name in _RULES:
         if getattr(rules, name):
-            yield _rule(name, rules, spec)
+            yield _rule(name, rules, spec, named)
 
 
-def _rule(name: str, rules: Rules, spec: TopicSpec | None) -> TableCheck:
+def _rule(name: str, rules: Rules, spec: TopicSpec | None, named: str) -> TableCheck:
     where = [spec.metadata_column(c) for c in ("partition", "offset", "timestamp")] if spec else []
 
     def evaluate(probe: Probe) -> "Finding":
         from topicberg.checks import rules as library
-        from topicberg.checks.finding import Finding
 
         schema = probe.iceberg.schema()
-        if missing := list(library.missing_columns(rules, schema)):
-            return Finding(passed=False, what=f"the table has no column {', '.join(missing)}",
-                           mend="correct the rules: `topicberg topics validate`")  # fmt: skip
+        if fault := library.check_columns(rules, schema, named):
+            return fault
+        source = "the producer" if spec else "the function of the derived table"
         if name == "unique":
             config = probe.lakehouse.config
-            return library.check_unique(probe.iceberg, rules.unique, probe.endpoints, config)
+            return library.check_unique(
+                probe.iceberg, rules.unique, probe.endpoints, config, source, named
+            )
         column_rules = library.column_rules(rules, schema)[name]
+        passed = _passed(probe.last(name))
         return library.check_rules(
-            probe.iceberg, name, column_rules, _passed(probe.last(name)), tuple(where)
+            probe.iceberg, name, column_rules, passed, tuple(where), source, named
         )
 
     columns = ", ".join(f"`{column}`" for column in getattr(rules, name))

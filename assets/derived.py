@@ -35,6 +35,7 @@ from topicberg.errors import SpecError
 from topicberg.hours import Hours
 from topicberg.settings import emr_settings
 from topicberg.topics import Rules, TopicSpec
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from assets.lake import Lake
@@ -69,6 +70,11 @@ class DerivedTable:
     chart: Chart | None = None
     owners: tuple[str, ...] = ()
     lineage: Lineage = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """The file of its function, from the project's root."""
+        return f"{self.transform.__module__.replace('.', '/')}.py"
 
     def table(self, root: TopicSpec) -> LakeTable:
         """Its names: the namespace is that of its source's pipeline."""
@@ -246,7 +252,7 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
             )
         else:
             written = write_window(spark.spark_session, catalog, plan, asked)
-        context.log.info(f"wrote {written.rows:,} rows")
+        context.log.info(f"wrote {count(written.rows, 'row')}")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
         if derived.chart and written.rows:  # one for all: each partition would store it
@@ -273,9 +279,9 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
 
 def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[str]:
     rows = Counter[str]()
-    for hour, count in (written.rows_by_hour or {}).items():
+    for hour, added in (written.rows_by_hour or {}).items():
         for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):
-            rows[key] += count
+            rows[key] += added
     return rows
 
 

@@ -21,6 +21,7 @@ from resources import Lakehouse, Spark
 from topicberg.settings import Settings
 from topicberg.tableflow.offsets import Offsets
 from topicberg.topics import TopicSpec
+from topicberg.wording import count
 
 
 def topic_assets(spec: TopicSpec, config: Settings) -> Iterator[dg.AssetsDefinition]:
@@ -115,7 +116,7 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
         def report(missing: int) -> None:
-            context.log.info(f"waiting for Tableflow to commit {missing:,} records")
+            context.log.info(f"waiting for Tableflow to commit {count(missing, 'record')}")
 
         iceberg = lakehouse.ingest(spec, report)
         return dg.MaterializeResult(

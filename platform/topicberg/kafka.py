@@ -21,6 +21,7 @@ from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.topics.schema import read_schema
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
@@ -337,7 +338,8 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
         return existing
     if existing > spec.partitions or spec.write_mode == "upsert":
         raise TopicDriftError(
-            f"topic {spec.name} has {existing} partitions, its spec says {spec.partitions}",
+            f"topic {spec.name} has {count(existing, 'partition')}, "
+            f"its spec says {spec.partitions}",
             hint=f"Kafka cannot take partitions away: set `partitions: {existing}`"
             if existing > spec.partitions
             else "more partitions would scatter the keys of an upsert topic: "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import boto3
 import dagster as dg
@@ -25,7 +27,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from assets.checks import Probe, TableCheck, _definition
+from assets import Lake, find_derived
+from assets.checks import Probe, TableCheck, _definition, table_checks
 from assets.tables import topic_table
 from resources import RESOURCES
 from topicberg import transient
@@ -35,10 +38,10 @@ from topicberg.checks.rules import (
     CHECKED_RULE,
     CHECKED_SNAPSHOT,
     Passed,
+    check_columns,
     check_rules,
     column_rules,
     files_since,
-    missing_columns,
 )
 from topicberg.checks.table import (
     MIN_HISTORY,
@@ -61,7 +64,7 @@ from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED
 from topicberg.tableflow.offsets import dump_offsets
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed
-from topicberg.topics import Rules, TopicSpec, load_topic
+from topicberg.topics import Rules, TopicSpec, load_topic, load_topics
 
 NOW = datetime(2026, 3, 4, 12, 30, tzinfo=UTC)
 SCHEMA = Schema(
@@ -119,7 +122,7 @@ def test_rules(table: Table, name: str, rules: Rules, good: Any, bad: Any) -> No
     finding = check(table, name, rules)
     assert not finding.passed
     column = next(iter(bad)) if name != "not_null" else "side"
-    assert f"1 rows where {column}" in finding.what
+    assert f"1 row where {column}" in finding.what
     assert finding.since is not None
     assert finding.facts["sample"].num_rows == 1
 
@@ -158,9 +161,33 @@ def test_rows_that_go_are_forgiven(table: Table) -> None:
     assert check(table, "not_null", NOT_NULL).passed
 
 
-def test_rules_on_columns_that_are_gone() -> None:
-    rules = Rules(not_null=("side", "gone"), unique=("also_gone",))
-    assert list(missing_columns(rules, SCHEMA)) == ["gone", "also_gone"]
+def test_rules_of_a_missing_column_name_where_to_fix() -> None:
+    rules = Rules(not_null=("side", "prise"), unique=("also_missing",))
+    finding = check_columns(rules, SCHEMA, "`rules=Rules(…)` of shares in assets/pipelines/shop.py")
+    assert finding is not None
+    assert "no column prise; did you mean price?" in finding.what
+    assert "no column also_missing; there are time, side" in finding.what
+    assert finding.mend == "correct `rules=Rules(…)` of shares in assets/pipelines/shop.py"
+    assert check_columns(NOT_NULL, SCHEMA, "") is None
+
+
+def test_rules_of_a_derived_table_name_its_file(catalog: SqlCatalog) -> None:
+    derived = replace(find_derived()[0], rules=NOT_NULL)
+    others = [one for one in find_derived() if one.name != derived.name]
+    lake = Lake(settings(), tuple(load_topics()), (derived, *others))
+    named = {
+        table.name: check
+        for table, system, checks in table_checks(lake)
+        for check in checks
+        if system == "iceberg" and check.name in ("not_null", "ranges")
+    }
+    without = catalog.create_table("shop.without", Schema(NestedField(1, "x", StringType())))
+    probe = cast("Probe", SimpleNamespace(iceberg=without, last=lambda _: None))
+    finding = named[derived.name].evaluate(probe)
+    assert finding.mend == f"correct `rules=Rules(…)` of {derived.name} in {derived.file}"
+    assert (settings().project_root / derived.file).is_file()
+    finding = named["stock_trades"].evaluate(probe)
+    assert finding.mend == "correct `checks:` in topics/stock_trades.yaml"
 
 
 def test_no_equality_deletes(table: Table) -> None:

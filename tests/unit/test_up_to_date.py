@@ -410,6 +410,6 @@ def test_an_upsert_view(pair: Pair) -> None:
     pair.arrive(2)
     late = judge(view, 60)
     assert not late.passed
-    assert "1 snapshots were not read yet" in late.what
+    assert "not read yet: 1 snapshot," in late.what
     merge(view)
     assert judge(view, 60).passed

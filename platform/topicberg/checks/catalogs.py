@@ -17,6 +17,7 @@ from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.snowflake import NoSuchIcebergTableError, read_back
 from topicberg.tableflow.commit import summary
 from topicberg.tableflow.position_deletes import live_rows
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
@@ -182,7 +183,9 @@ def check_parity(
         if seen.rows < rows:
             why = "a data file is not what was written, or Snowflake does not read it whole; "
             why += "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
-        return bad(f"the table has {rows:,} rows, Snowflake counts {seen.rows:,}: {why}", None)
+        return bad(
+            f"the table has {count(rows, 'row')}, Snowflake counts {seen.rows:,}: {why}", None
+        )
     return good("Iceberg, Glue and Snowflake agree", **facts)
 
 

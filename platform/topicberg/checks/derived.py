@@ -19,6 +19,7 @@ from topicberg.snapshots import changes_since, held_hours
 from topicberg.tableflow.commit import DATA_TTL_RUN, summary
 from topicberg.unread import Known, SourceTable, unread
 from topicberg.upsert_view import merged
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -94,8 +95,8 @@ def check_up_to_date(
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     which = keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
     names = ", ".join(name for name, one in read.items() if one.unread)
-    said = f"rows of {names} in {len(keys):,} partitions ({which}) were not read yet, the oldest "
-    said += f"for {age((now - oldest).total_seconds())}"
+    said = f"rows of {names} in {count(len(keys), 'partition')} ({which}) were not read yet, "
+    said += f"the oldest for {age((now - oldest).total_seconds())}"
     return late(said, oldest, allowed_minutes, now, mend(keys), **facts)
 
 
@@ -123,12 +124,12 @@ def check_merged(
     since = from_ms(first[0].timestamp_ms if first else source.metadata.last_updated_ms)
     ago = age((now - since).total_seconds())
     if undone:
-        said = f"{len(undone):,} snapshots that it has read were undone by a rollback"
+        said = f"a rollback undid {count(len(undone), 'snapshot')} that it has read"
     elif gap:
         said = "snapshots that it has not read are expired, the oldest that is left "
         said += f"was committed {ago} ago"
     else:
-        said = f"{len(missing):,} snapshots were not read yet, the oldest for {ago}"
+        said = f"not read yet: {count(len(missing), 'snapshot')}, the oldest for {ago}"
     return late(said, since, allowed_minutes, now, mend)
 
 

@@ -7,7 +7,6 @@ What passed once is not read again: the next evaluation looks at the files that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -29,7 +28,9 @@ from pyiceberg.types import DecimalType, DoubleType, FloatType
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.snapshots import changed_files, changes_since
 from topicberg.snowflake import quote
+from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import Range, Rules
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,12 +103,20 @@ def _literal(bound: float, kind: Any, rounding: str) -> Any:
 
 
 def check_rules(
-    table: Table, check: str, rules: list[Rule], passed: Passed | None, where: tuple[str, ...] = ()
+    table: Table,
+    check: str,
+    rules: list[Rule],
+    passed: Passed | None,
+    where: tuple[str, ...] = (),
+    source: str = "the producer",
+    named: str = "`checks:` in the topic's spec",
 ) -> Finding:
     """Whether all rows obey.
 
     :param passed: the last evaluation; only files that came since are looked at
     :param where: columns that tell where a row is from, for the sample
+    :param source: what writes the rows
+    :param named: where the rules are written
     """
     head = table.current_snapshot()
     if head is None:
@@ -128,7 +137,9 @@ def check_rules(
         ]
         rows, sample, bad = _count(table, rule, tasks, where)
         if rows:
-            broken.append(f"{rows:,} rows where {rule.column} is not as it should be: {rule.says}")
+            broken.append(
+                f"{count(rows, 'row')} where {rule.column} is not as it should be: {rule.says}"
+            )
             facts[f"rows: {rule.column}"] = rows
             samples += [sample] if sample is not None else []
             since.append(_added(table, bad, files))
@@ -140,8 +151,12 @@ def check_rules(
         passed=False,
         what=f"{check}: " + "; ".join(broken),
         since=min(since),
-        mend="the producer writes what the spec rules out: mend it there, or widen `checks:` in "
-        "the topic's spec; rows that should go, go by compaction of the topic or by retention",
+        mend=f"fix {source}, which writes what the rules exclude, or widen {named}; "
+        + (
+            "rows that should go, go by compaction of the topic or by retention"
+            if source == "the producer"
+            else "materialize the partitions again after the fix"
+        ),
         facts=facts,
     )
 
@@ -199,9 +214,18 @@ def _added(table: Table, bad: list[str], files: dict[str, datetime] | None) -> d
 
 
 def check_unique(
-    table: Table, columns: tuple[str, ...], endpoints: Endpoints, config: Settings
+    table: Table,
+    columns: tuple[str, ...],
+    endpoints: Endpoints,
+    config: Settings,
+    source: str = "the producer",
+    named: str = "`checks:` in the topic's spec",
 ) -> Finding:
-    """Whether no two rows have the same values in these columns; reads them whole, in DuckDB."""
+    """Whether no two rows have the same values in these columns; reads them whole, in DuckDB.
+
+    :param source: what writes the rows
+    :param named: where the rule is written
+    """
     from topicberg.query import run_query
 
     names = ", ".join(quote(column) for column in columns)
@@ -217,18 +241,27 @@ def check_unique(
     keys = ", ".join(columns)
     if not found.rows:
         return good(f"no two rows have the same {keys}")
-    lines = [f"{dict(zip(columns, row, strict=False))}: {row[-1]} rows" for row in found.rows]
+    lines = [
+        f"{dict(zip(columns, row, strict=False))}: {count(row[-1], 'row')}" for row in found.rows
+    ]
     return Finding(
         passed=False,
         what=f"rows have the same {keys}; the most frequent: {lines[0]}",
-        mend="the producer sends a key twice, or the columns are no key: mend the producer, or "
-        "`unique:` in the spec",
+        mend=f"fix {source}, which writes a key twice, or correct `unique` in {named} if these "
+        "columns are not a key",
         facts={"most frequent": "\n".join(lines)},
     )
 
 
-def missing_columns(rules: Rules, schema: Schema) -> Iterator[str]:
-    """Columns that rules name and the table does not have."""
-    there = set(schema.column_names)
-    named = (*rules.not_null, *rules.accepted_values, *rules.ranges, *rules.unique)
-    yield from (column for column in dict.fromkeys(named) if column not in there)
+def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:
+    """Return the fault of rules that name columns which the table does not have.
+
+    :param named: where the rules are written
+    """
+    there = schema.column_names
+    columns = (*rules.not_null, *rules.accepted_values, *rules.ranges, *rules.unique)
+    missing = [column for column in dict.fromkeys(columns) if column not in there]
+    if not missing:
+        return None
+    what = "; ".join(f"no column {column}{suggestion(column, there)}" for column in missing)
+    return Finding(passed=False, what=f"the table has {what}", mend=f"correct {named}")

@@ -13,6 +13,7 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.snapshots import report, rows_by_partition
 from topicberg.tableflow.commit import ancestry
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -51,8 +52,8 @@ def check_equality_deletes(table: Table, rewrite: str) -> Finding:
         return good("the table has no equality deletes")
     return Finding(
         passed=False,
-        what=f"the table has {found:,} files of equality deletes: Snowflake and other readers "
-        "count rows that are deleted",
+        what=f"the table has {count(found, 'file')} of equality deletes: Snowflake and other "
+        "readers count rows that are deleted",
         since=min(since, default=None),
         mend=f"another writer than topicberg wrote them: stop it, then in Spark: `{rewrite}`",
         facts={"equality_delete_files": found},
@@ -78,7 +79,8 @@ def judge_volume(
     last, usual = series[-1], statistics.median(series[:-1])
     low, high = usual_range(series[:-1], factor)
     facts = {"rows": last, "usual_rows": usual, "least": round(low), "most": round(high)}
-    said = f"{last:,} rows in the {unit} from {start:%Y-%m-%d %H:%M} UTC; usual are {usual:,.0f}"
+    said = f"{count(last, 'row')} in the {unit} from {start:%Y-%m-%d %H:%M} UTC; "
+    said += f"usual are {usual:,.0f}"
     if low <= last <= high:
         return good(said, **facts)
     return Finding(

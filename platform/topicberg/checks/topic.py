@@ -17,6 +17,7 @@ from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
 from topicberg.topics.deadletters import DEFAULT_TARGET
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -104,9 +105,9 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
     lag, allowed = lag_of(table, spec, endpoints), spec.checks.max_lag_records or 0
     facts = {"lag_records": lag, "allowed": allowed}
     if lag <= allowed:
-        return good(f"{lag:,} records behind Kafka; {allowed:,} are allowed", **facts)
+        return good(f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed", **facts)
     last = last_commit(table)
-    what = f"the table is {lag:,} records behind Kafka; {allowed:,} are allowed "
+    what = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed "
     mend = _catch_up(spec)
     if waiting := _held_back(spec, endpoints):
         what += f"{waiting} "
@@ -174,7 +175,8 @@ def check_freshness(
         return good(f"the newest rows came {age(seconds)} ago", **facts)
     lag = lag_of(table, spec, endpoints)
     if lag:
-        what = f"the table is late: {lag:,} records wait in Kafka, none came for {age(seconds)}"
+        what = f"the table is late: {count(lag, 'record')} waiting in Kafka, none came for "
+        what += age(seconds)
         mend = _catch_up(spec)
         if waiting := _held_back(spec, endpoints):
             what, mend = f"{what} {waiting}", _end_transaction(spec)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from topicberg.cli.output import echo
+from topicberg.wording import count
 
 
 def register(app: typer.Typer) -> None:
@@ -40,4 +41,4 @@ def sync(
         seen = snowflake.sync(
             connection, config, chosen.snowflake_name, chosen.glue_table, iceberg.location()
         )
-    echo(f"Snowflake: {seen.rows:,} rows")
+    echo(f"Snowflake: {count(seen.rows, 'row')}")

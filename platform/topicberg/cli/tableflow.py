@@ -11,6 +11,7 @@ import typer
 from topicberg.cli.maintenance import maintain
 from topicberg.cli.output import cell, echo, echo_json
 from topicberg.errors import SpecError
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -201,7 +202,7 @@ def reread(
         question = f"Delete the rows of {'.'.join(table.name())} whose keys the topic lacks?"
         typer.confirm(question, abort=True)
     done = run_reread(spec, table, endpoints, settings())
-    echo(f"{topic}: {done.records:,} records read, {done.rows:,} rows deleted")
+    echo(f"{topic}: {count(done.records, 'record')} read, {count(done.rows, 'row')} deleted")
 
 
 def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
@@ -236,9 +237,8 @@ def acknowledge(topic: Topic) -> None:
 
     config = settings()
     identifier = find_topic(config, topic).table_identifier(config)
-    count = checks.acknowledge(load_endpoints(config).catalog(config).load_table(identifier))
-    records = "1 record that was" if count == 1 else f"{count:,} records that were"
-    echo(f"{topic}: acknowledged {records} left out")
+    number = checks.acknowledge(load_endpoints(config).catalog(config).load_table(identifier))
+    echo(f"{topic}: acknowledged {count(number, 'record')} left out of the table")
 
 
 def run(
@@ -266,7 +266,7 @@ def run(
     log_to_stderr(logging.WARNING, levels={"topicberg": logging.INFO})
     if once:
         done = run_once(spec, endpoints, config)
-        echo(f"{topic}: {done.records} records committed, snapshot {done.snapshot_id}")
+        echo(f"{topic}: {count(done.records, 'record')} committed, snapshot {done.snapshot_id}")
         return
     worker = Worker(spec, endpoints, config)
     worker.start()

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from topicberg.cli.output import echo, echo_json
+from topicberg.wording import count
 
 app = typer.Typer(help="Look at and check the topic specs.", no_args_is_help=True)
 
@@ -26,7 +27,7 @@ def validate() -> None:
         echo(str(problem), err=True)
     if problems:
         files = len({problem.file for problem in problems})
-        summary = f"error: topic specs: {len(problems)} mistakes in {files} files"
+        summary = f"error: topic specs: {count(len(problems), 'mistake')} in {count(files, 'file')}"
         echo(summary, fg="red", err=True)
         raise typer.Exit(2)
     echo(f"{len(specs)} topic specs are right: {', '.join(spec.name for spec in specs)}")

@@ -20,6 +20,7 @@ from topicberg.datagen import record_generator
 from topicberg.datagen.pace import Pace
 from topicberg.errors import TopicbergError
 from topicberg.topics.schema import read_schema
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -227,7 +228,7 @@ class GeneratorRun:
             waited += REPORT_SECONDS
             if self._stop.is_set() and waited >= STOP_FLUSH_SECONDS:
                 self._failure = DeliveryError(
-                    f"topic {self.spec.name}: {waiting} records were not acknowledged "
+                    f"topic {self.spec.name}: {count(waiting, 'record')} not acknowledged "
                     f"within {STOP_FLUSH_SECONDS:.0f} s after the stop"
                 )
         if self._failure is not None:

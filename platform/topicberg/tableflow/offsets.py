@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from topicberg.errors import TableflowError
+from topicberg.wording import count
 
 Offsets = dict[int, int]
 """Partition → offset. Start offsets are the first to read, end offsets the first not to read."""
@@ -81,7 +82,7 @@ def plan_batch(
             raise TableflowError(
                 f"topic {topic}: the log of partition {partition} was truncated: the next record "
                 f"is {offset}, the first one kept is {beginning[partition]}",
-                hint=f"{beginning[partition] - offset} records were deleted before they were "
+                hint=f"{count(beginning[partition] - offset, 'record')} deleted before they were "
                 "committed: raise the topic's retention; drop the table to start again from what "
                 "is left",
             )
