@@ -25,25 +25,30 @@ from jobs import (  # noqa: E402
 )
 from resources import RESOURCES  # noqa: E402
 from topicberg.settings import emr_settings, settings  # noqa: E402
-from topicberg.topics import load_topics  # noqa: E402
+from topicberg.topics import TopicSpec  # noqa: E402
+from topicberg.topics.kept import build_with_kept  # noqa: E402
 
 _config = settings()
 emr_settings()  # what is wrong with them is told here, not by the first run
-_specs = load_topics(_config)
-_lake = Lake(_config, tuple(_specs), tuple(find_derived()))
 
-defs = dg.Definitions(
-    assets=[*lake_assets(_lake), platform_assets(_config, _specs)],
-    asset_checks=list(lake_checks(_lake)),
-    jobs=[*pipeline_jobs(_lake), check_job(_lake), maintenance_job(_lake)],
-    schedules=[
-        check_schedule(),
-        maintenance_schedule(),
-        retention_schedule(),
-        rotation_schedule(_config),
-    ],
-    sensors=[*snapshot_sensors(_lake), catalog_sensor(_lake), alert_sensor()],
-    resources=RESOURCES,
-    # Every run is a process of its own already; a process a step would cost seconds each.
-    executor=dg.in_process_executor,
-)
+
+def _definitions(specs: list[TopicSpec], wrong: str | None) -> dg.Definitions:
+    lake = Lake(_config, tuple(specs), tuple(find_derived()))
+    return dg.Definitions(
+        assets=[*lake_assets(lake), platform_assets(_config, specs)],
+        asset_checks=list(lake_checks(lake)),
+        jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
+        schedules=[
+            check_schedule(),
+            maintenance_schedule(),
+            retention_schedule(),
+            rotation_schedule(_config),
+        ],
+        sensors=[*snapshot_sensors(lake), catalog_sensor(lake), alert_sensor(wrong)],
+        resources=RESOURCES,
+        # Every run is a process of its own already; a process a step would cost seconds each.
+        executor=dg.in_process_executor,
+    )
+
+
+defs = build_with_kept(_config, _definitions)

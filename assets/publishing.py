@@ -1,5 +1,7 @@
 """Derived tables as Kafka topics: ``kafka/<topic>`` for every spec that says ``publishes``."""
 
+from contextlib import suppress
+
 import dagster as dg
 
 from assets.derived import DerivedTable
@@ -8,6 +10,7 @@ from assets.metadata import copied_columns
 from assets.retries import retried
 from assets.tables import kafka_key
 from resources import Lakehouse, Spark
+from topicberg.errors import SpecError
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
 
@@ -16,7 +19,9 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
     """The topic, brought to the newest snapshot of its table."""
     table = lake.table(derived)
     path = spec.value_schema_path(lake.config)
-    fields = read_schema(path, spec.value_schema.format).columns if path else {}
+    fields: dict[str, str] = {}
+    with suppress(SpecError):  # of a file that is wrong now; the last good spec is in use
+        fields = read_schema(path, spec.value_schema.format).columns if path else {}
     compacted = "compacted" if spec.write_mode == "upsert" else "append only"
 
     @dg.asset(

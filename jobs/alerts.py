@@ -40,7 +40,9 @@ _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 
 
-def alert_sensor() -> dg.SensorDefinition:
+def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
+    """:param wrong: what was wrong with the topic specs when the code location was loaded"""
+
     @dg.sensor(
         name="alerts",
         minimum_interval_seconds=INTERVAL_SECONDS,
@@ -55,7 +57,7 @@ def alert_sensor() -> dg.SensorDefinition:
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         chosen, told = alert_settings(), Told.parse(context.cursor)
-        state = State(context.instance, context.repository_def, chosen.ui_url)
+        state = State(context.instance, context.repository_def, chosen.ui_url, wrong)
         told, now = state.faults(told)
         told, problems = tell(told, now, channels(settings(), chosen))
         for problem in problems:
@@ -71,9 +73,14 @@ class State:
     """What is wrong now, as the instance knows it."""
 
     def __init__(
-        self, instance: dg.DagsterInstance, repository: dg.RepositoryDefinition, ui_url: str
+        self,
+        instance: dg.DagsterInstance,
+        repository: dg.RepositoryDefinition,
+        ui_url: str,
+        wrong: str | None = None,
     ) -> None:
         self.instance = instance
+        self.wrong = wrong
         self.repository = repository
         self.graph = repository.asset_graph
         self.ui = ui_url.rstrip("/")
@@ -83,7 +90,7 @@ class State:
         told, runs = self._runs(told)
         told, unchecked = self._unchecked(told)
         found = [*self._checks(), *unchecked, *self._freshness(), *runs, *self._queue()]
-        found += self._ticks()
+        found += [*self._ticks(), *self._specs()]
         return told, {alert.key: alert for alert in found}
 
     def _checks(self) -> Iterator[Alert]:
@@ -371,6 +378,27 @@ class State:
                 link=f"{self.ui}/automation",
                 mend=mend or f"its page in the UI shows the error of the tick: Automation, {name}",
             )
+
+    def _specs(self) -> Iterator[Alert]:
+        """Topic specs that are wrong, now or when the code location was loaded."""
+        from topicberg.alerts import Alert
+        from topicberg.settings import settings
+        from topicberg.topics.kept import wrong_specs
+
+        wrong = wrong_specs(settings())
+        if not wrong and not self.wrong:
+            return
+        yield Alert(
+            key="specs",
+            title="a topic spec is wrong",
+            what=f"the last good topic specs stay in use: {wrong or self.wrong}",
+            severity="error",
+            since=datetime.now(UTC),
+            link=f"{self.ui}/deployment/locations",
+            mend="fix the file: `topicberg topics validate` shows every mistake"
+            if wrong
+            else "reload the code location: Deployment, Reload",
+        )
 
     def _asset(self, key: dg.AssetKey) -> str:
         return f"{self.ui}/assets/{'/'.join(key.path)}"

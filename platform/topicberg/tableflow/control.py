@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
-from topicberg.topics import TopicSpec, check_topics, load_topics
+from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
 
 PIPELINE = "tableflow"
@@ -64,7 +64,7 @@ def enable(
         asked.command = given
     else:
         asked.tableflow, asked.command = given, _command(config, topic)
-    spec = _applied(asked, {spec.name: spec for spec in load_topics(config)}.get(topic))
+    spec = _applied(asked, _specs(config, topic).get(topic))
     _write(config, asked)
     return spec
 
@@ -100,6 +100,7 @@ def resume(config: Settings, topic: str) -> None:
 
     :raises SpecError: Tableflow is not enabled for the topic
     """
+    _specs(config, topic)
     if topic not in enabled_topics(config):
         raise SpecError(
             f"Tableflow is not enabled for topic {topic}",
@@ -112,12 +113,10 @@ def resume(config: Settings, topic: str) -> None:
 def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
     """The topics to materialize, as their specs and the requests say.
 
-    A topic whose broken records are logged brings its dead-letter topic with it.
-
-    :raises SpecError: a topic spec is wrong
+    A topic whose broken records are logged brings its dead-letter topic with it. One whose spec is
+    wrong is left out, and concerns no other.
     """
-    specs = {spec.name: spec for spec in load_topics(config)}
-    return _enabled(specs, read_requests(config), None)
+    return _enabled(_specs(config), read_requests(config), None)
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
@@ -157,21 +156,31 @@ def _enabled(
     return found | {spec.name: spec for spec in logs}
 
 
-def known_topics(config: Settings) -> set[str]:
-    """The topics that have a spec, or take broken records of one that is enabled.
+def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
+    """Return the specs that are right.
 
-    :raises SpecError: a topic spec is wrong
+    :raises SpecError: the spec of this topic is wrong
     """
-    return {spec.name for spec in load_topics(config)} | enabled_topics(config).keys()
+    specs, problems = check_topics(config)
+    if own := [str(problem) for problem in problems if Path(problem.file).stem == topic]:
+        raise SpecError("\n".join(["the topic spec is wrong:", *own]))
+    return {spec.name: spec for spec in specs}
+
+
+def known_topics(config: Settings) -> set[str]:
+    """The topics that have a spec, or take broken records of one that is enabled."""
+    specs, problems = check_topics(config)
+    wrong = {Path(problem.file).stem for problem in problems}
+    return {spec.name for spec in specs} | wrong | enabled_topics(config).keys()
 
 
 def find_topic(config: Settings, topic: str) -> TopicSpec:
     """The spec of a topic that has a file, or was enabled without one, or takes broken records.
 
-    :raises SpecError: none of these
+    :raises SpecError: none of these, or its spec is wrong
     """
     request = read_request(config, topic)
-    specs = {spec.name: spec for spec in load_topics(config)}
+    specs = _specs(config, topic)
     if request is None and topic not in specs:
         if dead_letters := enabled_topics(config).get(topic):
             return dead_letters

@@ -31,7 +31,7 @@ from topicberg.tableflow.status import (
     remove_status,
     write_status,
 )
-from topicberg.topics import TopicSpec, load_topics
+from topicberg.topics import TopicSpec, check_topics
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Worker(threading.Thread):
         So is one without a spec: nobody said how many partitions it should have.
         """
         described = self.spec.value_schema.file is not None
-        if not described and self.spec.name not in {s.name for s in load_topics(self._config)}:
+        if not described and self.spec.name not in {s.name for s in check_topics(self._config)[0]}:
             return
         try:
             kafka.ensure_topic(self.spec, self._endpoints, self._config)

@@ -1,0 +1,99 @@
+"""The last good topic specs: Dagster continues with them while a spec file is wrong.
+
+Every run loads the project again, so that without them one wrong file would make the runs of all
+topics fail. They are in the state directory; without one (a new container), a topic whose spec is
+wrong is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.files import replace_file
+from topicberg.settings import Settings
+from topicberg.topics.deadletters import dead_letter_specs
+from topicberg.topics.loader import check_topics
+from topicberg.topics.spec import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+Built = TypeVar("Built")
+
+
+def build_with_kept(
+    config: Settings, build: Callable[[list[TopicSpec], str | None], Built]
+) -> Built:
+    """Build something of all specs; of a wrong one, of the last that was good.
+
+    :param build: gets the specs, and what is wrong with the files; raises :class:`SpecError` if
+        the specs do not fit each other or the derived tables
+    :raises SpecError: what can be built is not there either
+    """
+    specs, problems = check_topics(config)
+    kept = _read(config)
+    reason: str | None = None
+    if problems:
+        reason = "; ".join(map(str, problems))
+        wrong = {Path(problem.file).stem for problem in problems}
+        specs = _completed(specs, [spec for name, spec in kept.items() if name in wrong])
+    try:
+        built = build(specs, reason)
+    except SpecError as error:
+        if not kept:
+            raise
+        reason = "; ".join(filter(None, (reason, error.message)))
+        try:
+            built = build(_completed([], list(kept.values())), reason)
+        except TopicbergError:
+            raise error from None
+    if reason is None:
+        _write(config, specs)
+    else:
+        logger.error("the last good topic specs stay in use: %s", reason)
+    return built
+
+
+def wrong_specs(config: Settings) -> str | None:
+    """Return what is wrong with the spec files now; None: nothing."""
+    try:
+        problems = check_topics(config)[1]
+    except TopicbergError as error:
+        return str(error)
+    return "; ".join(map(str, problems)) or None
+
+
+def _completed(specs: list[TopicSpec], kept: list[TopicSpec]) -> list[TopicSpec]:
+    """Return both, without kept ones whose name another has, and with their dead-letter topics."""
+    taken = {spec.snowflake_name for spec in specs}
+    both = [*specs, *(spec for spec in kept if spec.snowflake_name not in taken)]
+    both += dead_letter_specs(both, {spec.name for spec in both})
+    return sorted(both, key=lambda spec: spec.name)
+
+
+def _read(config: Settings) -> dict[str, TopicSpec]:
+    try:
+        documents = json.loads(_file(config).read_text())
+        specs = [TopicSpec.model_validate(document) for document in documents]
+    except (OSError, ValueError, ValidationError):  # none yet, or of another version
+        return {}
+    return {spec.name: spec for spec in specs}
+
+
+def _write(config: Settings, specs: list[TopicSpec]) -> None:
+    text = json.dumps([spec.model_dump(mode="json", by_alias=True) for spec in specs])
+    try:
+        if not _file(config).exists() or _file(config).read_text() != text:
+            replace_file(_file(config), text)
+    except OSError as error:  # of a full disk, say
+        logger.warning("the good topic specs cannot be kept: %s", error)
+
+
+def _file(config: Settings) -> Path:
+    return config.state_dir / "good-specs.json"

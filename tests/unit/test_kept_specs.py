@@ -1,0 +1,142 @@
+"""One wrong topic spec: Dagster continues with the last good ones, and one alert quotes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from jobs.alerts import State
+from topicberg.errors import SpecError
+from topicberg.settings import Settings, settings
+from topicberg.tableflow import control
+from topicberg.topics import TopicSpec
+from topicberg.topics.kept import build_with_kept
+
+SPEC = "name: {name}\npipeline: shop\nschema: {{format: none}}\npartitions: {partitions}\n"
+
+
+def write(config: Settings, name: str, partitions: int | str) -> None:
+    text = SPEC.format(name=name, partitions=partitions)
+    (config.topics_dir / f"{name}.yaml").write_text(text)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Settings:
+    config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
+    config.topics_dir.mkdir(parents=True)
+    for name in ("orders", "clicks"):
+        write(config, name, 1)
+    return config
+
+
+def built(config: Settings) -> tuple[dict[str, int], str | None]:
+    """The partitions of each topic, and what is wrong."""
+    return build_with_kept(
+        config, lambda specs, wrong: ({spec.name: spec.partitions for spec in specs}, wrong)
+    )
+
+
+def test_wrong_spec_after_a_good_one_keeps_the_last(config: Settings) -> None:
+    assert built(config) == ({"clicks": 1, "orders": 1}, None)
+    write(config, "orders", "many")
+    write(config, "clicks", 2)
+    write(config, "new", "none")
+    specs, wrong = built(config)
+    assert specs == {"clicks": 2, "orders": 1}, "and another one that changed is taken over"
+    assert "orders.yaml: partitions" in (wrong or "")
+    write(config, "orders", 3)
+    (config.topics_dir / "new.yaml").unlink()
+    assert built(config) == ({"clicks": 2, "orders": 3}, None)
+
+
+def test_wrong_spec_without_a_good_one_leaves_it_out(config: Settings) -> None:
+    write(config, "orders", "many")
+    assert built(config)[0] == {"clicks": 1}
+
+
+def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:
+    """What only the asset graph knows: parameters of a derived table, say."""
+
+    def build(specs: list[TopicSpec], wrong: str | None) -> tuple[list[int], str | None]:
+        if any(spec.partitions == 7 for spec in specs):
+            raise SpecError("parameters.totals: unknown field")
+        return [spec.partitions for spec in specs], wrong
+
+    write(config, "orders", 7)
+    with pytest.raises(SpecError, match="unknown field"):
+        build_with_kept(config, build)
+    write(config, "orders", 1)
+    build_with_kept(config, build)
+    write(config, "orders", 7)
+    assert build_with_kept(config, build) == ([1, 1], "parameters.totals: unknown field")
+
+
+def test_wrong_spec_is_one_alert_that_quotes_it(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
+    repository = dg.Definitions().get_repository_def()
+    with dg.instance_for_test() as instance:
+        assert not list(State(instance, repository, "http://ui")._specs())
+        write(config, "orders", "many")
+        write(config, "clicks", "few")
+        (alert,) = State(instance, repository, "http://ui")._specs()
+        assert "orders.yaml: partitions: must be a valid integer" in alert.what
+        assert "clicks.yaml" in alert.what
+        assert "`topicberg topics validate`" in (alert.mend or "")
+        for name in ("orders", "clicks"):
+            write(config, name, 1)
+        (alert,) = State(instance, repository, "http://ui", "orders.yaml: it was wrong")._specs()
+        assert "reload the code location" in (alert.mend or "")
+
+
+def test_wrong_spec_of_another_topic_stops_no_command(config: Settings) -> None:
+    write(config, "orders", "many")
+    control.enable(config, "clicks", {"error_handling": {"mode": "SKIP"}}, command=True)
+    control.resume(config, "clicks")
+    assert control.find_topic(config, "clicks").tableflow.error_handling.mode == "SKIP"
+    assert control.known_topics(config) == {"orders", "clicks"}
+    for command in (control.enable, control.resume, control.find_topic):
+        with pytest.raises(SpecError, match=r"orders\.yaml: partitions"):
+            command(config, "orders")
+
+
+@pytest.mark.slow
+def test_code_location_with_a_wrong_spec_loads(tmp_path: Path) -> None:
+    """As every run does: with a wrong spec, and with a wrong schema file."""
+    root, project = settings().project_root, tmp_path / "project"
+    kept = ("assets", "jobs", "resources", "definitions.py")
+    project.mkdir()
+    for name in kept:
+        (project / name).symlink_to(root / name)
+    for name in ("topics", "schemas"):
+        shutil.copytree(root / "platform" / name, project / "platform" / name)
+    environment = {
+        **os.environ,
+        "TOPICBERG_PROJECT_ROOT": str(project),
+        "TOPICBERG_STATE_DIR": str(tmp_path / "state"),
+        "PYTHONPATH": str(project),
+    }
+    code = (
+        "from definitions import defs; graph = defs.get_repository_def().asset_graph; "
+        "print(*sorted(key.to_user_string() for key in graph.get_all_asset_keys()))"
+    )
+
+    def load() -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, env=environment, cwd=project
+        ).stdout
+
+    before = load()
+    spec = project / "platform/topics/stock_trades.yaml"
+    spec.write_text(spec.read_text().replace("partitions:", "partitoins:"))
+    for schema in (project / "platform/schemas").glob("stock_total*"):
+        schema.write_text("{")
+    assert load() == before
