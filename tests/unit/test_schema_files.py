@@ -109,6 +109,20 @@ def test_wrong_avro(tmp_path: Path, text: str, reason: str) -> None:
     assert "\n" not in raised.value.message
 
 
+@pytest.mark.parametrize("expected", ["avro", "json", "protobuf"])
+def test_file_of_another_format_names_that_format(tmp_path: Path, expected: str) -> None:
+    texts = {
+        "avro": record(field("a", "int")),
+        "json": '{"type": "object", "properties": {"a": {"type": "string"}}}',
+        "protobuf": "message Order {\n  string a = 1;\n}",
+    }
+    for found, text in texts.items():
+        if found == expected:
+            continue
+        with pytest.raises(SpecError, match=f"is this `format: {found}`, not {expected}"):
+            columns(tmp_path, expected, text)
+
+
 def test_json_schema(tmp_path: Path) -> None:
     timestamp = {"type": "integer", "title": "org.apache.kafka.connect.data.Timestamp"}
     properties = {
@@ -181,7 +195,7 @@ def test_protobuf(tmp_path: Path) -> None:
     ("text", "message", "reason"),
     [
         ("syntax = 3", None, "not Protobuf: 1:10"),
-        (record(field("a", "int")), None, "not Protobuf"),
+        (record(field("a", "int")), None, "`format: avro`, not protobuf"),
         ('syntax = "proto3"; import "other.proto";', None, "other.proto"),
         ('syntax = "proto3"; package x;', None, "defines no message"),
         (PROTO, "Trad", "no message Trad; there are Trade, Line"),

@@ -152,7 +152,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"schema": {"format": "avro", "file": "/etc/hosts"}}, "schema.file", "name of a file"),
     ({"schema": {"format": "avro", "file": "../topics/x"}}, "schema.file", "outside"),
     ({"schema": {"format": "avro", "file": "."}}, "schema.file", "does not exist"),
-    ({"schema": {"format": "protobuf", "file": "trades.avsc"}}, "schema.file", "not Protobuf"),
+    ({"schema": {"format": "protobuf", "file": "trades.avsc"}}, "schema.file", "`format: avro`"),
     (
         {"schema": {"format": "avro", "file": "trades.avsc", "message": "X"}},
         "schema.message",
@@ -172,7 +172,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "write_mode append",
     ),
     ({"event_time": "$$timestmp"}, "event_time", "did you mean $$timestamp?"),
-    ({"event_time": "side"}, "event_time", "is a string, not a time"),
+    (
+        {"event_time": "side"},
+        "event_time",
+        "is a string, not a time; have the producer",
+    ),
+    ({"event_time": "side"}, "event_time", "or leave event_time out: it is $$timestamp then"),
     (
         {
             "event_time": "day",
@@ -230,7 +235,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"derived_partitions": {"granularity": "daily", "start": "01.01.2026"}},
         "derived_partitions.start",
-        "date",
+        "must be a date of the form 2026-01-31, not '01.01.2026'",
     ),
     (
         {

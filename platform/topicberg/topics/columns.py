@@ -19,6 +19,8 @@ from topicberg.tableflow.subjects import RegisteredSchema, SchemaType
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_REASON = 200
+_PROTOBUF = re.compile(r"^\s*(syntax\s*=|edition\s*=|message\s+\w+\s*\{)", re.MULTILINE)
+_JSON_SCHEMA = {"$schema", "properties", "$ref", "$defs", "definitions", "oneOf", "allOf", "anyOf"}
 
 
 def avro_columns(name: str, text: str) -> dict[str, str]:
@@ -33,6 +35,7 @@ def avro_columns(name: str, text: str) -> dict[str, str]:
 
     from topicberg.tableflow.formats import avro as avro_format
 
+    _check_format(name, text, "avro")
     schema = _json(name, text)
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise SpecError(f"{name}: an Avro schema of a topic is a record")
@@ -45,6 +48,26 @@ def avro_columns(name: str, text: str) -> dict[str, str]:
         raise SpecError(f"{name} is not an Avro schema: {_reason(error)}") from None
     _check_names(name, schema)
     return _columns(name, "AVRO", text, avro_format.fields)
+
+
+def _check_format(name: str, text: str, expected: str) -> None:
+    """Refuse a file that is clearly of another format.
+
+    :raises SpecError: it names that format
+    """
+    found = None
+    try:
+        schema = json.loads(text)
+    except json.JSONDecodeError:
+        if _PROTOBUF.search(text):
+            found = "protobuf", "a Protobuf file"
+    else:
+        if isinstance(schema, dict) and schema.get("type") == "record" and "fields" in schema:
+            found = "avro", "an Avro schema"
+        elif isinstance(schema, dict) and _JSON_SCHEMA & schema.keys():
+            found = "json", "a JSON Schema"
+    if found and found[0] != expected:
+        raise SpecError(f"{name} is {found[1]}: is this `format: {found[0]}`, not {expected}?")
 
 
 def _check_names(file: str, schema: Any) -> None:
@@ -69,6 +92,7 @@ def json_columns(name: str, text: str) -> dict[str, str]:
     """
     from topicberg.tableflow.formats import json_schema
 
+    _check_format(name, text, "json")
     _json(name, text)
     return _columns(name, "JSON", text, json_schema.fields)
 
@@ -80,6 +104,7 @@ def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str
     """
     from topicberg.tableflow.formats.protobuf import file_fields
 
+    _check_format(name, text, "protobuf")
     try:
         return {field.name: _kind(field.field_type) for field in file_fields(name, text, message)}
     except TableflowError as error:

@@ -186,6 +186,10 @@ def _reason(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return "is required"
     message = re.sub(r"^\w+ should ", "must ", error["msg"])
+    if error["type"].startswith("datetime_"):
+        message = "must be a time of the form 2026-01-31T12:00:00Z"
+    elif error["type"].startswith("date_"):
+        message = "must be a date of the form 2026-01-31"
     value = error["input"]
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])

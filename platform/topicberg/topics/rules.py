@@ -41,6 +41,15 @@ _COLUMN_SOURCES = (
     "tableflow.metadata_column_naming_scheme",
 )
 
+_AS_A_TIME = {
+    "avro": "have the producer write a long with the logicalType timestamp-millis or -micros",
+    "json": "a text stays text: have the producer write milliseconds, as an integer with the title "
+    "org.apache.kafka.connect.data.Timestamp",
+    "protobuf": "have the producer write a google.protobuf.Timestamp",
+    "none": "the topic has no schema",
+}
+"""What to do about an event time that is not a time, by the format of the schema."""
+
 _SCHEMA_FINDINGS = ("schema.format", "schema.file", "schema.message", "key.file", "key.message")
 
 Rule = Callable[[TopicSpec, Settings], Iterator[Finding]]
@@ -266,7 +275,12 @@ def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
     if column not in columns:
         yield "event_time", _no_column(column, columns)
     elif columns[column] not in TIMES | {"date"}:
-        yield "event_time", f"{column} is a {columns[column]}, not a time"
+        kind = columns[column]
+        yield (
+            "event_time",
+            f"{column} is a {kind}, not a time; {_AS_A_TIME[spec.value_schema.format]}, or leave "
+            f"event_time out: it is {spec.metadata_column('timestamp')} then, Kafka's time",
+        )
 
 
 @_table_rule("event_time", "derived_partitions")
