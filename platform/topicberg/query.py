@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.query_help import hint, quoted
 from topicberg.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -106,7 +107,10 @@ def run_query(
     except Exception as error:
         if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
             raise
-        raise QueryError(f"{engine}: {_one_line(error)}") from None
+        help_ = hint(
+            str(error), engine, lambda: _known_columns(sql, endpoints, config or settings())
+        )
+        raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
 
 
 def check_reads(sql: str, engine: Engine) -> None:
@@ -116,6 +120,10 @@ def check_reads(sql: str, engine: Engine) -> None:
     :raises QueryError: it is empty, more than one, or writes, or may be read in more than one way
     """
     bare = _QUOTED[engine].sub(lambda match: " " if match["comment"] else "…", sql)
+    if name := re.search(r"\$\$[\w-]+(?!\w*\$)", bare):
+        raise QueryError(
+            f"the name {name[0]} is not quoted", hint=f"write {quoted(name[0], engine)}"
+        )
     if unclear := _UNCLEAR[engine].search(bare):
         raise QueryError(
             f"it is not clear where a string or a comment ends, at {unclear[0]}",
@@ -263,6 +271,23 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
             if table.lower() in words and table not in topics:
                 found.setdefault(table, namespace)
     return [(namespace, table) for table, namespace in found.items()]
+
+
+def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str, list[str]]:
+    """Return the tables of the catalog, those that a query names with their columns."""
+    found: dict[str, list[str]] = {}
+    words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.$-]+", sql)}
+    try:
+        catalog = endpoints.catalog(config)
+        for namespace in catalog.list_namespaces():
+            for identifier in catalog.list_tables(namespace):
+                is_named = re.sub(r"\W", "_", identifier[-1].lower()) in words
+                found[identifier[-1]] = (
+                    list(catalog.load_table(identifier).schema().column_names) if is_named else []
+                )
+    except Exception:  # the help of a query that failed already: without it, then
+        return found
+    return found
 
 
 def _from_arrow(table: pa.Table, max_rows: int | None) -> QueryResult:

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from topicberg.cli import tableflow as cli
+from topicberg.cli.query import deleted_topics
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow import control
@@ -69,6 +70,18 @@ def test_a_deleted_topic_is_disabled_until_it_is_created(config: Settings) -> No
     control.disable(config, "orders")
     control.topic_created(config, "orders")
     assert control.enabled_topics(config) == {}
+
+
+def test_query_after_a_delete_says_so(config: Settings) -> None:
+    """The table outlives its topic, and a query of it still counts rows."""
+    control.enable(config, "web.clicks")
+    assert not list(deleted_topics("SELECT count(*) FROM web_clicks", config))
+    control.topic_deleted(config, "web.clicks")
+    for sql in ("SELECT count(*) FROM WEB_CLICKS", 'SELECT 1 FROM "lkc-local"."web.clicks"'):
+        (note,) = deleted_topics(sql, config)
+        assert "topic web.clicks was deleted" in note
+        assert "`topicberg tableflow disable web.clicks --drop-table`" in note
+    assert not list(deleted_topics("SELECT count(*) FROM orders", config))
 
 
 def test_command_after_a_new_deployment_wins(config: Settings) -> None:

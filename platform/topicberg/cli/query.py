@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 import time
+from collections.abc import Iterator
 from datetime import date, datetime
 from datetime import time as time_of_day
 from decimal import Decimal
@@ -18,6 +20,7 @@ from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
     from topicberg.query import QueryResult
+    from topicberg.settings import Settings
 
 TABLE_ROWS = 50
 _PIPE_WIDTH = 10_000
@@ -61,6 +64,7 @@ def query(
     In Snowflake all tables are in one schema, in upper case.
     """
     from topicberg.query import run_query
+    from topicberg.settings import settings
 
     max_rows = limit or (TABLE_ROWS if form is Format.table else None)
     started = time.monotonic()
@@ -76,6 +80,26 @@ def query(
         writer.writerows(map(shown, row) for row in (result.columns, *result.rows))
     else:
         _print_table(result, engine, seconds)
+    for note in deleted_topics(sql, settings()):
+        echo(note, fg="yellow", err=True)
+
+
+def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
+    """Return a note for each table in a query whose topic was deleted."""
+    from topicberg.errors import TopicbergError
+    from topicberg.tableflow.control import read_requests
+
+    try:
+        requests = read_requests(config)
+    except (TopicbergError, OSError):  # of another topic, maybe: status reports it
+        return
+    words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.-]+", sql)}
+    for name, request in requests.items():
+        if request.deleted and re.sub(r"\W", "_", name.lower()) in words:
+            yield (
+                f"topic {name} was deleted; these are the rows that its table still has: "
+                f"`topicberg tableflow disable {name} --drop-table` deletes them"
+            )
 
 
 def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> None:

@@ -1,0 +1,74 @@
+"""What to do about the error of an engine: names that are similar, quoted as it reads them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Columns = Callable[[], Mapping[str, Sequence[str]]]
+"""Tables of the lake with their columns; of those that a query does not name, maybe without."""
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_DATABASE = re.compile(r"does not have a current (database|schema)", re.IGNORECASE)
+_TABLE = re.compile(
+    r"""Table with name ["']?(.+?)["']? does not exist"""
+    r"|table or view (`.+?`|\S+) cannot be found"
+    r"|Object '(.+?)' does not exist"
+)
+_COLUMN = re.compile(
+    r'column "(.+?)" not found'
+    r"|with name (`.+?`|\S+) cannot be resolved"
+    r"|invalid identifier '(.+?)'"
+)
+_MOST = 8
+
+
+def quoted(name: str, engine: str) -> str:
+    """Return a name as a query of the engine has to write it."""
+    if _PLAIN.fullmatch(name):
+        return name
+    return f"`{name}`" if engine == "spark" else f'"{name}"'
+
+
+def hint(text: str, engine: str, columns: Columns) -> str | None:
+    """Return what to do about an error; None: the engine's own words are all there is.
+
+    :param text: the engine's own words
+    """
+    if _NO_DATABASE.search(text):
+        return "materialize a snowflake/… asset first: it creates the database and the tables"
+    if match := _TABLE.search(text):
+        known = list(columns())
+        if engine == "snowflake":
+            known = [re.sub(r"\W", "_", name).upper() for name in known]
+        return _suggestion("table", _name(match), known, engine)
+    if match := _COLUMN.search(text):
+        known = [column for named in columns().values() for column in named]
+        return _suggestion("column", _name(match), known, engine)
+    return None
+
+
+def _name(match: re.Match[str]) -> str:
+    """Return the last part of the name that an engine does not know."""
+    found: str = next(group for group in match.groups() if group)
+    parts = re.findall(r'`[^`]+`|"[^"]+"|[^.`"]+', found)
+    return parts[-1].strip('`"')
+
+
+def _suggestion(what: str, name: str, known: Iterable[str], engine: str) -> str | None:
+    """Return the similar names, else those that there are."""
+    names = sorted(set(known))
+    if not names:
+        return None
+    keys = {_plain(part): each for each in names for part in (each, each.split(".")[-1])}
+    close = difflib.get_close_matches(_plain(name), list(keys), n=3, cutoff=0.6)
+    if found := list(dict.fromkeys(keys[key] for key in close)):
+        return f"did you mean the {what} {' or '.join(quoted(each, engine) for each in found)}?"
+    more = ", …" if len(names) > _MOST else ""
+    listed = ", ".join(quoted(each, engine) for each in names[:_MOST])
+    return f"choose one of the {what}s {listed}{more}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
