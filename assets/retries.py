@@ -18,14 +18,14 @@ def retried() -> Iterator[None]:
     :raises dagster.RetryRequested: the failure passes by itself
     """
     from topicberg.errors import safe
-    from topicberg.transient import kind_of, said
+    from topicberg.transient import kind_of, said, without_jvm
 
     try:
         yield
     except Exception as error:
         kind = kind_of(error)
         if kind is None:
-            raise safe(error)  # noqa: B904  a cause would show what was taken out
+            raise safe(without_jvm(error))  # noqa: B904  a cause would show what was taken out
         context = dg.OpExecutionContext.get()
         wait = kind.wait(context.retry_number)
         if context.retry_number < kind.retries:

@@ -52,7 +52,7 @@ def hint(text: str, engine: str, columns: Columns) -> str | None:
 def _name(match: re.Match[str]) -> str:
     """Return the last part of the name that an engine does not know."""
     found: str = next(group for group in match.groups() if group)
-    parts = re.findall(r'`[^`]+`|"[^"]+"|[^.`"]+', found)
+    parts: list[str] = re.findall(r'`[^`]+`|"[^"]+"|[^.`"]+', found)
     return parts[-1].strip('`"')
 
 

@@ -140,6 +140,27 @@ def said(error: BaseException) -> BaseException:
     return named
 
 
+def without_jvm(error: BaseException) -> BaseException:
+    """Return an analysis error of Spark as one message, without plan and stack trace of the JVM.
+
+    Any other error as it is: its trace may be what explains it.
+    """
+    if not type(error).__module__.startswith("pyspark"):
+        return error
+    from pyspark.errors import AnalysisException, ParseException
+
+    if not isinstance(error, AnalysisException | ParseException):
+        return error
+    text = str(error).partition("JVM stacktrace:")[0].strip()
+    reason = next(iter(text.splitlines()), type(error).__name__).rstrip(";")
+    cut = TopicbergError(
+        f"Spark refuses the query: {reason}",
+        hint="correct the name or expression in the function of the table, or in what it reads",
+    )
+    cut.__suppress_context__ = True
+    return cut
+
+
 def _of_arrow(error: BaseException) -> bool:
     """PyArrow has no class of its own for what the object store says."""
     return type(error) is OSError and "AWS Error " in str(error)

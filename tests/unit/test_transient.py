@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import traceback
 from collections.abc import Callable
 
 import dagster as dg
@@ -33,6 +34,21 @@ NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 def caused(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error
+
+
+def test_wrong_column_of_a_pipeline_is_cut_to_the_cause() -> None:
+    """What Spark Connect raises: the reason, the plan, and a hundred lines of the JVM."""
+    reason = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `prise` cannot be resolved. "
+    reason += "Did you mean one of the following? [`price`]. SQLSTATE: 42703"
+    plan = "'Project ['prise]\n+- SubqueryAlias orders"
+    text = f"{reason};\n{plan}\n\nJVM stacktrace:\norg.apache.Spark"
+    with pytest.raises(TopicbergError) as raised, retried():
+        raise AnalysisException(text)
+    assert raised.value.message == f"Spark refuses the query: {reason}"
+    assert raised.value.hint is not None
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "org.apache" not in shown
+    assert "SubqueryAlias" not in shown
 
 
 @pytest.mark.parametrize(
