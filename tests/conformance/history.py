@@ -39,7 +39,11 @@ FORMATS = ("AVRO", "JSON", "PROTOBUF")
 COMPATIBILITIES = ("BACKWARD", "FORWARD", "FULL", "NONE")
 TARGET = "conformance_errors"
 """The dead-letter topic of all histories in mode LOG."""
-TOPIC_CONFIG = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+TOPIC_CONFIG = {
+    "message.timestamp.after.max.ms": str(2**63 - 1),
+    "retention.ms": "-1",
+    "segment.ms": str(2**63 - 1),  # what is in the only segment is neither compacted nor deleted
+}
 PLACE = re.compile(r"partition (\d+), offset (\d+)")
 ATTEMPTS = 8
 STEPS = 60
