@@ -422,7 +422,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         glue = cloud.stack.boto3("glue").get_table(DatabaseName=role, Name=TOPIC)["Table"]
         assert glue["StorageDescriptor"]["Location"] == shown["spec"]["storage"]["table_path"]
         one = f"/tableflow/v1/catalog-integrations/{catalog['id']}{cloud.query}"
-        assert cloud.get(one, cloud.tableflow)["status"]["phase"] == "CONNECTED"
+        wait_until(lambda: cloud.get(one, cloud.tableflow)["status"]["phase"] == "CONNECTED")
         change = {
             "spec": {
                 "environment": {"id": cloud.environment},
