@@ -96,7 +96,9 @@ def of(format_: str, **more: Any) -> dict[str, Any]:
 
 
 UPSERT = {"write_mode": "upsert", "key": {"format": "string"}}
-both_modes = pytest.mark.parametrize("outside", [{}, UPSERT], indirect=True)
+both_modes = pytest.mark.parametrize(
+    "outside", [{}, pytest.param(UPSERT, marks=pytest.mark.slow)], indirect=True
+)
 
 
 @both_modes
@@ -150,7 +152,15 @@ OWN_AND_FOREIGN = {
 
 @pytest.mark.parametrize(
     ("outside", "kind"),
-    [({**of(kind), **mode}, kind) for kind in OWN_AND_FOREIGN for mode in ({}, UPSERT)],
+    [
+        ({**of("avro"), **UPSERT}, "avro"),
+        *(pytest.param(of(kind), kind) for kind in ("json", "protobuf")),
+        pytest.param(of("avro"), "avro", marks=pytest.mark.slow),
+        *(
+            pytest.param({**of(kind), **UPSERT}, kind, marks=pytest.mark.slow)
+            for kind in ("json", "protobuf")
+        ),
+    ],
     indirect=["outside"],
 )
 def test_record_of_another_type_is_not_a_row(outside: Outside, kind: str) -> None:
