@@ -36,12 +36,11 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from topicberg.errors import TableflowError
 from topicberg.spark import quote
 from topicberg.tableflow.formats import avro_values as values
 from topicberg.tableflow.formats import sql
 from topicberg.tableflow.formats.avro_defaults import default
-from topicberg.tableflow.formats.avro_schema import Field, Type, documented, unit_of
+from topicberg.tableflow.formats.avro_schema import Field, Type
 from topicberg.tableflow.formats.avro_values import UTF8, Cursor, MalformedError, Reading, Scan
 
 _PROMOTED = {
@@ -110,9 +109,6 @@ class Reader:
                 wire.append({"name": f"topicberg_{number}", "type": self.skipped(field.type)})
                 scans.append((field.name, values.scan_of(field.type)))
                 continue
-            unit, held = unit_of(documented(field)), unit_of(column.doc)
-            if unit != held and unit and held:
-                raise TableflowError(f"field {field.name} is in {unit}, its column in {held}")
             new = newest.get(column.name)
             reading = self.value(field.type, new.type if new else None, column.field_type)
             readings[column.name] = reading
