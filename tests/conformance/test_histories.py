@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(40_000)]
 
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", 500))
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
-FEW = 2 * len(FORMATS)
+FEW = len(FORMATS)
 AT_ONCE = 2
 
 
