@@ -168,9 +168,13 @@ class ProtobufSchema:
             case name if name == DECIMAL:
                 number = int.from_bytes(value.value, "big", signed=True)
                 precision, scale = self._decimal(field)
-                if len(str(abs(number))) > precision:
-                    raise Malformed(f"{number} exceeds the precision", path)
-                return Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
+                shift = scale - value.scale if number else 0
+                if abs(shift) > 100:
+                    raise Malformed(f"a scale of {value.scale}", path)
+                whole, rest = divmod(number * 10 ** max(shift, 0), 10 ** max(-shift, 0))
+                if rest or abs(whole) >= 10**precision:
+                    raise Malformed(f"{number} of scale {value.scale} is not in the column", path)
+                return Decimal((whole < 0, tuple(map(int, str(abs(whole)))), -scale))
             case name if name in KNOWN:  # wrappers
                 return self._value(field.message_type.fields[0], value.value, path)
         return self._row(value, path)

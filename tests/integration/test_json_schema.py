@@ -187,6 +187,9 @@ FIELDS: dict[str, Any] = {
         items=typed("object", properties={"key": typed("integer"), "value": typed("string")}),
     ),
     "any": {},
+    "object": typed("object"),
+    "array": typed("array"),
+    "null": typed("null"),
     "union": {
         "oneOf": [
             {"type": "null"},
@@ -238,6 +241,8 @@ VALUES: list[tuple[str, Any]] = [
     ('{"pairs": [{"key": 1.0, "value": "2"}]}', {1: "2"}),
     ('{"any": {"b": [1, "x"], "a": null}}', '{"a":null,"b":[1,"x"]}'),
     ('{"any": "x"}', '"x"'),
+    ('{"object": {"b": [1]}}', '{"b":[1]}'),
+    ('{"array": [{"b": 1}, "x"]}', '[{"b":1},"x"]'),
     ('{"union": "5"}', {"connect_union_field_0": "5"}),
     ('{"union": 5}', {"connect_union_field_1": 5}),
     ('{"union": {"v": 1}}', {"connect_union_field_2": {"k": None, "v": "1"}}),
@@ -280,6 +285,9 @@ WRONG: list[str | bytes] = [
     '{"long": 1e-19}',
     '{"long": 1.00000000000000000000001}',
     '{"any": 1e400}',
+    *(f'{{"object": {value}}}' for value in ("[]", '"{}"', "1", "true")),
+    *(f'{{"array": {value}}}' for value in ("{}", '"[]"', "1", "false")),
+    *(f'{{"null": {value}}}' for value in ("{}", "[]", '"n"', "0")),
     '{"any": [123456789012345678901234567890123456789]}',
     '{"longs": ["x"]}',
     '{"longs": 1}',

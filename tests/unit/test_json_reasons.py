@@ -67,6 +67,10 @@ def explain(schema: Any, record: str | bytes, latest: Any = None, key: str | Non
         (properties(x=FLAG), '{"x": 1}', "field f.x (boolean): true or false expected, 1 found"),
         ({"type": "object", "additionalProperties": FLAG}, '{"k": 0}', "field f.k (boolean)"),
         ({"oneOf": [TEXT, WHOLE]}, "1.5", "field f (struct): value 1.5 is none of its 2 types"),
+        ({"type": "object"}, '"no"', 'field f (string): an object expected, "no" found'),
+        ({"type": "array"}, "{}", "field f (string): an array expected, {} found"),
+        ({"type": "null"}, "1", "field f (string): null expected, 1 found"),
+        ({"type": ["object", "array"]}, "1", "f (string): an object or an array expected, 1 found"),
         ({}, "[1e400]", "has more digits, or is larger, than a number in JSON text"),
     ],
 )

@@ -75,7 +75,8 @@ class Node:
 
     ``children``: of a struct, union, list or map. ``required``: of a struct. ``constants``: the
     only values there may be, none: any. ``name``: the title, or what a reference calls it; it tells
-    the members of a union apart.
+    the members of a union apart. ``opening``: what the text of a ``json`` value may begin with,
+    ``{`` for an object, ``[`` for an array, ``n`` for null; empty: it is of any type.
     """
 
     kind: Kind
@@ -86,6 +87,7 @@ class Node:
     scale: int = 0
     doc: str | None = None
     name: str | None = None
+    opening: str = ""
 
 
 @dataclass(frozen=True)
@@ -365,7 +367,7 @@ class _Reader:
                 return self.array(parts, where, connect)
             case "object":
                 return self.object(parts, where)
-        return Node("json")
+        return Node("json", opening="n" if _get(parts, "type") in ("null", ["null"]) else "")
 
     def decimal(self, parts: Sequence[_Part], where: str) -> Node:
         said = _get(parts, "connect.parameters")
@@ -393,7 +395,7 @@ class _Reader:
                 if connect == "map" and is_entry and entry["key"].kind not in _NOT_KEYS:
                     return Node("entries", {"key": entry["key"], "value": entry["value"]})
                 return Node("list", {"element": element})
-        return Node("json")
+        return Node("json", opening="[")
 
     def object(self, parts: Sequence[_Part], where: str) -> Node:
         properties = self.properties(parts, where)
@@ -404,7 +406,7 @@ class _Reader:
             if isinstance(values, dict) and values:
                 value = self.node(self.within(part, values, where), f"{where}.value")
                 return Node("map", {"key": Node("string"), "value": value})
-        return Node("json")
+        return Node("json", opening="{")
 
     def properties(self, parts: Iterable[_Part], where: str) -> dict[str, list[tuple[_Part, ...]]]:
         """Those of the object, and those that its branches add: each by what it may be."""
@@ -491,8 +493,14 @@ def _union(members: Sequence[Node]) -> Node:
                 constants=constants if bound else (),
                 precision=first.precision,
                 scale=first.scale,
+                opening=_opening(members),
             )
     return Node("union", {f"{UNION_FIELD}{n}": member for n, member in enumerate(members)})
+
+
+def _opening(members: Sequence[Node]) -> str:
+    openings = [member.opening for member in members]
+    return "".join(dict.fromkeys(openings)) if all(openings) else ""
 
 
 def _name(parts: Sequence[_Part]) -> str | None:

@@ -59,6 +59,7 @@ _EXPECTED: dict[Kind, str] = {
     "entries": "an array of objects with key and value",
     "struct": "an object",
 }
+_OPENED = {"{": "an object", "[": "an array", "n": "null"}
 _NUMBERS = ("int", "long", "float", "double", "decimal", "date", "timestamp", "timestamptz")
 _EXACT = Context(prec=2 * MAX_NUMBER)
 
@@ -255,7 +256,7 @@ class _Checker:
         fits: bool
         match kind:
             case "json":
-                return self.json(value, path)
+                return self.json(value, plan, path)
             case "boolean":
                 fits = isinstance(value, bool)
             case "string":
@@ -273,8 +274,11 @@ class _Checker:
             self.number(value, plan, path)
         return None
 
-    def json(self, value: Any, path: str) -> None:
+    def json(self, value: Any, plan: Plan, path: str) -> None:
         text = _rendered(value)
+        if plan.node.opening and text[:1] not in plan.node.opening:
+            expected = " or ".join(_OPENED[one] for one in plan.node.opening)
+            raise _misfit(path, plan.column, f"{expected} expected, {_found(value)}")
         changed = self.more_digits or ("Infinity" in text and self.infinite)
         if changed and _DOUBLE_DIGITS.search(text):
             raise _MalformedError(

@@ -390,7 +390,7 @@ class Reader:
         kind, want = plan.kind, sql.spark_type(plan.column)
         match kind:
             case "json":
-                return self.json(raw)
+                return self.json(raw, plan.node.opening)
             case "string":
                 return f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
             case "decimal":
@@ -426,17 +426,21 @@ class Reader:
         """``body`` of a value that is short, or else computed once."""
         return let(value, body) if self.exact else body(value)
 
-    def json(self, raw: str) -> str:
-        """The JSON text; null: a number in it may be another one than in the record."""
+    def json(self, raw: str, opening: str) -> str:
+        """The JSON text; null: a number in it may be another one than in the record.
+
+        :param opening: what the text has to begin with, one of these; empty: anything
+        """
         text, bare = _json(raw), _without_strings(self.text)
         digits = sql.text(inexact(TEXT_DIGITS))
+        other = f" OR NOT contains({sql.text(opening)}, left({text}, 1))" if opening else ""
         changed = (
             f"({self.text} RLIKE {digits} AND {bare} RLIKE {digits}) OR "
             f"(contains({text}, 'Infinity') AND {bare} RLIKE {sql.text(INFINITE)})"
         )
         return (
             f"CASE WHEN {text} RLIKE {sql.text(_DOUBLE)} AND ({changed}) THEN NULL "
-            f"WHEN is_variant_null({raw}) THEN NULL ELSE {text} END"
+            f"WHEN is_variant_null({raw}){other} THEN NULL ELSE {text} END"
         )
 
     def number(self, variant: str, precision: int, scale: int) -> str:

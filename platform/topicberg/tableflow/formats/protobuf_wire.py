@@ -692,14 +692,13 @@ def _decimal(columns: list[Any], kind: Any) -> tuple[Any, Any]:
     values: list[Decimal | None] = []
     for unscaled, scale in zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True):
         number = int.from_bytes(unscaled, "big", signed=True)
-        if scale > kind.scale:
-            rest = 0 if scale <= 100 else 1
-            if not rest:
-                number, rest = divmod(number, 10 ** (scale - kind.scale))
-        else:
-            rest = 0 if kind.scale - scale <= 100 else 1
-            number *= 1 if rest else 10 ** (kind.scale - scale)
-        fits = not rest and abs(number) < 10**kind.precision
+        shift, rest = kind.scale - scale if number else 0, 0
+        fits = abs(shift) <= 100
+        if fits and shift < 0:
+            number, rest = divmod(number, 10**-shift)
+        elif fits:
+            number *= 10**shift
+        fits = fits and not rest and abs(number) < 10**kind.precision
         values.append(Decimal(number).scaleb(-kind.scale, _EXACT) if fits else None)
     bad = np.array([value is None for value in values], bool)
     return pa.array(values, kind), bad
