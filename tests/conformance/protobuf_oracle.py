@@ -180,6 +180,9 @@ class ProtobufSchema:
         return self._row(value, path)
 
 
+_LENGTH_DELIMITED = 2
+
+
 def _timestamp(value: Any, path: str) -> datetime:
     if not 0 <= value.nanos < 10**9:
         raise Malformed(f"{value.nanos} nanoseconds", path)
@@ -202,17 +205,18 @@ def _time_of_day(value: Any, path: str) -> int:
 def _is_clear(message: Any) -> bool:
     """Whether no declared field was read as an unknown one.
 
-    Google's library does that with a field of another wire type, and with a closed enum's number
-    without a name.
+    Google's library does that with a field of another wire type, with a closed enum's number
+    without a name, and (not so in Java) with an entry of a map that has an unknown field.
 
     :raises Malformed: a field is of another wire type
     """
     declared = message.DESCRIPTOR.fields_by_number
     clear = True
     for one in UnknownFieldSet(message):
-        if one.field_number in declared:
-            if declared[one.field_number].enum_type is None:
-                raise Malformed("another wire type", declared[one.field_number].name)
+        if field := declared.get(one.field_number):
+            is_entry = is_map(field) and one.wire_type == _LENGTH_DELIMITED
+            if field.enum_type is None and not is_entry:
+                raise Malformed("another wire type", field.name)
             clear = False
     for field, value in message.ListFields():
         inner: Iterable[Any] = ()
