@@ -204,6 +204,7 @@ def items(columns: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_record_that_ends_spark_is_found(
     stack: Endpoints,
     make_topic: Callable[..., Topic],

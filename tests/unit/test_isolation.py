@@ -91,6 +91,26 @@ def test_isolation_ends_where_others_committed() -> None:
     assert search.next_ends({0: 100, 1: 50}, 1000) is None
 
 
+@given(st.integers(1, 100_000), st.data(), st.sampled_from([2, 16]))
+def test_isolation_bounds_failures_and_commits(size: int, data: st.DataObject, parts: int) -> None:
+    """Few failures, each of which may cost a restart of Spark, and few commits for each of them."""
+    bad = data.draw(st.integers(0, size - 1))
+    search, held, failures, commits = Isolation({0: size}, "it fails"), 0, 1, 0
+    search.fail({0: (0, size)}, "it fails")
+    while search.culprit is None:
+        ends = search.next_ends({0: held}, size, parts)
+        assert ends is not None
+        if held <= bad < ends[0]:
+            failures += 1
+            search.fail({0: (held, ends[0])}, "it fails")
+        else:
+            commits, held = commits + 1, ends[0]
+    assert search.culprit == (0, bad)
+    levels = log2(size) / log2(parts) + 1
+    assert failures <= levels + ATTEMPTS + 1
+    assert commits <= (2 * parts + 2) * levels
+
+
 def test_size_fits_the_bytes_of_a_commit() -> None:
     size = BatchSize.of(5_000_000, 250_000_000)
     large = [1_000_000.0] * 5

@@ -76,7 +76,7 @@ DEATHS = 3
 as long as a suspended topic does: other topics need Spark meanwhile."""
 CAREFUL_BATCHES, MAX_CAREFUL_BATCHES = 8, 1_024
 """Small batches, read by the client, after Spark ran out of memory; each time twice as many."""
-PARTS = 32
+PARTS = 16
 """Parts of a batch that exhausted Spark's memory, which is done less often than other failures."""
 CONFLICT_ATTEMPTS = 5
 

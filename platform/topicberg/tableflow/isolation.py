@@ -26,6 +26,8 @@ class Isolation:
     """Of the last failure."""
     failed: Ranges = field(default_factory=dict)
     """The smallest part that is known to fail."""
+    step: int = 0
+    """Offsets of the parts of it that are read one after the other."""
     alone: int = 0
     """How many times in a row the last record that is left failed by itself."""
     is_damaged: bool = False
@@ -45,7 +47,9 @@ class Isolation:
         if not rest:
             return None
         if self.failed:
-            part = _prefix(self.failed, max(1, _size(self.failed) // parts))
+            if not 0 < self.step < _size(self.failed):  # all that is left is one part: it fails
+                self.step = max(1, _size(self.failed) // parts)
+            part = _prefix(self.failed, self.step)
         else:
             self.alone = 0
             part = _prefix(rest, limit)
@@ -54,7 +58,7 @@ class Isolation:
     def fail(self, part: Ranges, reason: str) -> None:
         """Note that a part failed."""
         self.alone = self.alone + 1 if _size(part) == 1 else 0
-        self.failed, self.reason = part, reason
+        self.failed, self.step, self.reason = part, 0, reason
         self.unchecked = _size(part) == 1
 
     @property
