@@ -240,6 +240,8 @@ class History:
 
     def _own(self, subject: str, version: Version, side: Side) -> None:
         schema_id = self._register(subject, version)
+        if schema_id in side.own:  # a version again, which does not become the newest one
+            return
         side.own[schema_id] = side.latest = version
         self.result.versions += 1
         self.result.log.append(f"{subject} schema {schema_id}: {version.text}")

@@ -252,12 +252,14 @@ class _Placing:
     ) -> dict[str, Value]:
         """What the writer has of the columns."""
         sources = _sources(writer, columns, latest)
+        open_columns: dict[str, Value] = {}
         if writer.numbers is not None and latest is not None and latest.numbers is not None:
-            numbers = set(latest.numbers.values())
+            names = {number: name for name, number in latest.numbers.items()}
             for name in writer.children.keys() - set(sources.values()):
                 # The column of its number is of another type, and it has none of its own.
-                if writer.numbers[name] in numbers and value[name] is not None:
+                if writer.numbers[name] in names and value[name] is not None:
                     self.sure = False
+                    open_columns[names[writer.numbers[name]]] = ANYTHING
         return {
             name: self.place(
                 value[source],
@@ -268,7 +270,7 @@ class _Placing:
             )
             for name, source in sources.items()
             if source is not None
-        }
+        } | {name: one for name, one in open_columns.items() if name in columns.children}
 
     def fields(
         self, value: Value, writer: Shape, columns: Shape, latest: Shape | None, path: str
@@ -315,6 +317,9 @@ class _Placing:
         self, value: Value, writer: Shape, column: Shape, latest: Shape | None, path: str
     ) -> Value:
         """A branch is known by its type: the newest schema's names count, then the place."""
+        if {writer.kind, column.kind} == {"struct", "union"}:
+            self.sure = False  # the column has the fields of both
+            return ANYTHING
         if writer.kind == "union":
             member = next(name for name, one in value.items() if one is not None)
             if not _shaped_alike(writer, column):
