@@ -395,7 +395,10 @@ def test_values_that_a_narrower_column_cannot_hold(spark: SparkSession) -> None:
         (decimal(38), decimal(9), ["1.25", "12345678"], [Decimal("1.25"), None]),
         (typed("integer"), FIELDS["int"], ["7", "2147483648"], [7, None]),
         (typed("integer"), typed("number"), ["7", "9007199254740993"], [7.0, None]),
+        (typed("integer"), typed("number"), [f"{-(2**63)}", f"{2**63 - 1}"], [-(2.0**63), None]),
+        (typed("integer"), typed("number"), [f"{2**62}", f"{2**62 + 1}"], [2.0**62, None]),
         (typed("integer"), FIELDS["float"], ["7", "16777217"], [7.0, None]),
+        (typed("integer"), FIELDS["float"], [f"{2**62}", f"{2**63 - 1}"], [2.0**62, None]),
     ]
     frame = spark.range(1)
     for number, (old, new, values, expected) in enumerate(pairs):

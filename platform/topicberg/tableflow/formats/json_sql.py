@@ -63,6 +63,8 @@ def inexact(digits: int) -> str:
 
 
 INFINITE = r"[eE][+]?[0-9]{3}|[0-9]{309}"
+_OVER_BIGINT = "9223372036854775808D"
+"""The largest bigint as a double is one more, and as a bigint the largest again."""
 _DOUBLE = r"[0-9][.E]|Infinity"
 """What the JSON text of a variant has that holds a double, among others."""
 
@@ -416,8 +418,8 @@ class Reader:
             return self.once(
                 number,
                 lambda n: (
-                    f"if(CAST(CAST({n} AS {want}) AS decimal(38,0)) = {n}, "
-                    f"CAST({n} AS {want}), NULL)"
+                    f"if(CAST(CAST({n} AS {want}) AS bigint) = {n} "
+                    f"AND CAST({n} AS {want}) < {_OVER_BIGINT}, CAST({n} AS {want}), NULL)"
                 ),
             )
         return f"try_cast({number} AS {want})"
