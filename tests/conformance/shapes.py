@@ -218,6 +218,10 @@ def placed(columns: Shape, *halves: Half) -> Placed:
     for half in reversed(halves):
         if half.value is not None:
             row |= placing.written(half.value, half.writer, columns, half.latest, "")
+            if half is not halves[0]:  # the key: a field of both has the type of the value's
+                for name in halves[0].latest.children.keys() & half.writer.children.keys():
+                    if not _shaped_alike(half.writer.children[name], columns.children[name]):
+                        row[name] = ANYTHING
     return Placed(row, placing.sure)
 
 
