@@ -23,13 +23,13 @@ from assets.partitions import asked_window, partition_keys, time_partitions
 from assets.retries import retried
 from assets.tables import LakeTable, history_lake_table, topic_table
 from resources import Lakehouse, Snowflake, Spark
-from topicberg.derived import read_window
 from topicberg.errors import TopicbergError
-from topicberg.hours import Hours
+from topicberg.iceberg.hours import Hours
 from topicberg.security.redaction import redact
 from topicberg.security.text import markdown_line
 from topicberg.settings import Settings
 from topicberg.topics import Rules, TopicSpec
+from topicberg.transforms.derived import read_window
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -411,7 +411,7 @@ def _up_to_date(derived: DerivedTable, lake: Lake) -> TableCheck:
 
     def up_to_date(probe: Probe) -> "Finding":
         from topicberg.checks.derived import MEMORY, check_up_to_date
-        from topicberg.unread import SourceTable
+        from topicberg.transforms.unread import SourceTable
 
         sources = {
             source.name: SourceTable(found, source.time, plan.reach(source))

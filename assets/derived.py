@@ -30,11 +30,18 @@ from assets.partitions import TimePartitions, partition_keys, time_partitions, w
 from assets.retries import retried
 from assets.tables import LakeTable, freshness, glue_asset, snowflake_asset
 from resources import Lakehouse, Spark
-from topicberg.derived import Derivation, Source, Transform, Written, read_window, write_window
 from topicberg.errors import SpecError
-from topicberg.hours import Hours
+from topicberg.iceberg.hours import Hours
 from topicberg.settings import emr_settings
 from topicberg.topics import Rules, TopicSpec
+from topicberg.transforms.derived import (
+    Derivation,
+    Source,
+    Transform,
+    Written,
+    read_window,
+    write_window,
+)
 from topicberg.wording import count
 
 if TYPE_CHECKING:

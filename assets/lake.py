@@ -13,8 +13,8 @@ from assets.derived import DerivedTable
 from assets.tables import LakeTable, history_lake_table, topic_table, upsert_view_table
 from resources import Lakehouse
 from topicberg.errors import SpecError
-from topicberg.history import history_table, ingest_history
 from topicberg.settings import Settings
+from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.topics import TopicSpec
 
 

@@ -15,8 +15,8 @@ from dagster import (
     TableSchema,
 )
 
+from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
 from topicberg.security.text import markdown_cell, markdown_line
-from topicberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
 from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED, summary
 
 if TYPE_CHECKING:

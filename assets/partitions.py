@@ -8,10 +8,10 @@ from datetime import UTC, datetime, time, timedelta
 
 from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition
 
-from topicberg.derived import Window
 from topicberg.errors import SpecError
-from topicberg.hours import BEFORE_EVERYTHING, Hours, coarse, union, without
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, coarse, union, without
 from topicberg.topics import TopicSpec
+from topicberg.transforms.windows import Window
 
 TimePartitions = HourlyPartitionsDefinition | DailyPartitionsDefinition
 HORIZON = timedelta(days=366)

@@ -46,7 +46,7 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
     )
     @retried()
     def publish_changes(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
-        from topicberg.publish import publish
+        from topicberg.transforms.publish import publish
 
         published = publish(
             spark.spark_session,

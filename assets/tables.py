@@ -10,10 +10,10 @@ import dagster as dg
 from assets.metadata import copied_columns, table_metadata
 from assets.retries import retried
 from resources import Lakehouse, Snowflake
-from topicberg import glue
-from topicberg.history import history_table
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake import Names, describe, sync
 from topicberg.settings import Settings, settings
-from topicberg.snowflake import Names, describe, sync
+from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
 
 CATALOGS = ("iceberg", "glue", "snowflake")
@@ -73,7 +73,7 @@ def topic_table(spec: TopicSpec, config: Settings) -> LakeTable:
 
 
 def history_lake_table(spec: TopicSpec) -> LakeTable:
-    """The table of every record of an upsert topic, see :mod:`topicberg.history`."""
+    """The table of every record of an upsert topic, see :mod:`topicberg.tableflow.history`."""
     namespace, name = history_table(spec)
     return LakeTable(
         name=name,
@@ -86,7 +86,7 @@ def history_lake_table(spec: TopicSpec) -> LakeTable:
 
 
 def upsert_view_table(spec: TopicSpec, name: str) -> LakeTable:
-    """The table of one of the topic's upsert views, see :mod:`topicberg.upsert_view`."""
+    """The table of one of the topic's upsert views, see :mod:`topicberg.transforms.upsert_view`."""
     return LakeTable(
         name=name,
         group=spec.pipeline,

@@ -143,7 +143,7 @@ def _history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
     )
     @retried()
     def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
-        from topicberg.history import ingest_history
+        from topicberg.tableflow.history import ingest_history
 
         iceberg = ingest_history(spec, lakehouse.endpoints(), lakehouse.config)
         return dg.MaterializeResult(
@@ -172,7 +172,7 @@ def _upsert_view_asset(
     )
     @retried()
     def merge(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
-        from topicberg.upsert_view import UpsertView, refresh
+        from topicberg.transforms.upsert_view import UpsertView, refresh
 
         order = (
             spec.event_time,

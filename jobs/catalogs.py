@@ -20,7 +20,7 @@ from assets import Lake
 from assets.tables import LakeTable, history_lake_table
 from jobs.schedules import UNFINISHED, under_way, unless_silent
 from resources import Lakehouse
-from topicberg import glue
+from topicberg.catalogs import glue
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _TAGS = {"topicberg/kind": "catalogs"}
 
 
 class Cursor(BaseModel):
-    """Table → its state, as :func:`topicberg.glue.registered_state` has it."""
+    """Table → its state, as :func:`topicberg.catalogs.glue.registered_state` has it."""
 
     life: str = ""
     """Of this cursor, which another one after a reset has not: makes run keys unique."""

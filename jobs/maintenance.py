@@ -15,7 +15,7 @@ from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
-    from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.iceberg.maintenance import MaintenanceReport
 
 MAINTAIN = "maintain_tables"
 
@@ -58,7 +58,7 @@ def _topic_op(spec: TopicSpec, config: Settings) -> dg.OpDefinition:
 
 def _derived_op(table: LakeTable, root: TopicSpec, time: str | None) -> dg.OpDefinition:
     def maintain(lakehouse: Lakehouse) -> "MaintenanceReport":
-        from topicberg.tableflow.maintenance import Policy, maintain_table, topic_policy
+        from topicberg.iceberg.maintenance import Policy, maintain_table, topic_policy
 
         iceberg = lakehouse.catalog().load_table(table.identifier)
         policy = Policy(retention=topic_policy(root).retention)

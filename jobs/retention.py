@@ -12,7 +12,7 @@ import dagster as dg
 from dagster._core.storage.event_log import SqlEventLogStorage
 
 from jobs.sensors import COMPUTATION, REGISTRATION
-from topicberg.dagster_events import forget_events
+from topicberg.dagster.events import forget_events
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"

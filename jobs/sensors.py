@@ -57,16 +57,17 @@ from jobs.snapshot_cursor import (
 )
 from resources import Lakehouse
 from topicberg import kafka
-from topicberg.changes import Mark, expired_changes
-from topicberg.derived import FOREVER, Derivation, reached
+from topicberg.catalogs.glue import registered_state
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.glue import registered_state
-from topicberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.iceberg.changes import Mark, expired_changes
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.iceberg.snapshots import changes_since, held_hours, report, touched_hours
 from topicberg.settings import Settings
-from topicberg.snapshots import changes_since, held_hours, report, touched_hours
 from topicberg.tableflow.wait import held_offsets
-from topicberg.unread import SourceTable, unread
+from topicberg.transforms.derived import Derivation
+from topicberg.transforms.unread import SourceTable, unread
+from topicberg.transforms.windows import FOREVER, reached
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -13,7 +13,7 @@ that started after they were touched has succeeded:
   one is under way at a time as well.
 
 Where snapshots are expired that no tick has seen, or the cursor is lost, the sensor goes by what is
-left of the table (:mod:`topicberg.changes`).
+left of the table (:mod:`topicberg.iceberg.changes`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from topicberg.changes import Mark
-from topicberg.hours import Hours, coarse, union
+from topicberg.iceberg.changes import Mark
+from topicberg.iceberg.hours import Hours, coarse, union
 
 MAX_ATTEMPTS = 3
 MAX_RANGES = 10
@@ -39,7 +39,7 @@ ANY_TABLE = ""
 
 RunState = Literal["active", "succeeded", "failed", "missing"]
 Range = tuple[int, int]
-"""First hour, and the end: the hours of :data:`topicberg.hours.Hours`, as JSON has them."""
+"""First hour, and the end: the hours of :data:`topicberg.iceberg.hours.Hours`, as JSON has them."""
 
 
 class Run(Protocol):

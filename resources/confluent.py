@@ -13,7 +13,7 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.iceberg.maintenance import MaintenanceReport
     from topicberg.tableflow.offsets import Offsets
     from topicberg.tableflow.status import TopicStatus
 

@@ -12,7 +12,7 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.iceberg.maintenance import MaintenanceReport
     from topicberg.tableflow.status import TopicStatus
 
 PATIENCE_SECONDS = 30.0
@@ -42,7 +42,7 @@ def ingest(
 
 def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> MaintenanceReport | None:
     """Do what is due for the topic's table; the engine may do the same."""
-    from topicberg.tableflow import maintenance
+    from topicberg.iceberg import maintenance
 
     return maintenance.maintain(spec, endpoints, config)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-    from topicberg.tableflow.maintenance import MaintenanceReport
+    from topicberg.iceberg.maintenance import MaintenanceReport
     from topicberg.tableflow.status import TopicStatus
 
 

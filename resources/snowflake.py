@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dagster import ConfigurableResource
 
 from resources.lakehouse import connect
-from topicberg.snowflake import logging_in
-from topicberg.snowflake_resource import snowflake_resource
+from topicberg.catalogs.snowflake import logging_in
+from topicberg.dagster.snowflake import snowflake_resource
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection

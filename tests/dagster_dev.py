@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from topicberg.dagster_home import dagster_home
+from topicberg.dagster.home import dagster_home
 from topicberg.settings import Settings
 
 ANSWER_SECONDS = "300"

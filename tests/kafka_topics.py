@@ -14,9 +14,9 @@ from confluent_kafka.schema_registry import Schema
 from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
+from topicberg.formats.subjects import wire_prefix
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics import TopicSpec
 
 Row = dict[str, Any]

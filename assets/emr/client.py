@@ -17,15 +17,16 @@ import dagster as dg
 from botocore.exceptions import BotoCoreError, ClientError
 from dagster_aws.pipes import PipesEMRServerlessClient, PipesS3MessageReader
 
-from topicberg.emr import Asked, Told, failed, start_job_run
 from topicberg.errors import TopicbergError
+from topicberg.transforms.emr import Asked, Told, failed, start_job_run
 
 if TYPE_CHECKING:
     from dagster import PipesMessageHandler
 
-    from topicberg.derived import Window, Written
     from topicberg.endpoints import Endpoints
     from topicberg.settings import EmrSettings, Settings
+    from topicberg.transforms.derived import Written
+    from topicberg.transforms.windows import Window
 
 POLL_SECONDS = 5.0
 MESSAGES = "pipes"
@@ -41,7 +42,7 @@ def write_window_on_emr(
     config: Settings,
     endpoints: Endpoints,
 ) -> Written:
-    """As :func:`topicberg.derived.write_window`, which the job run calls.
+    """As :func:`topicberg.transforms.derived.write_window`, which the job run calls.
 
     :param table: name of the derived table
     :raises TopicbergError: the run failed, was cancelled, or did not say what it wrote

@@ -2,7 +2,7 @@
 
 This file is the entry point, in the application's image or as a copy in S3: all that it imports is
 installed, and no module beside it hides one of Python's own. Spark's properties are those that
-:mod:`topicberg.emr` put into the request.
+:mod:`topicberg.transforms.emr` put into the request.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 
 from assets.derived import code_version, derivation
 from assets.lake import Lake, find_derived
-from topicberg.derived import Written, write_window
-from topicberg.emr import Asked, Failure, Told
 from topicberg.errors import TopicbergError
 from topicberg.topics import load_topics
+from topicberg.transforms.derived import Written, write_window
+from topicberg.transforms.emr import Asked, Failure, Told
 
 
 def main() -> None:

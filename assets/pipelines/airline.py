@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from assets.charts import axes, legend, minute_bars
 from assets.derived import derived_table
-from topicberg.derived import FOREVER
+from topicberg.transforms.windows import FOREVER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

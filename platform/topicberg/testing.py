@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from topicberg.derived import TableName, spark_name
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.spark import new_session, quote
 from topicberg.topics import TopicSpec, load_topic
+from topicberg.transforms.derived import TableName, spark_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topicberg.answers import raised_in
+from topicberg.clients.answers import raised_in
 from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
 
 

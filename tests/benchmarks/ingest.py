@@ -32,10 +32,10 @@ from rich.table import Table
 
 from topicberg import kafka
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
+from topicberg.formats.subjects import wire_prefix
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics import TopicSpec
 
 FIELDS = [
@@ -97,7 +97,7 @@ def _json(row: dict[str, Any]) -> bytes:
 def _proto(row: dict[str, Any]) -> bytes:
     from google.protobuf import message_factory
 
-    from topicberg.tableflow.formats import protoc
+    from topicberg.formats import protoc
 
     if "Trade" not in _MESSAGES:
         file = protoc.compiled("trade.proto", PROTO)

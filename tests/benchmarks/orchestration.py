@@ -36,7 +36,7 @@ from dagster_dev import dagster_dev
 
 from assets.partitions import partition_key, time_partitions
 from topicberg import kafka
-from topicberg.dagster_home import dagster_home
+from topicberg.dagster.home import dagster_home
 from topicberg.datagen.runner import run_here, start
 from topicberg.endpoints import load_endpoints
 from topicberg.query import run_query

@@ -24,12 +24,13 @@ from rich.table import Table
 
 from assets import Lake, find_derived
 from assets.derived import derivation
-from topicberg.derived import Source, Window, spark_name, write_window
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.iceberg.snapshots import touched_hours
 from topicberg.settings import settings
-from topicberg.snapshots import touched_hours
 from topicberg.testing import create_table, spark_session
 from topicberg.topics import load_topics
+from topicberg.transforms.derived import Source, spark_name, write_window
+from topicberg.transforms.windows import Window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

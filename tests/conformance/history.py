@@ -28,11 +28,11 @@ from versions import Family, Version
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
-from topicberg.history import history_table
 from topicberg.query import run_query
 from topicberg.settings import Settings
 from topicberg.tableflow import commit
 from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
 
 FORMATS = ("AVRO", "JSON", "PROTOBUF")

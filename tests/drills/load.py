@@ -18,13 +18,14 @@ from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from pyiceberg.table import Table
 
-from topicberg import glue, kafka
+from topicberg import kafka
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake import sync
 from topicberg.endpoints import Endpoints
+from topicberg.formats.subjects import wire_prefix
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
-from topicberg.snowflake import sync
 from topicberg.tableflow import control
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.tableflow.wait import wait_for
 
 KEYS = 500

@@ -27,13 +27,14 @@ from waiting import wait_until
 
 from assets import Lake, find_derived
 from resources import Snowflake
-from topicberg import glue, kafka
+from topicberg import kafka
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake import Names, SnowflakeTable, read_back
 from topicberg.checks import catalogs
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.query import run_query
 from topicberg.settings import settings
-from topicberg.snowflake import Names, SnowflakeTable, read_back
 from topicberg.tableflow import control
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.status import read_status

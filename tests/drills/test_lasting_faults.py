@@ -28,9 +28,10 @@ from operators import Operator
 from waiting import wait_until
 
 from resources import snowflake as snowflake_resource
-from topicberg import catalog, endpoints, kafka, transient
+from topicberg import endpoints, kafka, transient
 from topicberg.alerts import Notice
 from topicberg.checks import topic as topic_checks
+from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints
 from topicberg.local import health
 from topicberg.local import stack as local_stack

@@ -15,10 +15,10 @@ import pytest
 from load import Load
 
 from topicberg.endpoints import Endpoints
+from topicberg.iceberg.maintenance import Policy, maintain_table
+from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.local import stack as local_stack
 from topicberg.settings import settings
-from topicberg.tableflow.maintenance import Policy, maintain_table
-from topicberg.tableflow.maintenance.orphans import remove_orphans
 
 MINUTES = float(os.environ.get("TOPICBERG_TEST_KILL_MINUTES", 0.5))
 pytestmark = [

@@ -13,9 +13,9 @@ import pytest
 from dagster_dev import Dagster, dagster_dev
 from waiting import wait_until
 
-from topicberg import glue
 from topicberg.alerts import Notice
 from topicberg.alerts.channels import alerts_file
+from topicberg.catalogs import glue
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from snowflake.connector.errors import ProgrammingError
 
+from topicberg.catalogs.snowflake import Names, create_table
 from topicberg.deploy.resource import Live, Resource, compare
 from topicberg.deploy.snowflake.storage import (
     INTEGRATOR,
@@ -21,7 +22,6 @@ from topicberg.deploy.world import CLUSTER, World, open_world
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
-from topicberg.snowflake import Names, create_table
 
 pytestmark = pytest.mark.integration
 SECRET = "it's-a-secret"

@@ -15,11 +15,11 @@ from conftest import KillService
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.cloud import _read
 from topicberg.datagen.status import ALIVE
 from topicberg.datagen.status import read_status as read_generator
-from topicberg.deploy.names import Names
 from topicberg.endpoints import Endpoints
+from topicberg.endpoints.cloud import _read
+from topicberg.naming import Names
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.tableflow.confluent import read_status

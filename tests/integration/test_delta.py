@@ -16,10 +16,10 @@ from spark_delta import spark_with_delta
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError
+from topicberg.iceberg import delta
+from topicberg.iceberg.delta.log import CHECKPOINT_EVERY
 from topicberg.settings import settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow import delta
-from topicberg.tableflow.delta.log import CHECKPOINT_EVERY
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:

@@ -18,7 +18,9 @@ from faulty_proxy import KINDS, FaultyProxy
 from pydantic import SecretStr
 
 from assets.platform import asset_key, platform_assets
-from topicberg.dagster_home import dagster_home
+from topicberg.catalogs.snowflake import Names, create_table, quote
+from topicberg.clients.secrets import ApiKey
+from topicberg.dagster.home import dagster_home
 from topicberg.deploy import engine
 from topicberg.deploy.aws.iam import document
 from topicberg.deploy.confluent import keys
@@ -28,11 +30,9 @@ from topicberg.deploy.lock import LockedError, exclusive
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Action, Resource, Step
 from topicberg.deploy.rotate import rotate
-from topicberg.deploy.secrets import ApiKey
 from topicberg.deploy.world import World, open_world
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings, settings
-from topicberg.snowflake import Names, create_table, quote
 from topicberg.topics import load_topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2400)]

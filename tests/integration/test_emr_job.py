@@ -28,13 +28,13 @@ import resources.lakehouse
 from assets.lake import Lake, find_derived
 from assets.partitions import RANGE_END, RANGE_START
 from definitions import defs
-from topicberg.derived import SOURCE_SNAPSHOTS, TableName, spark_name
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.local import jars, spark
 from topicberg.settings import PROJECT_ROOT, settings
-from topicberg.tableflow.commit import summary
+from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, summary
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
+from topicberg.transforms.derived import TableName, spark_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,11 +15,11 @@ from conftest import KillService
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.formats.subjects import wire_prefix
 from topicberg.local import stack as local_stack
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics import load_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]

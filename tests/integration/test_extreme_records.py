@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from kafka_topics import ORDER, Topic, encode
 
 from topicberg.errors import TableflowError
+from topicberg.formats.subjects import wire_prefix
 from topicberg.tableflow import commit, skips
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics.deadletters import dead_letter_spec
 
 pytestmark = pytest.mark.integration

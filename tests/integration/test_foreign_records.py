@@ -14,10 +14,10 @@ from confluent_kafka.schema_registry import Schema
 from kafka_topics import ORDER, Topic, avro, encode
 
 from topicberg.errors import TableflowError
+from topicberg.formats.subjects import wire_prefix
 from topicberg.tableflow import commit
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.foreign import MISSING_SECONDS
-from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = pytest.mark.integration
 

@@ -15,13 +15,14 @@ from confluent_kafka import Producer
 from assets.partitions import partition_key, time_partitions
 from definitions import defs
 from resources import RESOURCES
-from topicberg import glue, kafka
+from topicberg import kafka
+from topicberg.catalogs import glue
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
+from topicberg.formats.subjects import wire_prefix
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor, run_once
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics import load_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -77,7 +78,7 @@ class Daemon:
 def daemon(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One for all tests: what it has seen and requested once, it does not again."""
     storage = {
-        "module": "topicberg.dagster_storage",
+        "module": "topicberg.dagster.storage",
         "class": "SqliteStorage",
         "config": {"base_dir": str(tmp_path_factory.mktemp("dagster"))},
     }

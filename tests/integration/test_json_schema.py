@@ -21,11 +21,11 @@ from pyspark.sql import functions as F
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
+from topicberg.formats import DECODED
+from topicberg.formats.json_schema import decode, explain, fields
+from topicberg.formats.reasons import UNEXPLAINED
+from topicberg.formats.subjects import RegisteredSchema
 from topicberg.spark import new_session
-from topicberg.tableflow.formats import DECODED
-from topicberg.tableflow.formats.json_schema import decode, explain, fields
-from topicberg.tableflow.formats.reasons import UNEXPLAINED
-from topicberg.tableflow.subjects import RegisteredSchema
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from fuzz_json import expected_row, same, schema_and_records

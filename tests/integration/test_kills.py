@@ -37,11 +37,12 @@ from assets import Lake, find_derived
 from assets.derived import derivation
 from assets.pipelines.airline import Consolidation
 from assets.pipelines.stock_trades import AnomalyRules
-from topicberg.derived import FOREVER, Derivation, Source, Window, spark_name, write_window
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.topics import load_topics
+from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
+from topicberg.transforms.windows import FOREVER, Window
 
 if TYPE_CHECKING:
     from conftest import KillService

@@ -18,19 +18,19 @@ from pyiceberg.table import Table
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.query import run_query
-from topicberg.snapshots import report as snapshot_report
-from topicberg.spark import new_session, quote
-from topicberg.tableflow import commit
-from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.maintenance import (
+from topicberg.iceberg.maintenance import (
     MaintenanceReport,
     Policy,
     compaction,
     maintain,
     maintain_table,
 )
-from topicberg.tableflow.maintenance.orphans import remove_orphans
+from topicberg.iceberg.maintenance.orphans import remove_orphans
+from topicberg.iceberg.snapshots import report as snapshot_report
+from topicberg.query import run_query
+from topicberg.spark import new_session, quote
+from topicberg.tableflow import commit
+from topicberg.tableflow.engine import Ingestor
 
 pytestmark = pytest.mark.integration
 

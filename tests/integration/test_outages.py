@@ -24,9 +24,9 @@ from pyspark.sql import SparkSession
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.formats.subjects import wire_prefix
 from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = pytest.mark.integration
 

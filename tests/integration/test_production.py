@@ -28,9 +28,9 @@ from dagster_webserver.cli import create_dagster_webserver_cli
 from pydantic_settings import BaseSettings
 
 from topicberg.alerts.settings import AlertSettings
-from topicberg.cloud import CloudSettings
-from topicberg.dagster_events import forget_events
+from topicberg.dagster.events import forget_events
 from topicberg.deploy.settings import DeploySettings
+from topicberg.endpoints.cloud import CloudSettings
 from topicberg.local.ports import choose
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
 
@@ -239,7 +239,7 @@ def test_image_has_the_guarded_web_server() -> None:
     assert instructions("ARG") == [["PYTHON_IMAGE=python:3.12-slim-bookworm"]]
     assert instructions("FROM") == [["${PYTHON_IMAGE}"]]
     scripts = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts["topicberg-webserver"] == "topicberg.webserver:main"
+    assert scripts["topicberg-webserver"] == "topicberg.dagster.webserver:main"
     for name in ("webserver", "viewer"):
         service = document("compose.yaml")["services"][name]
         assert service["command"][0] == "dagster-webserver"
@@ -248,7 +248,7 @@ def test_image_has_the_guarded_web_server() -> None:
 
 def test_guarded_web_server_takes_dagsters_options() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "topicberg.webserver", "--version"],
+        [sys.executable, "-m", "topicberg.dagster.webserver", "--version"],
         capture_output=True,
         text=True,
         check=True,

@@ -12,9 +12,9 @@ from fuzz_protobuf import Sample, comparable, schema_and_records
 from pyspark.sql import functions as F
 
 from topicberg.endpoints import Endpoints
+from topicberg.formats import DECODED, protobuf
+from topicberg.formats.subjects import RegisteredSchema, SubjectReader
 from topicberg.spark import new_session
-from topicberg.tableflow.formats import DECODED, protobuf
-from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
 
 pytestmark = pytest.mark.integration
 

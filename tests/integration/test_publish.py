@@ -23,14 +23,14 @@ from pyspark.sql import SparkSession
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
-from topicberg.publish import STATE_TOPIC, Published, PublishError, publish
+from topicberg.iceberg.maintenance.expiry import expire
+from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
-from topicberg.tableflow.maintenance.expiry import expire
-from topicberg.tableflow.maintenance.policy import Policy
 from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.spec import TableflowSpec
+from topicberg.transforms.publish import STATE_TOPIC, Published, PublishError, publish
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 

@@ -14,11 +14,11 @@ import pytest
 from kafka_topics import ORDER, Topic, avro
 
 from topicberg import kafka
-from topicberg.consumer import messages
 from topicberg.errors import CommitConflictError, TableflowError
+from topicberg.formats.subjects import wire_prefix
+from topicberg.kafka.consumer import messages
 from topicberg.tableflow import commit
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.topics.deadletters import dead_letter_spec
 
 pytestmark = pytest.mark.integration

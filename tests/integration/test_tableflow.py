@@ -26,6 +26,7 @@ from waiting import wait_until
 from topicberg import kafka
 from topicberg.checks.topic import check_lag, lag_of
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
+from topicberg.formats.subjects import wire_prefix
 from topicberg.spark import new_session
 from topicberg.tableflow import commit, service
 from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
@@ -33,7 +34,6 @@ from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.offsets import Offsets
 from topicberg.tableflow.sizing import GROWTH, SMALL_RECORDS
 from topicberg.tableflow.status import remove_status
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.tableflow.wait import held_offsets, wait_for
 
 pytestmark = pytest.mark.integration

@@ -16,10 +16,10 @@ from waiting import wait_until
 from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
+from topicberg.formats.subjects import wire_prefix
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
-from topicberg.tableflow.subjects import wire_prefix
 from topicberg.tableflow.wait import wait_for
 
 pytestmark = pytest.mark.integration

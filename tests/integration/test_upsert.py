@@ -19,15 +19,16 @@ from kafka_topics import ORDER, Row, Topic, avro, encode
 from pyiceberg.manifest import DataFileContent
 
 from resources import Snowflake
-from topicberg import glue, kafka, snowflake
+from topicberg import kafka
+from topicberg.catalogs import glue, snowflake
 from topicberg.checks.topic import check_deletes
-from topicberg.consumer import messages
 from topicberg.errors import CommitConflictError, SpecError, TableflowError
+from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg.maintenance import Policy, maintain
+from topicberg.kafka.consumer import messages
 from topicberg.query import Engine, run_query
 from topicberg.tableflow.engine import Ingestor
-from topicberg.tableflow.maintenance import Policy, maintain
 from topicberg.tableflow.reread import REREAD, Reread, reread
-from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = pytest.mark.integration
 

@@ -12,12 +12,12 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from topicberg.derived import SOURCE_SNAPSHOTS, spark_name
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
-from topicberg.tableflow.commit import summary
+from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, summary
 from topicberg.testing import create_table, rows, spark_session, topic_frame
-from topicberg.upsert_view import UpsertView, refresh
+from topicberg.transforms.derived import spark_name
+from topicberg.transforms.upsert_view import UpsertView, refresh
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -19,10 +19,10 @@ from topicberg import kafka
 from topicberg.datagen.producer import avro_encoder
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
-from topicberg.history import history_table, ingest_history
 from topicberg.settings import settings
 from topicberg.tableflow import commit, control
 from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topic
 

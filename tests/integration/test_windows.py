@@ -18,21 +18,14 @@ from pyspark.sql import functions as F
 from test_stock_tables import RULES, Row, ordered, reference_flagged
 
 from assets.pipelines.stock_trades import flagged_stock_trades
-from topicberg.derived import (
-    SOURCE_SNAPSHOTS,
-    Derivation,
-    Source,
-    Window,
-    reached,
-    spark_name,
-    write_window,
-)
 from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.iceberg.snapshots import touched_hours
 from topicberg.settings import settings
-from topicberg.snapshots import touched_hours
-from topicberg.tableflow.commit import ancestry, summary
+from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.testing import create_table, rows, spark_session, topic_frame
-from topicberg.upsert_view import UpsertView, refresh
+from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
+from topicberg.transforms.upsert_view import UpsertView, refresh
+from topicberg.transforms.windows import Window, reached
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 

@@ -25,11 +25,11 @@ from waiting import wait_until
 
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
+from topicberg.formats.subjects import wire_prefix
 from topicberg.local import stack as local_stack
 from topicberg.settings import settings
 from topicberg.spark import new_session
 from topicberg.tableflow.status import TopicStatus, read_status
-from topicberg.tableflow.subjects import wire_prefix
 
 pytestmark = pytest.mark.integration
 

@@ -37,15 +37,16 @@ from jobs.sensors import Watch, advance
 from jobs.snapshot_cursor import Cursor, RunState
 from topicberg.checks.derived import MEMORY, check_up_to_date
 from topicberg.checks.finding import Finding
-from topicberg.derived import WINDOW, Derivation, Source, Window, summary_of
-from topicberg.hours import BEFORE_EVERYTHING
-from topicberg.reading import PREFIX, reading
+from topicberg.iceberg.hours import BEFORE_EVERYTHING
+from topicberg.iceberg.maintenance.expiry import expire
+from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.position_deletes import FileRows, stage_deletes
+from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.tableflow.commit import ancestry, summary
-from topicberg.tableflow.maintenance.expiry import expire
-from topicberg.tableflow.maintenance.policy import Policy
-from topicberg.tableflow.position_deletes import FileRows, stage_deletes
 from topicberg.topics import TopicSpec
-from topicberg.unread import SourceTable
+from topicberg.transforms.derived import Derivation, Source, summary_of
+from topicberg.transforms.unread import SourceTable
+from topicberg.transforms.windows import WINDOW, Window
 
 SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))
 ARROW = schema_to_pyarrow(SCHEMA)
@@ -340,8 +341,8 @@ class Lake:
             self._delete_files(removed, table.refresh())
 
     def _delete_files(self, removed: list[Any], table: Table) -> None:
-        from topicberg.tableflow.files import delete_files
-        from topicberg.tableflow.maintenance.expiry import _only_of
+        from topicberg.iceberg.files import delete_files
+        from topicberg.iceberg.maintenance.expiry import _only_of
 
         delete_files(table.io, _only_of(removed, table))
 

@@ -13,17 +13,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from topicberg.local.confluent import connector_rights, kafka_rest, subjects, tableflow
-from topicberg.local.confluent.account import CATALOG, CONNECTOR, TABLE, Account
-from topicberg.local.confluent.errors import bad_request, not_found
-from topicberg.local.confluent.faults import Fault
-from topicberg.local.confluent.keys import Bootstrap
-from topicberg.local.confluent.materialization import CatalogStatus
-from topicberg.local.confluent.operation import Call, Operation
-from topicberg.local.confluent.server import OPERATIONS, Server
-from topicberg.local.confluent.tableflow_bodies import NewSpec
-from topicberg.local.confluent.wire import Answer
-from topicberg.local.store import Stored
+from emulators.confluent import connector_rights, kafka_rest, subjects, tableflow
+from emulators.confluent.account import CATALOG, CONNECTOR, TABLE, Account
+from emulators.confluent.errors import bad_request, not_found
+from emulators.confluent.faults import Fault
+from emulators.confluent.keys import Bootstrap
+from emulators.confluent.materialization import CatalogStatus
+from emulators.confluent.operation import Call, Operation
+from emulators.confluent.server import OPERATIONS, Server
+from emulators.confluent.tableflow_bodies import NewSpec
+from emulators.confluent.wire import Answer
+from emulators.store import Stored
 
 MALFORMED = {
     HTTPStatus.BAD_REQUEST,

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from topicberg import glue, kafka
-from topicberg.answers import Answer, AnswerError, answered
+from topicberg import kafka
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake import ask, logging_in, parsed
+from topicberg.clients.answers import Answer, AnswerError, answered
+from topicberg.clients.secrets import Secrets
 from topicberg.deploy.confluent.api import Api, GarbledError, UncertainError
 from topicberg.deploy.passing import unanswered
-from topicberg.deploy.secrets import Secrets
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import UnreachableError
+from topicberg.formats.subjects import SubjectReader
 from topicberg.settings import Settings
-from topicberg.snowflake import ask, logging_in, parsed
-from topicberg.tableflow.subjects import SubjectReader
 from topicberg.transient import UNREACHABLE, kind_of
 
 LIES = {

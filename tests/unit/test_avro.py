@@ -10,9 +10,9 @@ import pytest
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import avro, avro_schema
+from topicberg.formats import avro, avro_schema
+from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.layout import Half, Layout, table_schema
-from topicberg.tableflow.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.table import partition_spec
 from topicberg.topics import TopicSpec
 

@@ -12,10 +12,10 @@ import pytest
 from pyiceberg.types import DecimalType, NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import avro
-from topicberg.tableflow.formats.avro_schema import Type
-from topicberg.tableflow.formats.avro_values import decimal
-from topicberg.tableflow.subjects import RegisteredSchema
+from topicberg.formats import avro
+from topicberg.formats.avro_schema import Type
+from topicberg.formats.avro_values import decimal
+from topicberg.formats.subjects import RegisteredSchema
 
 Json = dict[str, Any]
 PRICE = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}

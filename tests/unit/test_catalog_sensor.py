@@ -18,8 +18,8 @@ from definitions import defs
 from jobs.catalogs import MAX_ATTEMPTS, Cursor
 from resources import RESOURCES
 from resources.lakehouse import Lakehouse
-from topicberg import glue
-from topicberg.reading import reading
+from topicberg.catalogs import glue
+from topicberg.iceberg.read_tags import reading
 
 NAME = ("stock_trades", "stock_total_trades")
 

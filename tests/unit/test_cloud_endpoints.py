@@ -13,11 +13,11 @@ import pytest
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from topicberg import cloud, endpoints
+from topicberg import endpoints
 from topicberg.cli import app
+from topicberg.clients.secrets import Secrets
 from topicberg.deploy import rsa
-from topicberg.deploy.secrets import Secrets
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint, load_endpoints
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import DEPLOYED_FILE, Settings, settings
 from topicberg.spark import check_spark

@@ -23,6 +23,8 @@ from pydantic import SecretStr
 from stackless import MALFORMED, Stackless
 from test_confluent_stand_in import NO_DELAYS, NOWHERE
 
+from emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
+from emulators.store import Stored
 from topicberg.deploy import engine
 from topicberg.deploy import world as worlds
 from topicberg.deploy.confluent import keys
@@ -35,8 +37,6 @@ from topicberg.deploy.rotate import rotate
 from topicberg.deploy.settings import DeploySettings
 from topicberg.deploy.world import ENVIRONMENT, World
 from topicberg.local import state
-from topicberg.local.confluent.account import CATALOG, CLUSTER, KEY, Account
-from topicberg.local.store import Stored
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
 

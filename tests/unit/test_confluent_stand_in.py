@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from emulators.confluent.account import Account, Delays
+from emulators.confluent.keys import Bootstrap
+from emulators.confluent.roles import _covers
+from emulators.confluent.server import Server
+from emulators.confluent.wire import Page, listing
+from emulators.store import Stored
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.local import state
-from topicberg.local.confluent.account import Account, Delays
-from topicberg.local.confluent.keys import Bootstrap
-from topicberg.local.confluent.roles import _covers
-from topicberg.local.confluent.server import Server
-from topicberg.local.confluent.wire import Page, listing
-from topicberg.local.store import Stored
 from topicberg.settings import Settings
 
 URL = "http://127.0.0.1:1"

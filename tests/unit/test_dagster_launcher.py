@@ -15,10 +15,10 @@ from dagster._core.launcher import LaunchRunContext, WorkerStatus
 from launched_jobs import long, short
 from waiting import wait_until
 
-from topicberg.dagster_launcher import LIBRARIES, PROCESS, ForkingRunLauncher
+from topicberg.dagster.launcher import LIBRARIES, PROCESS, ForkingRunLauncher
 
-STORAGE = {"module": "topicberg.dagster_storage", "class": "SqliteStorage"}
-LAUNCHER = {"module": "topicberg.dagster_launcher", "class": "ForkingRunLauncher"}
+STORAGE = {"module": "topicberg.dagster.storage", "class": "SqliteStorage"}
+LAUNCHER = {"module": "topicberg.dagster.launcher", "class": "ForkingRunLauncher"}
 
 
 @pytest.fixture(scope="module")

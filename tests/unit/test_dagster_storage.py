@@ -11,8 +11,8 @@ from pathlib import Path
 import dagster as dg
 import yaml
 
-from topicberg import dagster_storage
-from topicberg.dagster_home import dagster_home
+from topicberg.dagster import storage as dagster_storage
+from topicberg.dagster.home import dagster_home
 from topicberg.settings import Settings
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-03-01")

@@ -20,11 +20,11 @@ from jobs import everything, pipeline_jobs, snapshot_sensors
 from jobs.sensors import watches
 from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
-from topicberg.derived import reached
 from topicberg.errors import SpecError
 from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
+from topicberg.transforms.windows import reached
 
 REPOSITORY = defs.get_repository_def()
 GRAPH = REPOSITORY.asset_graph

@@ -51,10 +51,10 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow import delta
-from topicberg.tableflow.delta.log import CHECKPOINT_EVERY
-from topicberg.tableflow.delta.schema import name_in_files
-from topicberg.tableflow.delta.stats import statistics
+from topicberg.iceberg import delta
+from topicberg.iceberg.delta.log import CHECKPOINT_EVERY
+from topicberg.iceberg.delta.schema import name_in_files
+from topicberg.iceberg.delta.stats import statistics
 from topicberg.topics import TopicSpec
 
 Row = dict[str, Any]

@@ -7,16 +7,16 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from topicberg.clients.secrets import ApiKey
 from topicberg.deploy.aws import iam
 from topicberg.deploy.confluent.keys import _open, _values
 from topicberg.deploy.confluent.tableflow import config_of
 from topicberg.deploy.draw import draw, places
-from topicberg.deploy.names import Names
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, compare
-from topicberg.deploy.secrets import ApiKey
 from topicberg.deploy.world import World
 from topicberg.errors import TopicbergError
+from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 

@@ -11,12 +11,12 @@ from topicberg.deploy import engine
 from topicberg.deploy.confluent.api import ConflictError, GoneError, UncertainError
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
-from topicberg.deploy.names import Names
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
 from topicberg.deploy.snowflake.storage import IcebergTable
 from topicberg.deploy.world import CLUSTER, REGISTRY, World
+from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topic, load_topics
 

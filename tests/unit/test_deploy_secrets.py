@@ -10,7 +10,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from topicberg.deploy.secrets import Secrets
+from topicberg.clients.secrets import Secrets
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from topicberg.cli import app
-from topicberg.deploy.names import Names
 from topicberg.deploy.platform import ACCOUNTS
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.errors import TopicbergError
+from topicberg.naming import Names
 from topicberg.settings import Settings
 
 CLOUD = Settings(deployment="cloud")

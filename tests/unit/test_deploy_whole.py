@@ -15,7 +15,7 @@ from snowflake.connector.errors import ProgrammingError
 from vendors import Vendors, in_this_process
 
 from assets.platform import asset_key, platform_assets
-from topicberg import snowflake
+from topicberg.catalogs import snowflake
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.aws.iam import Policy
 from topicberg.deploy.confluent.api import Api

@@ -15,17 +15,18 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform
 
 from assets.metadata import table_metadata
-from topicberg.catalog import READ_ONLY, TABLES
-from topicberg.changes import Mark, changed
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.checks.table import check_equality_deletes, check_volume
-from topicberg.derived import computations, ensure_table
-from topicberg.publish import Progress, _target
-from topicberg.reading import reading
-from topicberg.snapshots import changes_since, held_hours, newest_record, newest_rows
-from topicberg.tableflow.maintenance.report import TableSize
-from topicberg.unread import SourceTable, unread
+from topicberg.clients.catalog import READ_ONLY, TABLES
+from topicberg.iceberg.changes import Mark, changed
+from topicberg.iceberg.maintenance.report import TableSize
+from topicberg.iceberg.read_tags import reading
+from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
+from topicberg.transforms.derived import ensure_table
+from topicberg.transforms.publish import Progress, _target
+from topicberg.transforms.unread import SourceTable, unread
+from topicberg.transforms.windows import computations
 
 COLUMNS = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64())])
 NAME = ("shop", "totals")

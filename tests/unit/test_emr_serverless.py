@@ -34,12 +34,13 @@ from emr_service import (
 from pydantic import SecretStr
 
 from assets.emr import client, job, write_window_on_emr
-from topicberg.catalog import READ_ONLY, TABLES
-from topicberg.derived import Window, Written
-from topicberg.emr import Asked, Failure, Told, start_job_run
+from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.settings import EmrSettings, Settings, emr_settings
+from topicberg.transforms.derived import Written
+from topicberg.transforms.emr import Asked, Failure, Told, start_job_run
+from topicberg.transforms.windows import Window
 from topicberg.transient import CONFLICT, THROTTLED, kind_of
 
 PARTITIONS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")

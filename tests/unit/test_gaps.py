@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from lake_model import HOURS, Lake, step
 from pyiceberg.catalog.sql import SqlCatalog
 
-from topicberg.changes import Mark, changed
-from topicberg.hours import Hours
-from topicberg.reading import PREFIX, reading
+from topicberg.iceberg.changes import Mark, changed
+from topicberg.iceberg.hours import Hours
+from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.tableflow.commit import ancestry
-from topicberg.windows import Window
+from topicberg.transforms.windows import Window
 
 
 @pytest.fixture

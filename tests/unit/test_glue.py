@@ -19,7 +19,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from topicberg.glue import hive_type
+from topicberg.catalogs.glue import hive_type
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
-from topicberg.hours import EVERYTHING, NO_TIME, Hours, coarse, union, without
-from topicberg.snapshots import held_hours, touched_hours
-from topicberg.tableflow.position_deletes import FileRows, stage_deletes
+from topicberg.iceberg.hours import EVERYTHING, NO_TIME, Hours, coarse, union, without
+from topicberg.iceberg.position_deletes import FileRows, stage_deletes
+from topicberg.iceberg.snapshots import held_hours, touched_hours
 from topicberg.tableflow.table import bounds_kept, keep_bounds
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

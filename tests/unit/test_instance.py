@@ -16,7 +16,7 @@ from assets.checks import last_evaluation
 from definitions import defs
 from jobs.retention import forget_old_runs
 from jobs.sensors import COMPUTATION, REGISTRATION
-from topicberg.dagster_home import dagster_home
+from topicberg.dagster.home import dagster_home
 from topicberg.settings import Settings, settings
 
 ROOT = settings().project_root

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import json_schema
-from topicberg.tableflow.formats.json_plan import Plan
-from topicberg.tableflow.formats.limits import MAX_FIELDS
-from topicberg.tableflow.formats.reasons import UNEXPLAINED, ByIdentity
-from topicberg.tableflow.subjects import RegisteredSchema
+from topicberg.formats import json_schema
+from topicberg.formats.json_plan import Plan
+from topicberg.formats.limits import MAX_FIELDS
+from topicberg.formats.reasons import UNEXPLAINED, ByIdentity
+from topicberg.formats.subjects import RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."
 TEXT: dict[str, Any] = {"type": "string"}

@@ -16,8 +16,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats.json_schema import fields
-from topicberg.tableflow.subjects import RegisteredSchema
+from topicberg.formats.json_schema import fields
+from topicberg.formats.subjects import RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."
 TEXT = {"type": "string"}

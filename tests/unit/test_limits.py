@@ -20,15 +20,14 @@ from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 
 from topicberg.errors import TableflowError, TopicbergError
+from topicberg.formats import as_record, format_of, is_union, protobuf_wire, protoc, subjects
+from topicberg.formats.limits import MAX_DEPTH, MAX_FIELDS
+from topicberg.formats.protobuf import reader
+from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
 from topicberg.local import python_daemon
 from topicberg.settings import Settings
-from topicberg.tableflow import subjects
 from topicberg.tableflow.engine import DEATHS, Ingestor
-from topicberg.tableflow.formats import as_record, format_of, is_union, protobuf_wire, protoc
-from topicberg.tableflow.formats.limits import MAX_DEPTH, MAX_FIELDS
-from topicberg.tableflow.formats.protobuf import reader
 from topicberg.tableflow.offsets import Batch
-from topicberg.tableflow.subjects import RegisteredSchema, SchemaType, SubjectReader
 from topicberg.tableflow.turns import Turn, Turns
 from topicberg.topics import load_topic
 

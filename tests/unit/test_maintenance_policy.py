@@ -13,11 +13,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
+from topicberg.iceberg.maintenance.compaction import due_tiers, many_deletes, tiers
+from topicberg.iceberg.maintenance.expiry import expirable
+from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.maintenance.run import topic_policy
 from topicberg.tableflow.commit import STAGING_PREFIX, ancestry
-from topicberg.tableflow.maintenance.compaction import due_tiers, many_deletes, tiers
-from topicberg.tableflow.maintenance.expiry import expirable
-from topicberg.tableflow.maintenance.policy import Policy
-from topicberg.tableflow.maintenance.run import topic_policy
 from topicberg.topics import TopicSpec
 
 MB = 1024 * 1024

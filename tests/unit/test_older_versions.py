@@ -11,9 +11,9 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.schema import Schema
 
 from topicberg.errors import TableflowError
+from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import Half, Layout, table_schema
-from topicberg.tableflow.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.table import ensure_table
 from topicberg.topics import TopicSpec
 

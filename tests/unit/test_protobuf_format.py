@@ -14,10 +14,10 @@ from fuzz_protobuf import comparable, fill, row, schema_and_records, versions
 from google.protobuf import message_factory
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import DECODED, format_of, protobuf, protobuf_wire, protoc
-from topicberg.tableflow.formats.limits import MAX_FIELDS
-from topicberg.tableflow.formats.reasons import UNEXPLAINED
-from topicberg.tableflow.subjects import RegisteredSchema
+from topicberg.formats import DECODED, format_of, protobuf, protobuf_wire, protoc
+from topicberg.formats.limits import MAX_FIELDS
+from topicberg.formats.reasons import UNEXPLAINED
+from topicberg.formats.subjects import RegisteredSchema
 
 HEAD = """
 import "confluent/meta.proto";

@@ -6,7 +6,7 @@ import duckdb
 import pytest
 
 from topicberg.query import Engine, QueryError, check_reads
-from topicberg.query_help import hint
+from topicberg.query.help import hint
 
 KNOWN = {"orders": ["price", "$$offset", "ship-to"], "airline.skyone": []}
 

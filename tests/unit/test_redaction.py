@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from assets.retries import retried
 from topicberg.alerts import Alert
-from topicberg.deploy.secrets import ApiKey
+from topicberg.clients.secrets import ApiKey
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, safe
 from topicberg.local.service import Credentials

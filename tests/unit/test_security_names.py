@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from specs import Project, minimal
 from sqlglot import exp
 
-from topicberg import query, snowflake, spark
+from topicberg import query, spark
+from topicberg.catalogs import snowflake
 from topicberg.datagen.status import read_status as read_generator
 from topicberg.errors import SpecError, TableflowError
+from topicberg.formats import protoc, sql
+from topicberg.iceberg.maintenance.conflicts import literal
 from topicberg.settings import Settings
 from topicberg.tableflow import control
-from topicberg.tableflow.formats import protoc, sql
-from topicberg.tableflow.maintenance.conflicts import literal
 from topicberg.tableflow.status import read_status
 from topicberg.topics import check_topics
 

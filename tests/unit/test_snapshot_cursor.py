@@ -22,8 +22,8 @@ from jobs.snapshot_cursor import (
     request,
     settle,
 )
-from topicberg.changes import Mark
-from topicberg.hours import Hours
+from topicberg.iceberg.changes import Mark
+from topicberg.iceberg.hours import Hours
 from topicberg.topics import TopicSpec
 
 PARTITIONS = time_partitions(

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.local.snowflake import passing
-from topicberg.local.snowflake.commands import parse
-from topicberg.local.snowflake.grammar import Statement
-from topicberg.local.snowflake.tokens import Stream, display, literal, quote
+from emulators.snowflake import passing
+from emulators.snowflake.commands import parse
+from emulators.snowflake.grammar import Statement
+from emulators.snowflake.tokens import Stream, display, literal, quote
 
 VOLUME = """CREATE EXTERNAL VOLUME ev STORAGE_LOCATIONS = ((
   NAME = 'loc' STORAGE_PROVIDER = 'S3' STORAGE_AWS_ROLE_ARN = 'arn:aws:iam::1:role/r'

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import sys
-from topicberg.snowflake_resource import snowflake_resource
+from topicberg.dagster.snowflake import snowflake_resource
 resource = snowflake_resource()
 assert resource.__module__ == "dagster_snowflake.resources"
 assert hasattr(resource, "get_connection")

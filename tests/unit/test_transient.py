@@ -16,7 +16,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrpcException
 
 from assets.retries import retried
-from topicberg import catalog, transient
+from topicberg import transient
+from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints, LakeEndpoints
 from topicberg.errors import (
     CommitConflictError,

@@ -22,9 +22,18 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
-from topicberg.derived import FOREVER, SOURCE_SNAPSHOTS, WINDOW, Window
-from topicberg.hours import Hours
-from topicberg.unread import MAX_RANGES, READ, SourceTable, Unread, _coarse, after, unread
+from topicberg.iceberg.hours import Hours
+from topicberg.tableflow.commit import SOURCE_SNAPSHOTS
+from topicberg.transforms.unread import (
+    MAX_RANGES,
+    READ,
+    SourceTable,
+    Unread,
+    _coarse,
+    after,
+    unread,
+)
+from topicberg.transforms.windows import FOREVER, WINDOW, Window
 
 SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))
 START = datetime(2026, 1, 1, tzinfo=UTC)

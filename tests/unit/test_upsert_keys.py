@@ -25,18 +25,13 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.snapshots import report
+from topicberg.iceberg.files import live_files
+from topicberg.iceberg.position_deletes import live_rows, read_deletes, stage_deletes, trim_deletes
+from topicberg.iceberg.snapshots import report
 from topicberg.tableflow import keys as key_files
 from topicberg.tableflow.commit import ancestry, publish
 from topicberg.tableflow.engine import Staged
-from topicberg.tableflow.files import live_files
 from topicberg.tableflow.keys import KeyIndex
-from topicberg.tableflow.position_deletes import (
-    live_rows,
-    read_deletes,
-    stage_deletes,
-    trim_deletes,
-)
 
 SCHEMA = Schema(
     NestedField(1, "value", LongType(), required=False),

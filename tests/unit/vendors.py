@@ -31,18 +31,18 @@ from stackless import Stackless
 from starlette.applications import Starlette
 from test_confluent_stand_in import NOWHERE
 
+from emulators.confluent.account import Account as Organization
+from emulators.confluent.account import Delays
+from emulators.snowflake.account import Account, Context
+from emulators.snowflake.logins import Logins
+from emulators.snowflake.server import Server
+from emulators.snowflake.session import Session
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Resource, Step
 from topicberg.deploy.settings import DeploySettings
 from topicberg.deploy.world import World
 from topicberg.local import state
-from topicberg.local.confluent.account import Account as Organization
-from topicberg.local.confluent.account import Delays
-from topicberg.local.snowflake.account import Account, Context
-from topicberg.local.snowflake.logins import Logins
-from topicberg.local.snowflake.server import Server
-from topicberg.local.snowflake.session import Session
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table import StaticTable
 
-from topicberg import glue
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake import NoSuchIcebergTableError, read_back
 from topicberg.checks.finding import Finding, age, from_ms, good
-from topicberg.snowflake import NoSuchIcebergTableError, read_back
+from topicberg.iceberg.position_deletes import live_rows
 from topicberg.tableflow.commit import summary
-from topicberg.tableflow.position_deletes import live_rows
 from topicberg.wording import count
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What holds for a derived table: it was computed of what its sources hold.
 
-The verdict comes from the metadata of the tables (:mod:`topicberg.unread`), not from what sensors
-have seen. Earlier evaluations only keep it from being too strict.
+The verdict comes from the metadata of the tables (:mod:`topicberg.transforms.unread`), not from
+what sensors have seen. Earlier evaluations only keep it from being too strict.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.checks.finding import Finding, age, from_ms, good, late
-from topicberg.hours import BEFORE_EVERYTHING, Hours
-from topicberg.snapshots import changes_since, held_hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.tableflow.commit import DATA_TTL_RUN, summary
-from topicberg.unread import Known, SourceTable, unread
-from topicberg.upsert_view import merged
+from topicberg.transforms.unread import Known, SourceTable, unread
+from topicberg.transforms.upsert_view import merged
 from topicberg.wording import count
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from pyiceberg.expressions import (
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import DecimalType, DoubleType, FloatType
 
+from topicberg.catalogs.snowflake import quote
 from topicberg.checks.finding import Finding, from_ms, good
-from topicberg.snapshots import changed_files, changes_since
-from topicberg.snowflake import quote
+from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import Range, Rules
 from topicberg.wording import count

@@ -11,7 +11,7 @@ from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.checks.finding import Finding, from_ms, good
-from topicberg.snapshots import report, rows_by_partition
+from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.tableflow.commit import ancestry
 from topicberg.wording import count
 

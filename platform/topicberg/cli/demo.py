@@ -154,7 +154,7 @@ def materialize(
 
     :raises TopicbergError: a run failed
     """
-    from topicberg.dagster_home import dagster_home
+    from topicberg.dagster.home import dagster_home
 
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
     os.chdir(config.project_root)
@@ -220,7 +220,7 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
     """
     from pyiceberg.exceptions import NoSuchTableError
 
-    from topicberg.snapshots import report, touched_hours
+    from topicberg.iceberg.snapshots import report, touched_hours
     from topicberg.tableflow.commit import ancestry
 
     lake, catalog = _lake(config), endpoints.catalog(config)

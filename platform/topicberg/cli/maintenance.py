@@ -26,9 +26,9 @@ def maintain(
 
     from topicberg.endpoints import load_endpoints
     from topicberg.errors import TopicbergError
+    from topicberg.iceberg.maintenance import maintain as run
+    from topicberg.iceberg.maintenance import topic_policy
     from topicberg.settings import settings
-    from topicberg.tableflow.maintenance import maintain as run
-    from topicberg.tableflow.maintenance import topic_policy
     from topicberg.topics import load_topic
 
     config = settings()

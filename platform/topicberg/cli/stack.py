@@ -188,7 +188,7 @@ def env() -> None:
 
     DAGSTER_HOME is among them, so that `dagster` works on the instance that `topicberg ui` shows.
     """
-    from topicberg.dagster_home import dagster_home
+    from topicberg.dagster.home import dagster_home
     from topicberg.endpoints import local_endpoints
 
     config = settings()

@@ -23,7 +23,7 @@ def sync(
     """
     from assets import Lake, find_derived
     from resources import Lakehouse, Snowflake
-    from topicberg import glue, snowflake
+    from topicberg.catalogs import glue, snowflake
     from topicberg.errors import TopicbergError
     from topicberg.settings import settings
     from topicberg.topics import load_topics

@@ -23,7 +23,7 @@ def ui(
     from rich.console import Console
 
     from topicberg.cli.stack import start
-    from topicberg.dagster_home import dagster_home
+    from topicberg.dagster.home import dagster_home
     from topicberg.settings import settings
 
     config = settings()

@@ -11,7 +11,7 @@ import re
 
 from botocore.exceptions import ClientError, HTTPClientError
 
-from topicberg.answers import AnswerError
+from topicberg.clients.answers import AnswerError
 from topicberg.deploy.confluent.api import (
     ApiError,
     ConflictError,

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from topicberg.catalogs.snowflake import Names as SnowflakeNames
+from topicberg.catalogs.snowflake import topic_integration
 from topicberg.deploy.aws.bucket import Bucket, DerivedBucket
 from topicberg.deploy.aws.glue import GlueDatabase, pipelines
 from topicberg.deploy.aws.iam import (
@@ -28,7 +30,6 @@ from topicberg.deploy.confluent.kafka import ClusterAcl, Subject, Topic
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
 from topicberg.deploy.confluent.tableflow import TableflowTopic
-from topicberg.deploy.names import Names
 from topicberg.deploy.resource import Resource
 from topicberg.deploy.snowflake.principals import KEYS, Grant, RoleGrant, User, UserKeys
 from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
@@ -43,8 +44,7 @@ from topicberg.deploy.snowflake.storage import (
     Warehouse,
 )
 from topicberg.deploy.world import CLUSTER, ENVIRONMENT, REGISTRY
-from topicberg.snowflake import Names as SnowflakeNames
-from topicberg.snowflake import topic_integration
+from topicberg.naming import Names
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings

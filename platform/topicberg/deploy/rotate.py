@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from topicberg.answers import AnswerError
+from topicberg.clients.answers import AnswerError
+from topicberg.clients.secrets import ApiKey, Version
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.api import UncertainError
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.engine import TRIES, look, patiently, plan
 from topicberg.deploy.resource import Action, Resource
-from topicberg.deploy.secrets import ApiKey, Version
 from topicberg.deploy.snowflake.principals import User, UserKeys
 from topicberg.errors import TopicbergError
 

@@ -14,15 +14,15 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from topicberg.aws import aws_session
+from topicberg.clients.aws import aws_session
+from topicberg.clients.secrets import ApiKey, Secrets
 from topicberg.deploy.confluent.api import Api
-from topicberg.deploy.names import Names
 from topicberg.deploy.passing import broken
 from topicberg.deploy.resource import Live, MissingError
-from topicberg.deploy.secrets import ApiKey, Secrets
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
 from topicberg.files import replace_file
+from topicberg.naming import Names
 from topicberg.settings import DEPLOYED_FILE, DEPLOYED_NAMES, Settings, derived_from
 from topicberg.topics import TopicSpec, load_topics
 

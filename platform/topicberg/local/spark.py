@@ -37,7 +37,7 @@ _MODULES = (
 )
 
 # Avro's reader reserves memory for what a record claims to hold, before it reads it. The limits of
-# collections count for each of MAX_COLLECTIONS (topicberg.tableflow.formats.limits).
+# collections count for each of MAX_COLLECTIONS (topicberg.formats.limits).
 _AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.string.maxLength=134217728",
     "-Dorg.apache.avro.limits.bytes.maxLength=134217728",

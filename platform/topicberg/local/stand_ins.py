@@ -15,7 +15,7 @@ def aws(context: Context) -> Service:
     """Glue, IAM, STS, Secrets Manager and SSM."""
     return Service(
         name="aws",
-        command=_module(context, "topicberg.local.aws", "aws"),
+        command=_module(context, "emulators.aws", "aws"),
         environment=context.aws_environment(),
         url=context.url("aws"),
         port=context.ports["aws"],
@@ -29,7 +29,7 @@ def snowflake(context: Context) -> Service:
     password = context.credentials.snowflake_password
     return Service(
         name="snowflake",
-        command=_module(context, "topicberg.local.snowflake", "snowflake"),
+        command=_module(context, "emulators.snowflake", "snowflake"),
         environment={
             **context.aws_environment(),
             "TOPICBERG_S3_ENDPOINT": context.url("s3"),
@@ -49,7 +49,7 @@ def confluent(context: Context) -> Service:
     secrets = context.credentials
     return Service(
         name="confluent",
-        command=_module(context, "topicberg.local.confluent", "confluent"),
+        command=_module(context, "emulators.confluent", "confluent"),
         environment={
             **_settings(context),
             "TOPICBERG_STAND_IN_API_KEY": secrets.confluent_api_key,

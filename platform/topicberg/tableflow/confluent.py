@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 from pydantic import SecretStr
 
-from topicberg.cloud import read_secret
 from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.confluent.tableflow import catalog_problems, read_topic
-from topicberg.deploy.names import Names
 from topicberg.deploy.settings import Addresses
+from topicberg.endpoints.cloud import read_secret
+from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
 

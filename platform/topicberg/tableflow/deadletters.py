@@ -27,9 +27,16 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from pydantic import BaseModel, Field
 
 from topicberg import kafka
-from topicberg.consumer import DamagedRecordsError, messages
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.formats.subjects import NOT_FOUND, wire_prefix
+from topicberg.kafka.consumer import DamagedRecordsError, messages
+from topicberg.kafka.transactions import (
+    abort,
+    newest_states,
+    transaction_errors,
+    transactional_producer,
+)
 from topicberg.settings import Settings
 from topicberg.tableflow.offsets import Offsets, Place
 from topicberg.tableflow.places import Places
@@ -41,14 +48,7 @@ from topicberg.tableflow.reading import (
     raw_record,
 )
 from topicberg.tableflow.rows import PROBLEM, Decoding
-from topicberg.tableflow.subjects import NOT_FOUND, wire_prefix
 from topicberg.topics.deadletters import dead_letter_spec
-from topicberg.transactions import (
-    abort,
-    newest_states,
-    transaction_errors,
-    transactional_producer,
-)
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from topicberg import kafka
-from topicberg.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import (
     CommitConflictError,
@@ -28,6 +27,8 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
 )
+from topicberg.formats.subjects import SubjectReader
+from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
 from topicberg.tableflow import commit, control, failures, skips, tombstones, upsert
@@ -52,7 +53,6 @@ from topicberg.tableflow.reading import (
 )
 from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, decode
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
-from topicberg.tableflow.subjects import SubjectReader
 from topicberg.tableflow.table import ensure_table, start_again
 from topicberg.tableflow.turns import Turn, Turns
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.subjects import RegisteredSchema, SubjectReader
+from topicberg.formats.subjects import RegisteredSchema, SubjectReader
 
 MAX_SCHEMAS = 1_000
 """How many schemas, and how many missing ids, are kept."""

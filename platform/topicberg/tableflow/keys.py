@@ -28,9 +28,9 @@ from pyiceberg.manifest import DataFile, DataFileContent
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replacing, topic_file
+from topicberg.iceberg.files import entries_by_manifest
+from topicberg.iceberg.position_deletes import FileRows, read_deletes
 from topicberg.settings import Settings
-from topicberg.tableflow.files import entries_by_manifest
-from topicberg.tableflow.position_deletes import FileRows, read_deletes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,9 +26,9 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.formats import as_record, format_of, is_union
-from topicberg.tableflow.formats.limits import MAX_FIELDS
-from topicberg.tableflow.subjects import RegisteredSchema, Subject, SubjectReader
+from topicberg.formats import as_record, format_of, is_union
+from topicberg.formats.limits import MAX_FIELDS
+from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
 
 if TYPE_CHECKING:
     from topicberg.topics.spec import TopicSpec

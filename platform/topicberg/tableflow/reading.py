@@ -15,8 +15,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from topicberg import consumer
 from topicberg.endpoints import Endpoints
+from topicberg.kafka import consumer
 from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.sizing import SMALL_BYTES
 

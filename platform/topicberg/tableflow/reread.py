@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from topicberg import kafka
-from topicberg.consumer import messages
 from topicberg.errors import CommitConflictError, SpecError
+from topicberg.iceberg.position_deletes import delete_rows
+from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.keys import KeyIndex, Keys, key_folder, merged
 from topicberg.tableflow.offsets import Offsets, Ranges
-from topicberg.tableflow.position_deletes import delete_rows
 from topicberg.tableflow.rows import HASHED_KEY_BYTES
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert import key_columns

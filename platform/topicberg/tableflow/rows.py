@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
+from topicberg.formats import DECODED, as_record, format_of
+from topicberg.formats.subjects import WIRE_BYTES, RegisteredSchema, Subject, wire_prefix
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.formats import DECODED, as_record, format_of
 from topicberg.tableflow.layout import KEY, PARTITION, RAW_KEY, VALUE, Half, Layout, twins
 from topicberg.tableflow.reading import UNREADABLE
-from topicberg.tableflow.subjects import WIRE_BYTES, RegisteredSchema, Subject, wire_prefix
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

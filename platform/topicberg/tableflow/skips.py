@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from topicberg import kafka
-from topicberg.consumer import DamagedRecordsError, messages
 from topicberg.errors import CommitConflictError, SpecError, TopicbergError
+from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.tableflow.commit import FIRST_OFFSETS, commit_on_head
 from topicberg.tableflow.commit import committed as held_by
 from topicberg.tableflow.offsets import Offsets, Place, parse_offsets

@@ -28,9 +28,9 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
+from topicberg.formats.avro_schema import unit_of
+from topicberg.formats.limits import MAX_FIELDS
 from topicberg.settings import Settings
-from topicberg.tableflow.formats.avro_schema import unit_of
-from topicberg.tableflow.formats.limits import MAX_FIELDS
 from topicberg.tableflow.layout import METADATA_COLUMNS, PARTITION, twins
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from topicberg.iceberg.position_deletes import stage_deletes
 from topicberg.spark import quote
 from topicberg.tableflow.commit import STAGING_PREFIX
 from topicberg.tableflow.layout import PARTITION, RAW_KEY
-from topicberg.tableflow.position_deletes import stage_deletes
 from topicberg.tableflow.rows import ROW
 
 if TYPE_CHECKING:

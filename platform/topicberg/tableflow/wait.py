@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topicberg import kafka
-from topicberg.snapshots import newest_record
+from topicberg.iceberg.snapshots import newest_record
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.offsets import Offsets
 

@@ -15,7 +15,7 @@ from typing import Any
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from topicberg.errors import SpecError, TableflowError
-from topicberg.tableflow.subjects import RegisteredSchema, SchemaType
+from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_REASON = 200
@@ -33,7 +33,7 @@ def avro_columns(name: str, text: str) -> dict[str, str]:
     from fastavro import parse_schema
     from fastavro.schema import SchemaParseException, UnknownType
 
-    from topicberg.tableflow.formats import avro as avro_format
+    from topicberg.formats import avro as avro_format
 
     _check_format(name, text, "avro")
     schema = _json(name, text)
@@ -90,7 +90,7 @@ def json_columns(name: str, text: str) -> dict[str, str]:
 
     :raises SpecError: not JSON Schema, not an object with properties, recursive
     """
-    from topicberg.tableflow.formats import json_schema
+    from topicberg.formats import json_schema
 
     _check_format(name, text, "json")
     _json(name, text)
@@ -102,7 +102,7 @@ def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str
 
     :raises SpecError: protoc refuses it, no such message, or it contains itself
     """
-    from topicberg.tableflow.formats.protobuf import file_fields
+    from topicberg.formats.protobuf import file_fields
 
     _check_format(name, text, "protobuf")
     try:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from topicberg.deploy.names import Names
+from topicberg.naming import Names
 from topicberg.settings import Settings, settings
 from topicberg.topics.schema import SchemaFormat, read_schema
 

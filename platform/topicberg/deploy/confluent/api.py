@@ -26,7 +26,7 @@ import requests
 from pydantic import SecretStr
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
-from topicberg.answers import AnswerError, checked, unusable
+from topicberg.clients.answers import AnswerError, checked, unusable
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from topicberg.catalogs.snowflake import quote, text
 from topicberg.deploy import rsa
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.session import account, login_problem
 from topicberg.deploy.wait import PatienceError, until
 from topicberg.errors import TopicbergError
-from topicberg.snowflake import quote, text
 
 if TYPE_CHECKING:
-    from topicberg.deploy.secrets import Version
+    from topicberg.clients.secrets import Version
     from topicberg.deploy.world import World
 
 OWNER = "SECURITYADMIN"

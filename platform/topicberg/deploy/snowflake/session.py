@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from topicberg.catalogs.snowflake import NOT_THERE, ask, logging_in
+from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.snowflake import NOT_THERE, ask, logging_in
-from topicberg.snowflake_resource import snowflake_resource
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection

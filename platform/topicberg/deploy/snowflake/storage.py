@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from topicberg import glue
-from topicberg.answers import Answer
-from topicberg.deploy.aws import iam
-from topicberg.deploy.aws.glue import tables
-from topicberg.deploy.confluent.tableflow import FAILED_POLLS, catalog_problems, read_topic
-from topicberg.deploy.resource import Changes, Fields, Live, Resource
-from topicberg.deploy.snowflake.principals import _pattern
-from topicberg.deploy.wait import PatienceError, until
-from topicberg.errors import TopicbergError
-from topicberg.snowflake import (
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake import (
     LINKED_SECONDS,
     Names,
     RestLogin,
@@ -34,6 +26,14 @@ from topicberg.snowflake import (
     text,
     topic_integration,
 )
+from topicberg.clients.answers import Answer
+from topicberg.deploy.aws import iam
+from topicberg.deploy.aws.glue import tables
+from topicberg.deploy.confluent.tableflow import FAILED_POLLS, catalog_problems, read_topic
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.snowflake.principals import _pattern
+from topicberg.deploy.wait import PatienceError, until
+from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from topicberg.deploy.snowflake.session import Session

@@ -1,0 +1,1 @@
+"""Emulators of Confluent Cloud, AWS and Snowflake, for the local stack only."""

@@ -1,0 +1,1 @@
+"""AWS, as moto emulates it, with durable state and checked signatures."""

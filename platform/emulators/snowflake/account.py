@@ -1,0 +1,185 @@
+"""The account: its objects, its data, and the rules that all kinds of objects share."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emulators.snowflake.engine import Engine
+from emulators.snowflake.errors import already_exists, does_not_exist, no_current
+from emulators.snowflake.grammar import Statement
+from emulators.snowflake.results import Rows
+from emulators.snowflake.sources import Sources
+from emulators.snowflake.tokens import Name, display
+from emulators.store import Store, Stored
+
+VOLUME = "EXTERNAL VOLUME"
+INTEGRATION = "CATALOG INTEGRATION"
+TABLE = "ICEBERG TABLE"
+DATABASE = "DATABASE"
+SCHEMA = "SCHEMA"
+USER = "USER"
+ROLE = "ROLE"
+WAREHOUSE = "WAREHOUSE"
+GRANT = "GRANT"
+OWNER = "OWNER"
+"""Property of every object: the role that created it."""
+
+IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-stand-in"
+"""Who Snowflake is to AWS: the principal of the trust policies of the roles that it assumes."""
+
+
+@dataclass
+class Context:
+    """What a session has chosen, for names that are not qualified."""
+
+    user: str
+    role: str
+    is_admin: bool
+    warehouse: str | None = None
+    database: str | None = None
+    schema: str | None = None
+
+
+class Account:
+    """Everything that sessions share.
+
+    :param folder: holds all state
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.metadata_folder = folder / "metadata"
+        self.metadata_folder.mkdir(exist_ok=True)
+        self.store = Store(folder / "account.db")
+        self.engine = Engine(folder / "databases")
+        self.sources = Sources()
+        if self.store.get("ACCOUNT", ()) is None:  # a new account has a warehouse, as in a trial
+            self.store.put(Stored(WAREHOUSE, ("COMPUTE_WH",)))
+            self.store.put(Stored("ACCOUNT", ()))
+        self._refreshing: defaultdict[Name, threading.Lock] = defaultdict(threading.Lock)
+
+    def close(self) -> None:
+        self.store.close()
+        self.engine.duck_conn.close()
+
+    def refreshing(self, name: Name) -> threading.Lock:
+        """One refresh of a table at a time; the tables do not wait for each other."""
+        with self.store.lock:
+            return self._refreshing[name]
+
+    def tables_using(self, option: str, name: str) -> list[str]:
+        """Iceberg tables whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
+        return [
+            display(t.name) for t in self.store.all(TABLE, lambda t: t.properties[option] == name)
+        ]
+
+    def require(self, kind: str, name: Name) -> Stored:
+        found = self.store.get(kind, name)
+        if found is None:
+            raise does_not_exist(_title(kind), display(name))
+        return found
+
+
+def resolve(name: Name, context: Context, command: str) -> Name:
+    """Database, schema and table of a name that may leave out the first two."""
+    database, schema = context.database, context.schema
+    if len(name) < 3 and database is None:
+        raise no_current("database", command)
+    if len(name) < 2 and schema is None:
+        raise no_current("schema", command)
+    return (*(database or "", schema or "")[: 3 - len(name)], *name)
+
+
+def create(
+    account: Account,
+    context: Context,
+    statement: Statement,
+    name: Name,
+    make: Callable[[Stored | None], dict[str, Any]],
+    created: Callable[[], None] = lambda: None,
+) -> Rows:
+    """CREATE by the common rules: OR REPLACE, IF NOT EXISTS, or an error when it exists.
+
+    :param make: properties of the new object; it is given the one that is replaced
+    :param created: is called when the object is stored
+    """
+    kind = _title(statement.kind)
+    with account.store.lock:
+        old = account.store.get(statement.kind, name)
+        if old is not None and statement.if_not_exists:
+            return Rows.status(f"{name[-1]} already exists, statement succeeded.")
+        if old is not None and not statement.or_replace:
+            raise already_exists(display(name))
+        properties = {**make(old), OWNER: context.role}
+        if old is not None:
+            forget_grants_on(account, statement.kind, name)
+        account.store.put(Stored(statement.kind, name, properties))
+        created()
+    return Rows.status(f"{kind} {name[-1]} successfully created.")
+
+
+def drop(account: Account, kind: str, *names: Name) -> None:
+    """Delete objects, and the grants on them."""
+    with account.store.lock:
+        for name in names:
+            forget_grants_on(account, kind, name)
+        account.store.delete(kind, list(names))
+
+
+def forget_grants_on(account: Account, kind: str, name: Name) -> None:
+    kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind])
+    gone = account.store.all(
+        GRANT, lambda g: g.properties["ON"] in kinds and g.properties["OBJECT"] == list(name)
+    )
+    account.store.delete(GRANT, [one.name for one in gone])
+
+
+def _title(kind: str) -> str:
+    return {INTEGRATION: "Integration", TABLE: "Table"}.get(kind, kind.capitalize())
+
+
+def like(pattern: str) -> re.Pattern[str]:
+    """A SQL pattern: ``%``, ``_`` and backslash; SHOW … LIKE ignores case."""
+    parts, escaped = [], False
+    for character in pattern:
+        if escaped or character not in "%_\\":
+            parts.append(re.escape(character))
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        else:
+            parts.append(".*" if character == "%" else ".")
+    return re.compile("".join(parts), re.IGNORECASE | re.DOTALL)
+
+
+def chosen(statement: Statement, found: Iterable[Stored]) -> list[Stored]:
+    """What a SHOW keeps: LIKE, STARTS WITH (which minds case) and LIMIT."""
+    pattern = like(statement.like) if statement.like is not None else None
+    kept = [
+        stored
+        for stored in found
+        if (pattern is None or pattern.fullmatch(stored.name[-1]))
+        and stored.name[-1].startswith(statement.starts_with or "")
+    ]
+    return kept[: statement.limit]
+
+
+@dataclass
+class PropertyRows:
+    """The rows of a DESCRIBE whose columns are property, type, value and default."""
+
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add(self, name: str, kind: str, value: Any, default: str = "") -> None:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        self.rows.append((name, kind, text, default))
+
+    def result(self) -> Rows:
+        names = ("property", "property_type", "property_value", "property_default")
+        return Rows.of(names, self.rows)

@@ -1,0 +1,213 @@
+"""Databases and schemas: files of DuckDB, each with the options that the stand-in honours.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-database and
+https://docs.snowflake.com/en/sql-reference/sql/create-schema
+"""
+
+from __future__ import annotations
+
+import re
+
+from emulators.snowflake.account import (
+    DATABASE,
+    INTEGRATION,
+    OWNER,
+    SCHEMA,
+    TABLE,
+    VOLUME,
+    Account,
+    Context,
+    chosen,
+    drop,
+)
+from emulators.snowflake.errors import already_exists, does_not_exist, no_current, unsupported
+from emulators.snowflake.grammar import Kind, Statement
+from emulators.snowflake.options import Spec, integer, reference, text
+from emulators.snowflake.privileges import PUBLIC
+from emulators.snowflake.results import Rows
+from emulators.snowflake.tokens import Name, Stream, display
+from emulators.store import Stored
+from topicberg.catalogs.snowflake import quote
+
+_PLAIN = re.compile(r"[A-Z_][A-Z0-9_]*")
+_RESERVED = {"SYSTEM", "TEMP", "MEMORY", "_FS_GLOBAL", "MAIN"}
+_DATABASE = Spec(
+    "DATABASE",
+    {
+        "EXTERNAL_VOLUME": reference,
+        "CATALOG": reference,
+        "DATA_RETENTION_TIME_IN_DAYS": integer,
+        "COMMENT": text,
+    },
+)
+_SCHEMA = Spec("SCHEMA", {"DATA_RETENTION_TIME_IN_DAYS": integer, "COMMENT": text})
+
+
+def _create_database(stream: Stream, statement: Statement) -> None:
+    if stream.at("LINKED_CATALOG"):
+        raise unsupported("CREATE DATABASE … LINKED_CATALOG")
+    if stream.at("CLONE") or stream.at("FROM") or stream.at("AS"):
+        raise unsupported(f"CREATE DATABASE … {stream.peek().value}")
+    statement.properties = _DATABASE.read(stream)
+
+
+def _create_schema(stream: Stream, statement: Statement) -> None:
+    if stream.at("CLONE"):
+        raise unsupported("CREATE SCHEMA … CLONE")
+    if stream.take("WITH"):
+        stream.expect("MANAGED")
+        raise unsupported("CREATE SCHEMA … WITH MANAGED ACCESS")
+    statement.properties = _SCHEMA.read(stream)
+
+
+DATABASE_KIND = Kind("DATABASE", create=_create_database, plural="DATABASES", in_account=False)
+SCHEMA_KIND = Kind("SCHEMA", parts=2, create=_create_schema, plural="SCHEMAS", in_account=False)
+
+
+def create_database(account: Account, context: Context, statement: Statement) -> Rows:
+    """CREATE DATABASE makes the schema PUBLIC too, and both become the session's."""
+    (name,) = statement.name
+    for option, kind in (("EXTERNAL_VOLUME", VOLUME), ("CATALOG", INTEGRATION)):
+        if option in statement.properties:
+            account.require(kind, (statement.properties[option],))
+    if not _PLAIN.fullmatch(name) or name in _RESERVED:
+        raise unsupported(f"a database of the name {display(statement.name)}")
+    with account.store.lock:
+        if name in account.engine.databases():
+            if statement.if_not_exists:
+                return Rows.status(f"{name} already exists, statement succeeded.")
+            if not statement.or_replace:
+                raise already_exists(name)
+            _drop_database(account, name)
+        account.engine.attach(name)
+        account.engine.cursor().execute(f"CREATE SCHEMA IF NOT EXISTS {name}.PUBLIC")
+        owned = {OWNER: context.role}
+        account.store.put(Stored(DATABASE, (name,), statement.properties | owned))
+        account.store.put(Stored(SCHEMA, (name, PUBLIC), owned))
+    context.database, context.schema = name, "PUBLIC"
+    return Rows.status(f"Database {name} successfully created.")
+
+
+def _drop_database(account: Account, name: str) -> None:
+    inside = account.store.all(TABLE, lambda table: table.name[0] == name)
+    for table in inside:
+        account.engine.hide_iceberg_table(table.name)
+    drop(account, TABLE, *(table.name for table in inside))
+    drop(account, SCHEMA, *(schema for schema in account.engine.schemas() if schema[0] == name))
+    drop(account, DATABASE, (name,))
+    account.engine.detach(name)
+
+
+def drop_database(account: Account, context: Context, statement: Statement) -> Rows:
+    (name,) = statement.name
+    with account.store.lock:
+        if name not in account.engine.databases():
+            if statement.if_exists:
+                return Rows.status("Drop statement executed successfully.")
+            raise does_not_exist("Database", display(statement.name))
+        _drop_database(account, name)
+    if context.database == name:
+        context.database = context.schema = None
+    return Rows.status(f"{name} successfully dropped.")
+
+
+def _schema_name(statement: Statement, context: Context, command: str) -> tuple[str, str]:
+    if len(statement.name) == 2:
+        return statement.name[0], statement.name[1]
+    if context.database is None:
+        raise no_current("database", command)
+    return context.database, statement.name[0]
+
+
+def create_schema(account: Account, context: Context, statement: Statement) -> Rows:
+    database, schema = _schema_name(statement, context, "CREATE SCHEMA")
+    with account.store.lock:
+        if database not in account.engine.databases():
+            raise does_not_exist("Database", display((database,)))
+        if account.engine.has_schema(database, schema):
+            if statement.if_not_exists:
+                return Rows.status(f"{schema} already exists, statement succeeded.")
+            if not statement.or_replace:
+                raise already_exists(display((database, schema)))
+            _drop_schema(account, database, schema)
+        account.engine.cursor().execute(f"CREATE SCHEMA {quote(database, schema)}")
+        account.store.put(Stored(SCHEMA, (database, schema), {OWNER: context.role}))
+    context.database, context.schema = database, schema
+    return Rows.status(f"Schema {schema} successfully created.")
+
+
+def _drop_schema(account: Account, database: str, schema: str) -> None:
+    inside = account.store.all(TABLE, lambda table: table.name[:2] == (database, schema))
+    for table in inside:
+        account.engine.hide_iceberg_table(table.name)
+    drop(account, TABLE, *(table.name for table in inside))
+    drop(account, SCHEMA, (database, schema))
+    account.engine.cursor().execute(f"DROP SCHEMA {quote(database, schema)} CASCADE")
+
+
+def drop_schema(account: Account, context: Context, statement: Statement) -> Rows:
+    database, schema = _schema_name(statement, context, "DROP SCHEMA")
+    with account.store.lock:
+        if not account.engine.has_schema(database, schema):
+            if statement.if_exists:
+                return Rows.status("Drop statement executed successfully.")
+            raise does_not_exist("Schema", display((database, schema)))
+        _drop_schema(account, database, schema)
+    if (context.database, context.schema) == (database, schema):
+        context.schema = None
+    return Rows.status(f"{schema} successfully dropped.")
+
+
+def show_schemas(account: Account, context: Context, statement: Statement) -> Rows:
+    prefix: Name = ()
+    if statement.scope is not None and statement.scope[0] != "ACCOUNT":
+        prefix = statement.scope[1][:1] or ((context.database,) if context.database else ())
+    elif statement.scope is None and context.database:
+        prefix = (context.database,)
+    if prefix and prefix[0] not in account.engine.databases():
+        raise does_not_exist("Database", display(prefix))
+    found = [
+        account.store.get(SCHEMA, name) or Stored(SCHEMA, name, created=0.0)
+        for name in account.engine.schemas()
+        if name[: len(prefix)] == prefix
+    ]
+    names = (
+        *("created_on", "name", "is_default", "is_current", "database_name", "owner", "comment"),
+        *("options", "retention_time", "owner_role_type"),
+    )
+    rows = [
+        (
+            *(one.created, one.name[1], "N"),
+            "Y" if one.name == (context.database, context.schema) else "N",
+            *(one.name[0], one.properties.get(OWNER, "SYSADMIN"), "", "", "1", "ROLE"),
+        )
+        for one in chosen(statement, found)
+    ]
+    return Rows.of(names, rows, times=("created_on",))
+
+
+def show_databases(account: Account, context: Context, statement: Statement) -> Rows:
+    stored = {found.name: found for found in account.store.all(DATABASE)}
+    found = [
+        stored.get((name,)) or Stored(DATABASE, (name,), created=0.0)
+        for name in account.engine.databases()
+    ]
+    names = ("created_on", "name", "is_default", "is_current", "origin", "owner", "comment")
+    rest = ("options", "retention_time", "kind", "owner_role_type")
+    rows = [
+        (
+            one.created,
+            one.name[0],
+            "N",
+            "Y" if one.name[0] == context.database else "N",
+            "",
+            one.properties.get(OWNER, "SYSADMIN"),
+            one.properties.get("COMMENT", ""),
+            "",
+            one.properties.get("DATA_RETENTION_TIME_IN_DAYS", 1),
+            "STANDARD",
+            "ROLE",
+        )
+        for one in chosen(statement, found)
+    ]
+    return Rows.of((*names, *rest), rows, times=("created_on",))

@@ -1,0 +1,180 @@
+"""What SHOW, DESCRIBE and the system functions say about Iceberg tables.
+
+https://docs.snowflake.com/en/sql-reference/sql/show-iceberg-tables,
+https://docs.snowflake.com/en/sql-reference/sql/desc-iceberg-table,
+https://docs.snowflake.com/en/sql-reference/functions/system_get_iceberg_table_information and
+https://docs.snowflake.com/en/sql-reference/functions/system_auto_refresh_status
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from emulators.snowflake.account import OWNER, TABLE, Account, Context, chosen, resolve
+from emulators.snowflake.errors import does_not_exist, no_current
+from emulators.snowflake.grammar import Statement
+from emulators.snowflake.iceberg import snowflake_type, source_type
+from emulators.snowflake.results import Rows
+from emulators.snowflake.tables import load_metadata
+from emulators.snowflake.tokens import Name, display
+from emulators.store import Stored
+
+_SHOW = (
+    "created_on",
+    "name",
+    "database_name",
+    "schema_name",
+    "owner",
+    "external_volume_name",
+    "catalog_name",
+    "iceberg_table_type",
+    "catalog_table_name",
+    "catalog_namespace",
+    "base_location",
+    "can_write_metadata",
+    "comment",
+    "name_mapping",
+    "owner_role_type",
+    "catalog_sync_name",
+    "auto_refresh_status",
+    "partition_specs",
+    "current_partition_spec_id",
+    "iceberg_table_format_version",
+)
+_SHOW_TERSE = ("created_on", "name", "kind", "database_name", "schema_name")
+_DESCRIBE = (
+    "name",
+    "type",
+    "source iceberg type",
+    "kind",
+    "null?",
+    "default",
+    "primary key",
+    "unique key",
+    "check",
+    "expression",
+    "comment",
+    "policy name",
+    "privacy domain",
+    "name mapping",
+    "write default",
+)
+
+
+def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
+    prefix = scope(account, context, statement)
+    found = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
+    tables = chosen(statement, found)
+    if statement.action == "TERSE":
+        rows = [(t.created, t.name[2], "ICEBERG TABLE", t.name[0], t.name[1]) for t in tables]
+        return Rows.of(_SHOW_TERSE, rows, times=("created_on",))
+    return Rows.of(_SHOW, [_show_row(account, t) for t in tables], times=("created_on",))
+
+
+def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
+    properties = table.properties
+    status = auto_refresh_status(account, table) if properties["AUTO_REFRESH"] else ""
+    return (
+        table.created,
+        table.name[2],
+        table.name[0],
+        table.name[1],
+        properties.get(OWNER, "SYSADMIN"),
+        properties["EXTERNAL_VOLUME"],
+        properties["CATALOG"],
+        "UNMANAGED",
+        properties["CATALOG_TABLE_NAME"],
+        properties["CATALOG_NAMESPACE"],
+        None,
+        "Y",
+        properties["COMMENT"],
+        None,
+        "ROLE",
+        "",
+        status,
+        json.dumps(properties["PARTITION_SPECS"]),
+        properties["PARTITION_SPEC_ID"],
+        properties["FORMAT_VERSION"],
+    )
+
+
+def scope(account: Account, context: Context, statement: Statement) -> Name:
+    """The names that a SHOW … IN is about, as a prefix of qualified ones.
+
+    :raises ProgrammingError: no such database or schema
+    """
+    kind, name = statement.scope or ("", ())
+    if kind == "ACCOUNT":
+        return ()
+    if kind == "DATABASE" or (not kind and context.schema is None):
+        database = name[0] if name else context.database
+        if database is None:
+            if kind:
+                raise no_current("database", "SHOW")
+            return ()
+        prefix: Name = (database,)
+    else:
+        prefix = resolve((*(name or (context.schema or "",)), ""), context, "SHOW")[:2]
+    if prefix[0] not in account.engine.databases():
+        raise does_not_exist("Database", display(prefix[:1]))
+    if len(prefix) > 1 and not account.engine.has_schema(*prefix):
+        raise does_not_exist("Schema", display(prefix))
+    return prefix
+
+
+def describe_table(account: Account, context: Context, statement: Statement) -> Rows:
+    name = resolve(statement.name, context, "DESCRIBE ICEBERG TABLE")
+    metadata = load_metadata(account, account.require(TABLE, name))
+    rows = [
+        (
+            column.snowflake_name,
+            snowflake_type(column.type),
+            source_type(column.type),
+            "COLUMN",
+            "N" if column.required else "Y",
+            None,
+            "N",
+            "N",
+            None,
+            None,
+            column.comment,
+            None,
+            None,
+            None,
+            None,
+        )
+        for column in metadata.columns()
+    ]
+    return Rows.of(_DESCRIBE, rows)
+
+
+def table_information(account: Account, context: Context, name: Name) -> str:
+    table = account.require(TABLE, resolve(name, context, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION"))
+    answer = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
+    return json.dumps(answer)
+
+
+def auto_refresh_information(account: Account, context: Context, name: Name) -> str:
+    table = account.require(TABLE, resolve(name, context, "SYSTEM$AUTO_REFRESH_STATUS"))
+    return auto_refresh_status(account, table)
+
+
+def auto_refresh_status(account: Account, table: Stored) -> str:
+    """The state of automated refresh; all values are text."""
+    properties = table.properties
+    error = properties["REFRESH_ERROR"]
+    state = "STALLED" if error else "RUNNING"
+    answer = {
+        "executionState": state if properties["AUTO_REFRESH"] else "STOPPED",
+        "invalidExecutionStateReason": error or "",
+        "pendingSnapshotCount": "0",
+        "oldestSnapshotTime": "",
+        "currentSnapshotId": properties["SNAPSHOT_ID"] or "",
+        "currentSnapshotSummary": json.dumps(properties["SNAPSHOT_SUMMARY"]),
+        "lastSnapshotTime": str(properties["SNAPSHOT_MS"] or ""),
+        "lastUpdatedTime": str(int(properties["REFRESHED"] * 1000)),
+        "currentMetadataFile": properties["METADATA_LOCATION"],
+        "currentSchemaId": properties["SCHEMA_ID"],
+    }
+    return json.dumps({key: value for key, value in answer.items() if value != ""})

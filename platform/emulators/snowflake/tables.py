@@ -1,0 +1,295 @@
+"""Iceberg tables of an external catalog: read-only, and as old as their last refresh.
+
+A refresh asks Glue for the metadata file, keeps a copy of it, and makes it the table's contents:
+DuckDB then reads exactly that version, also when the file has long been removed from the bucket.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-iceberg-table-aws-glue,
+https://docs.snowflake.com/en/sql-reference/sql/alter-iceberg-table-refresh,
+https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from emulators.snowflake.account import (
+    DATABASE,
+    INTEGRATION,
+    TABLE,
+    VOLUME,
+    Account,
+    Context,
+    create,
+    drop,
+    resolve,
+)
+from emulators.snowflake.errors import (
+    already_exists,
+    catalog_failure,
+    does_not_exist,
+    invalid_request,
+    missing_options,
+)
+from emulators.snowflake.grammar import Statement
+from emulators.snowflake.iceberg import Metadata, select
+from emulators.snowflake.integrations import role_of, unreachable
+from emulators.snowflake.results import Rows
+from emulators.snowflake.tokens import Name, display
+from emulators.snowflake.volumes import check_inside, role_problem
+from emulators.store import Stored
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Version:
+    """One metadata file: where it is, and what is in it."""
+
+    location: str
+    data: bytes
+    metadata: Metadata
+
+
+def create_table(account: Account, context: Context, statement: Statement) -> Rows:
+    name = resolve(statement.name, context, "CREATE ICEBERG TABLE")
+    _require_schema(account, name)
+    properties = _defaults(account, name, statement.properties)
+    old = account.store.get(TABLE, name)
+    if old is None and account.engine.has_relation(name):
+        raise already_exists(display(name))
+    if old is not None and statement.if_not_exists:
+        return create(account, context, statement, name, lambda _: properties)
+    if old is not None and not statement.or_replace:
+        raise already_exists(display(name))
+    version = _fetch(account, properties, _locate(account, properties))
+    with account.refreshing(name):
+        properties |= _position(version)
+        _keep(account, properties, version)
+        return create(
+            account,
+            context,
+            statement,
+            name,
+            lambda _: properties,
+            lambda: _publish(account, name, properties, version.metadata),
+        )
+
+
+def _require_schema(account: Account, name: Name) -> None:
+    if name[0] not in account.engine.databases():
+        raise does_not_exist("Database", display(name[:1]))
+    if not account.engine.has_schema(name[0], name[1]):
+        raise does_not_exist("Schema", display(name[:2]))
+
+
+def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, Any]:
+    """The table's properties, with what it inherits from its database and its integration."""
+    database = account.store.get(DATABASE, name[:1])
+    inherited = database.properties if database else {}
+    properties = {"AUTO_REFRESH": False, "REPLACE_INVALID_CHARACTERS": False, "COMMENT": ""}
+    properties |= {k: inherited[k] for k in ("EXTERNAL_VOLUME", "CATALOG") if inherited.get(k)}
+    properties |= given
+    missing = [k for k in ("EXTERNAL_VOLUME", "CATALOG") if k not in properties]
+    if missing:
+        raise missing_options(missing)
+    account.require(VOLUME, (str(properties["EXTERNAL_VOLUME"]),))
+    integration = account.require(INTEGRATION, (str(properties["CATALOG"]),))
+    if not properties.get("CATALOG_NAMESPACE"):
+        properties["CATALOG_NAMESPACE"] = integration.properties["CATALOG_NAMESPACE"]
+    if not properties["CATALOG_NAMESPACE"]:
+        raise missing_options(["CATALOG_NAMESPACE"])
+    return properties
+
+
+def _locate(account: Account, properties: dict[str, Any]) -> str:
+    """Where the catalog has the table's metadata now."""
+    integration = account.require(INTEGRATION, (properties["CATALOG"],))
+    if not integration.properties["ENABLED"]:
+        raise invalid_request(f"Catalog integration '{display(integration.name)}' is not enabled.")
+    if problem := unreachable(integration) or role_of(account, integration, properties):
+        raise catalog_failure(problem)
+    return account.sources.metadata_location(
+        properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]
+    )
+
+
+def _fetch(account: Account, properties: dict[str, Any], location: str) -> Version:
+    """A metadata file, checked for what Snowflake cannot read."""
+    volume = account.require(VOLUME, (properties["EXTERNAL_VOLUME"],))
+    check_inside(volume, location)
+    if problem := role_problem(account, volume, "s3:GetObject"):
+        raise catalog_failure(f"Failed to read '{location}': {problem}")
+    data = account.sources.read(location)
+    metadata = Metadata.parse(location, data)
+    check_inside(volume, metadata.location.rstrip("/") + "/")
+    metadata.check_names()
+    version = Version(location, data, metadata)
+    _refuse_equality_deletes(account, version)
+    return version
+
+
+def _refuse_equality_deletes(account: Account, version: Version) -> None:
+    """Snowflake reads position deletes and deletion vectors of such a table, no equality deletes.
+
+    The real Snowflake is known to serve stale or wrong rows then; the stand-in refuses aloud.
+    """
+    snapshot = version.metadata.snapshot
+    if snapshot is None:
+        return
+    count = snapshot.get("summary", {}).get("total-equality-deletes")
+    if count is None:
+        file = _write_copy(account, version)
+        count = (
+            account.engine.cursor()
+            .execute(
+                "SELECT count(*) FROM iceberg_metadata(?) "
+                "WHERE content = 'EQUALITY_DELETES' AND status <> 'DELETED'",
+                [file],
+            )
+            .fetchall()[0][0]
+        )
+    if int(count):
+        raise catalog_failure(
+            f"Iceberg equality delete files are not supported on externally managed tables: "
+            f"snapshot {snapshot['snapshot-id']} of '{version.metadata.location}' has {count} "
+            "equality deletes. Compact the table, or write it with copy-on-write, position "
+            "deletes or deletion vectors."
+        )
+
+
+def _position(version: Version) -> dict[str, Any]:
+    """What is stored of a version: enough to answer without reading it again."""
+    metadata = version.metadata
+    snapshot = metadata.snapshot
+    return {
+        "METADATA_LOCATION": version.location,
+        "METADATA_FILE": _file_name(version),
+        "SNAPSHOT_ID": str(snapshot["snapshot-id"]) if snapshot else None,
+        "SNAPSHOT_MS": snapshot["timestamp-ms"] if snapshot else None,
+        "SNAPSHOT_SUMMARY": snapshot.get("summary", {}) if snapshot else {},
+        "SCHEMA_ID": str(metadata.schema_id),
+        "PARTITION_SPECS": metadata.partition_specs(),
+        "PARTITION_SPEC_ID": metadata.content.get("default-spec-id", 0),
+        "FORMAT_VERSION": metadata.format_version,
+        "REFRESHED": time.time(),
+        "REFRESH_ERROR": None,
+    }
+
+
+def _file_name(version: Version) -> str:
+    digest = hashlib.sha256(version.location.encode() + b"\0" + version.data).hexdigest()
+    suffix = ".gz.metadata.json" if version.data[:2] == b"\x1f\x8b" else ".metadata.json"
+    return f"{digest[:32]}{suffix}"
+
+
+def _write_copy(account: Account, version: Version) -> str:
+    path = account.metadata_folder / _file_name(version)
+    if not path.exists():
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(version.data)
+        partial.replace(path)
+    return str(path)
+
+
+def _keep(account: Account, properties: dict[str, Any], version: Version) -> None:
+    """Keep the metadata file, and try the table's query before anything is stored."""
+    file = _write_copy(account, version)
+    account.engine.cursor().execute(f"DESCRIBE {select(version.metadata, file)}")
+    properties["METADATA_FILE"] = _file_name(version)
+
+
+def _publish(account: Account, name: Name, properties: dict[str, Any], metadata: Metadata) -> None:
+    file = account.metadata_folder / properties["METADATA_FILE"]
+    account.engine.show_iceberg_table(name, select(metadata, str(file)))
+
+
+def load_metadata(account: Account, table: Stored) -> Metadata:
+    """The metadata that the table was last refreshed to."""
+    file = account.metadata_folder / table.properties["METADATA_FILE"]
+    return Metadata.parse(table.properties["METADATA_LOCATION"], file.read_bytes())
+
+
+def refresh(account: Account, name: Name) -> None:
+    """Bring the table to what the catalog has now.
+
+    :raises ProgrammingError: it cannot be read; the table stays as it was
+    """
+    with account.refreshing(name):
+        table = account.require(TABLE, name)
+        location = _locate(account, table.properties)
+        if location == table.properties["METADATA_LOCATION"]:  # a metadata file never changes
+            _note_success(account, name)
+            return
+        version = _fetch(account, table.properties, location)
+        properties = {**table.properties, **_position(version)}
+        _keep(account, properties, version)
+        with account.store.lock:
+            if account.store.get(TABLE, name) is None:
+                raise does_not_exist("Iceberg table", display(name))
+            account.store.put(Stored(TABLE, name, properties, table.created))
+            _publish(account, name, properties, version.metadata)
+    forget_old_copies(account)
+
+
+def _note_success(account: Account, name: Name) -> None:
+    with account.store.lock:
+        table = account.require(TABLE, name)
+        if table.properties["REFRESH_ERROR"] is not None:
+            account.store.put(
+                Stored(TABLE, name, {**table.properties, "REFRESH_ERROR": None}, table.created)
+            )
+
+
+def forget_old_copies(account: Account) -> None:
+    """Delete the copies of metadata files that no table has any more."""
+    with account.store.lock:
+        used = {table.properties["METADATA_FILE"] for table in account.store.all(TABLE)}
+        aged = time.time() - 60  # a query that is running may still have to open its copy
+        for file in account.metadata_folder.iterdir():
+            if file.name not in used and file.stat().st_mtime < aged:
+                file.unlink(missing_ok=True)
+
+
+def restore(account: Account) -> None:
+    """After a start: make every stored table visible again, exactly as it was."""
+    for table in account.store.all(TABLE):
+        try:
+            metadata = load_metadata(account, table)
+            _publish(account, table.name, table.properties, metadata)
+        except Exception:
+            logger.exception("Iceberg table %s cannot be shown", display(table.name))
+
+
+def alter_table(account: Account, context: Context, statement: Statement) -> Rows:
+    name = resolve(statement.name, context, "ALTER ICEBERG TABLE")
+    if account.store.get(TABLE, name) is None and statement.if_exists:
+        return Rows.status("Statement executed successfully.")
+    account.require(TABLE, name)
+    if statement.action == "REFRESH":
+        if "PATH" in statement.properties:
+            raise invalid_request(
+                "A metadata file path cannot be given to refresh an Iceberg table that uses "
+                "AWS Glue as the catalog."
+            )
+        refresh(account, name)
+    else:
+        with account.refreshing(name), account.store.lock:
+            table = account.require(TABLE, name)
+            table.properties |= statement.properties
+            account.store.put(table)
+    return Rows.status("Statement executed successfully.")
+
+
+def drop_table(account: Account, context: Context, statement: Statement) -> Rows:
+    name = resolve(statement.name, context, "DROP ICEBERG TABLE")
+    with account.refreshing(name), account.store.lock:
+        if account.store.get(TABLE, name) is None and statement.if_exists:
+            return Rows.status("Drop statement executed successfully.")
+        account.require(TABLE, name)
+        account.engine.hide_iceberg_table(name)
+        drop(account, TABLE, name)
+    return Rows.status(f"{name[-1]} successfully dropped.")

@@ -1,0 +1,1 @@
+"""The catalogs in which tables are registered: AWS Glue and Snowflake."""

@@ -1,0 +1,407 @@
+"""Iceberg tables in Snowflake: the statements, and the few steps that use them.
+
+Names are quoted and values escaped here and nowhere else.
+Source: Snowflake SQL reference, ``CREATE EXTERNAL VOLUME``, ``CREATE CATALOG INTEGRATION (Apache
+Iceberg, AWS Glue; Iceberg REST; Snowflake Open Catalog)``, ``CREATE ICEBERG TABLE (AWS Glue)``,
+``ALTER ICEBERG TABLE … REFRESH``, ``CREATE DATABASE (catalog-linked)``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from topicberg.clients.answers import Answer, answered, unusable
+from topicberg.errors import TopicbergError
+from topicberg.naming import Names as DeployNames
+
+if TYPE_CHECKING:
+    from snowflake.connector import SnowflakeConnection
+
+    from topicberg.settings import Settings
+
+
+NOT_THERE = (2003, 2043)
+"""Snowflake's error numbers for an object that does not exist (or that one may not see)."""
+NOT_ALLOWED = 3001
+LIBRARY = "snowflake.connector"
+LINKED_SECONDS = 60
+"""Between two looks of a catalog-linked database."""
+
+
+def quote(*names: str) -> str:
+    """A (qualified) identifier: ``quote("DB", "T")`` → ``"DB"."T"``."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def text(value: str) -> str:
+    """A string literal."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What topicberg's objects are called in Snowflake."""
+
+    database: str
+    schema: str
+    warehouse: str
+    volume: str
+    location: str
+    derived_volume: str
+    derived_location: str
+    integration: str
+    """Of Glue."""
+    rest_integration: str
+    """Of another REST catalog, where the topics' tables are in one."""
+    linked_database: str
+
+    @staticmethod
+    def of(config: Settings) -> Names:
+        return Names(
+            database=config.snowflake_name("database"),
+            schema=config.snowflake_name("schema"),
+            warehouse=config.snowflake_name("warehouse"),
+            volume=config.snowflake_name("volume"),
+            location=config.snowflake_name("location"),
+            derived_volume=config.snowflake_name("derived_volume"),
+            derived_location=config.snowflake_name("derived_location"),
+            integration=config.snowflake_name("catalog_integration"),
+            rest_integration=config.snowflake_name("rest_catalog_integration"),
+            linked_database=config.snowflake_name("linked_database"),
+        )
+
+    def table(self, name: str) -> str:
+        return quote(self.database, self.schema, name)
+
+
+def role_arn(config: Settings) -> str:
+    """The IAM role by which Snowflake reads S3 and Glue."""
+    name = DeployNames(config.prefix).snowflake_role
+    return f"arn:aws:iam::{config.aws_account_id}:role/{name}"
+
+
+def create_volume(config: Settings, *, derived: bool = False) -> str:
+    """For the topics' tables or for derived ones: a volume reads its first location alone."""
+    names = Names.of(config)
+    volume, location, url = names.volume, names.location, config.warehouse
+    if derived:
+        volume, location = names.derived_volume, names.derived_location
+        url = config.derived_warehouse
+    return (
+        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {quote(volume)} STORAGE_LOCATIONS = (("
+        f"NAME = {text(location)} STORAGE_PROVIDER = 'S3' "
+        f"STORAGE_BASE_URL = {text(url)} "
+        f"STORAGE_AWS_ROLE_ARN = {text(role_arn(config))} "
+        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)})) ALLOW_WRITES = FALSE"
+    )
+
+
+def create_integration(config: Settings) -> str:
+    """With Glue, or with its Iceberg REST API."""
+    begin = f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(Names.of(config).integration)} "
+    if config.snowflake_catalog == "glue_rest":
+        return (
+            f"{begin}CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG "
+            f"CATALOG_NAMESPACE = {text(config.cluster_id)} "
+            f"REST_CONFIG = (CATALOG_URI = {text(glue_rest_uri(config))} "
+            f"CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = {text(config.aws_account_id)}) "
+            f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = {text(role_arn(config))} "
+            f"SIGV4_SIGNING_REGION = {text(config.aws_region)} "
+            f"SIGV4_EXTERNAL_ID = {text(config.prefix)}) ENABLED = TRUE"
+        )
+    return (
+        f"{begin}CATALOG_SOURCE = GLUE TABLE_FORMAT = ICEBERG "
+        f"GLUE_AWS_ROLE_ARN = {text(role_arn(config))} "
+        f"GLUE_CATALOG_ID = {text(config.aws_account_id)} "
+        f"GLUE_REGION = {text(config.aws_region)} "
+        f"CATALOG_NAMESPACE = {text(config.cluster_id)} ENABLED = TRUE"
+    )
+
+
+def glue_rest_uri(config: Settings) -> str:
+    return f"https://glue.{config.aws_region}.amazonaws.com/iceberg"
+
+
+@dataclass(frozen=True)
+class RestLogin:
+    """How Snowflake logs in to a REST catalog, by OAuth.
+
+    :param catalog: its name there
+    :param token_uri: where tokens are from; None: the catalog's own
+    """
+
+    uri: str
+    catalog: str | None
+    client_id: str
+    client_secret: SecretStr
+    scope: str
+    token_uri: str | None = None
+
+
+def create_rest_integration(config: Settings, login: RestLogin) -> str:
+    """With Snowflake Open Catalog, or with another REST catalog."""
+    source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
+    catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
+    token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
+    return (
+        "CREATE CATALOG INTEGRATION IF NOT EXISTS "
+        f"{quote(Names.of(config).rest_integration)} "
+        f"CATALOG_SOURCE = {source} TABLE_FORMAT = ICEBERG "
+        f"CATALOG_NAMESPACE = {text(config.cluster_id)} "
+        f"REST_CONFIG = (CATALOG_URI = {text(login.uri)}{catalog}) "
+        f"REST_AUTHENTICATION = (TYPE = OAUTH {token}"
+        f"OAUTH_CLIENT_ID = {text(login.client_id)} "
+        f"OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())} "
+        f"OAUTH_ALLOWED_SCOPES = ({text(login.scope)})) ENABLED = TRUE"
+    )
+
+
+def set_rest_secret(config: Settings, login: RestLogin) -> str:
+    return (
+        f"ALTER CATALOG INTEGRATION {quote(Names.of(config).rest_integration)} SET "
+        "REST_AUTHENTICATION = "
+        f"(OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())})"
+    )
+
+
+def topic_integration(config: Settings) -> str:
+    """The integration by which Snowflake finds the topics' tables."""
+    names = Names.of(config)
+    by_glue = config.snowflake_catalog in ("glue", "glue_rest")
+    return names.integration if by_glue else names.rest_integration
+
+
+def create_linked_database(config: Settings) -> str:
+    """A database of what the catalog has of the cluster, which follows it by itself."""
+    names = Names.of(config)
+    return (
+        f"CREATE DATABASE IF NOT EXISTS {quote(names.linked_database)} "
+        f"LINKED_CATALOG = (CATALOG = {text(topic_integration(config))}, "
+        f"ALLOWED_NAMESPACES = ({text(config.cluster_id)}), ALLOWED_WRITE_OPERATIONS = NONE, "
+        f"SYNC_INTERVAL_SECONDS = {LINKED_SECONDS}), EXTERNAL_VOLUME = {text(names.volume)}"
+    )
+
+
+def create_table(
+    names: Names,
+    table: str,
+    glue_database: str,
+    glue_table: str,
+    *,
+    integration: str | None = None,
+    volume: str | None = None,
+    auto_refresh: bool = False,
+) -> str:
+    """
+    :param integration: Glue's by default
+    :param volume: that of the topics' tables by default
+    """
+    follow = " AUTO_REFRESH = TRUE" if auto_refresh else ""
+    return (
+        f"CREATE ICEBERG TABLE IF NOT EXISTS {names.table(table)} "
+        f"EXTERNAL_VOLUME = {text(volume or names.volume)} "
+        f"CATALOG = {text(integration or names.integration)} "
+        f"CATALOG_TABLE_NAME = {text(glue_table)} CATALOG_NAMESPACE = {text(glue_database)}"
+        f"{follow}"
+    )
+
+
+def refresh_table(names: Names, table: str) -> str:
+    return f"ALTER ICEBERG TABLE {names.table(table)} REFRESH"
+
+
+def bootstrap(config: Settings) -> list[str]:
+    """Return what the first Iceberg table of the local stack needs, as the roles that own it in the
+    cloud; every statement leaves alone what exists.
+    """
+    names = Names.of(config)
+    return [
+        "USE ROLE SYSADMIN",
+        f"CREATE DATABASE IF NOT EXISTS {quote(names.database)}",
+        f"CREATE SCHEMA IF NOT EXISTS {quote(names.database, names.schema)}",
+        "USE ROLE ACCOUNTADMIN",
+        create_volume(config),
+        create_volume(config, derived=True),
+        create_integration(config),
+    ]
+
+
+@dataclass(frozen=True)
+class SnowflakeTable:
+    """What Snowflake reads: rows, and the metadata file that they are of."""
+
+    name: str
+    rows: int
+    metadata_location: str
+    columns: tuple[str, ...]
+
+
+class NoSuchIcebergTableError(TopicbergError):
+    """Snowflake has no such Iceberg table."""
+
+
+def ask(
+    connection: SnowflakeConnection, statement: str, most: int | None = None
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Columns and rows of a statement.
+
+    :param most: rows to fetch; None: all
+    :raises AnswerError: what answers is not Snowflake
+    """
+    asked = f"Snowflake ({' '.join(statement.split()[:3])} …)"  # the rest may have secrets
+    with answered(asked, "columns and rows", LIBRARY):
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        columns = tuple(column.name for column in cursor.description or ())
+        rows = cursor.fetchall() if most is None else cursor.fetchmany(most)
+        return columns, [tuple(row) for row in rows]
+
+
+@contextmanager
+def logging_in() -> Iterator[None]:
+    """Around what opens a connection.
+
+    :raises AnswerError: what answers is not Snowflake
+    """
+    with answered("Snowflake (login)", "a session", LIBRARY):
+        yield
+
+
+def sync(
+    connection: SnowflakeConnection,
+    config: Settings,
+    table: str,
+    glue: tuple[str, str],
+    location: str,
+) -> SnowflakeTable:
+    """Make the Iceberg table if it is missing, refresh it to what Glue has, and read it back.
+
+    One whose Iceberg table was created again in the other bucket is replaced: it is a pointer, and
+    its volume cannot change.
+
+    :param table: its name in Snowflake
+    :param glue: database and table in Glue
+    :param location: of the Iceberg table
+    """
+    from snowflake.connector.errors import ProgrammingError
+
+    names = Names.of(config)
+    derived = config.derived_bucket != config.bucket and location.startswith(
+        config.derived_warehouse
+    )
+    volume = names.derived_volume if derived else names.volume
+    held = _volume_of(connection, names, table)
+    if held is not None and held != volume:
+        ask(connection, f"DROP ICEBERG TABLE IF EXISTS {names.table(table)}")
+    if held != volume:
+        _create(connection, config, create_table(names, table, *glue, volume=volume))
+    try:
+        ask(connection, refresh_table(names, table))
+    except ProgrammingError as error:
+        # A topic's table, which `topicberg deploy` made for another role: it follows by itself.
+        if error.errno != NOT_ALLOWED:
+            raise
+    return read_back(connection, config, table)
+
+
+def _create(connection: SnowflakeConnection, config: Settings, statement: str) -> None:
+    """Make a table; in the local stack also what it needs, if `topicberg deploy` did not make that.
+
+    :raises TopicbergError: in the cloud something that it needs is missing
+    """
+    from snowflake.connector.errors import ProgrammingError
+
+    try:
+        ask(connection, statement)
+    except ProgrammingError as error:
+        if config.deployment == "cloud" and error.errno in (*NOT_THERE, NOT_ALLOWED):
+            raise TopicbergError(
+                f"Snowflake cannot create an Iceberg table: {' '.join(str(error.msg).split())}",
+                hint="run `topicberg deploy create`, which creates volumes, the catalog "
+                "integration, the schema and the user's privileges on them",
+            ) from None
+        if error.errno not in NOT_THERE:
+            raise
+        for each in [*bootstrap(config), statement]:
+            ask(connection, each)
+
+
+def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> SnowflakeTable:
+    """Rows, columns and metadata location of the table as Snowflake has it now.
+
+    :raises NoSuchIcebergTableError: there is none
+    """
+    names = Names.of(config)
+    if _volume_of(connection, names, table) is None:
+        raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {names.table(table)}")
+    name = names.table(table)
+    look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})"
+    information = parsed(_value(connection, look), look)
+    rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
+    columns, _ = ask(connection, f"SELECT * FROM {name} LIMIT 0")  # noqa: S608  quoted above
+    return SnowflakeTable(name, int(rows), information["metadataLocation"], columns)
+
+
+@dataclass(frozen=True)
+class SnowflakeColumn:
+    """A column with its type in Snowflake."""
+
+    name: str
+    type: str
+    comment: str | None
+
+
+def describe(
+    connection: SnowflakeConnection, config: Settings, table: str
+) -> list[SnowflakeColumn]:
+    """The columns of the table as Snowflake has it now."""
+    columns, found = ask(connection, f"DESCRIBE ICEBERG TABLE {Names.of(config).table(table)}")
+    heads = [column.lower() for column in columns]
+    rows = (dict(zip(heads, row, strict=True)) for row in found)
+    return [SnowflakeColumn(row["name"], row["type"], row.get("comment")) for row in rows]
+
+
+def _volume_of(connection: SnowflakeConnection, names: Names, table: str) -> str | None:
+    """Return the external volume of an Iceberg table; None: there is no such table."""
+    from snowflake.connector.errors import ProgrammingError
+
+    pattern = text(table.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%"))
+    scope = quote(names.database, names.schema)
+    try:
+        columns, rows = ask(connection, f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
+    except ProgrammingError as error:
+        if error.errno in NOT_THERE:  # no such schema yet
+            return None
+        raise
+    heads = [column.lower() for column in columns]
+    found = (dict(zip(heads, row, strict=True)) for row in rows)
+    # LIKE ignores case.
+    return next((str(r["external_volume_name"]) for r in found if r["name"] == table), None)
+
+
+def parsed(value: Any, statement: str) -> Answer:
+    """The object that one of Snowflake's system functions answers as text.
+
+    :raises AnswerError: it is none
+    """
+    asked = f"Snowflake ({statement})"
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise unusable(asked, "an object of JSON")
+    return Answer(found, asked)
+
+
+def _value(connection: SnowflakeConnection, statement: str) -> Any:
+    _, rows = ask(connection, statement)
+    if len(rows) != 1 or len(rows[0]) != 1:
+        raise unusable(f"Snowflake ({statement})", "one value")
+    return rows[0][0]

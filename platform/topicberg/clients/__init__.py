@@ -1,0 +1,1 @@
+"""Clients of vendors' services that check every response, and the vendors' secrets."""

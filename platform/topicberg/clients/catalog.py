@@ -1,0 +1,65 @@
+"""PyIceberg's REST catalog, which checks what it is answered.
+
+See :mod:`topicberg.clients.answers`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from typing import Any
+
+import requests
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.io import FileIO
+from pyiceberg.table.metadata import TableMetadata
+
+from topicberg.clients.answers import unusable
+
+TABLES = "topicberg.tables"
+"""Property: the folder of derived tables. ``warehouse`` is what the catalog goes by, which for
+Glue's REST API is the number of an account.
+"""
+READ_ONLY = "topicberg.read-only"
+"""Property: the namespace of the tables that Confluent's Tableflow writes, and nobody else may.
+
+https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-aws-glue-catalog.html
+"""
+TIMEOUT_SECONDS = (10.0, 30.0)
+"""To connect, and to wait for an answer's next byte. PyIceberg would wait for ever; Dagster gives a
+sensor a minute.
+"""
+_TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
+
+
+class CheckedCatalog(RestCatalog):
+    """PyIceberg's REST catalog; what answers must be one."""
+
+    def _create_session(self) -> requests.Session:
+        session = super()._create_session()
+        session.request = partial(session.request, timeout=TIMEOUT_SECONDS)  # type: ignore[method-assign]
+        session.hooks["response"].append(_catalog_answer)
+        return session
+
+    @staticmethod
+    def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
+        """The catalog's server has done it: PyIceberg would find nothing, and warn, every time."""
+
+
+def _catalog_answer(response: requests.Response, **_: Any) -> None:
+    method = str(response.request.method)
+    if not 200 <= response.status_code < 300 or method == "HEAD" or not response.content.strip():
+        return
+    path = str(response.request.path_url).partition("?")[0]
+    asked, found = f"Iceberg catalog {method} {path}", None
+    try:
+        found = json.loads(response.content)
+    except ValueError:
+        raise unusable(asked, "JSON") from None
+    if not isinstance(found, dict):
+        raise unusable(asked, "an object")
+    if (match := _TABLE.search(path)) and method != "DELETE":
+        field = "metadata" if match[1] or method == "POST" else "identifiers"
+        if field not in found:
+            raise unusable(asked, f"an object that has {field!r}")

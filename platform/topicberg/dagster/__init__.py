@@ -1,0 +1,1 @@
+"""What depends on the inside of Dagster: storage, launcher, events, webserver, Snowflake."""

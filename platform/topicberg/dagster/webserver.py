@@ -1,0 +1,59 @@
+"""Dagster's web server behind a guard: no other page and no other user starts a run.
+
+Dagster takes GraphQL mutations from any page: by GET, as text/plain, with any Host and Origin. The
+guard is a middleware of Dagster's own ASGI application, so there is no further process.
+
+In the local deployment the instance installs it (:mod:`topicberg.dagster.storage`), so that
+``topicberg ui``, ``dagster dev`` and ``dagster-webserver`` are all guarded. In production the
+program ``topicberg-webserver``, which takes the options of ``dagster-webserver``, does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import parse_qs
+
+from dagster_webserver import cli
+from dagster_webserver.webserver import DagsterWebserver
+from starlette.middleware import Middleware
+
+from topicberg.security.asgi import GuardMiddleware, Scope
+from topicberg.security.guard import LOOPBACK, Guard
+from topicberg.settings import Settings, settings
+
+
+def guard_webservers(config: Settings, *, same_user: bool) -> None:
+    """Put the guard before every web server of Dagster that this process starts.
+
+    :param same_user: refuse other users of this machine
+    """
+    names = {name.strip().lower() for name in config.ui_hosts.split(",") if name.strip()}
+    guard = Guard(hosts=LOOPBACK | names, same_user=same_user, json_only=True)
+    build_middleware = DagsterWebserver.build_middleware
+
+    def guarded(server: DagsterWebserver[Any, Any]) -> list[Middleware]:
+        return [Middleware(GuardMiddleware, guard, _refuse_query), *build_middleware(server)]
+
+    if same_user:
+        # Uvicorn would take the client's address from X-Forwarded-For, which any client can send.
+        os.environ["FORWARDED_ALLOW_IPS"] = ""
+    DagsterWebserver.build_middleware = guarded  # type: ignore[method-assign, assignment]
+
+
+def _refuse_query(scope: Scope) -> str | None:
+    """Refuse a GraphQL document in a URL: Dagster runs its mutations as well."""
+    query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+    if "query" in query and scope["path"].rstrip("/").endswith("/graphql"):
+        return "a GraphQL document must be sent as JSON by POST"
+    return None
+
+
+def main() -> None:
+    """Run ``dagster-webserver`` behind the guard."""
+    guard_webservers(settings(), same_user=False)
+    cli.main()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The cloud deployment: what the environment says, and of the rest what ``topicberg deploy`` made.
+
+Its secrets are found by their paths, which the prefix gives. A rotation leaves the key before alive
+for a whole period, so that they need not be read again for every request.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from pydantic import Field, SecretStr, ValidationError
+
+from topicberg.catalogs.snowflake import glue_rest_uri
+from topicberg.deploy.settings import Addresses
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg.errors import TopicbergError
+from topicberg.naming import Names
+from topicberg.settings import Settings
+
+SECRETS_SECONDS = 300.0
+"""How long secrets that were read are good."""
+_read: dict[str, tuple[float, dict[str, str]]] = {}
+
+
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+
+
+class CloudSettings(Addresses):
+    """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
+
+    What is left out is found in the deployment.
+    """
+
+    kafka_bootstrap: str | None = None
+    kafka_api_key: SecretStr | None = None
+    kafka_api_secret: SecretStr | None = None
+    kafka_security_protocol: SecurityProtocol = "SASL_SSL"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    schema_registry_api_key: SecretStr | None = None
+    schema_registry_api_secret: SecretStr | None = None
+    iceberg_rest_uri: str | None = None
+    """By default the Iceberg REST API of AWS Glue."""
+    iceberg_rest_token: SecretStr | None = None
+    """A bearer token for that catalog; Glue's takes none."""
+    s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    """Of an object store that is not Amazon's."""
+    spark_remote: str
+    snowflake_account: str | None = None
+    snowflake_user: str | None = None
+    snowflake_password: SecretStr | None = None
+
+
+def connect(config: Settings) -> Endpoints:
+    """Endpoints of the cloud deployment.
+
+    :raises TopicbergError: settings are missing, and the deployment does not have them either
+    """
+    try:
+        cloud = CloudSettings()
+    except ValidationError as error:
+        names = ", ".join(f"TOPICBERG_{str(e['loc'][0]).upper()}" for e in error.errors())
+        raise TopicbergError(
+            f"the cloud deployment lacks or cannot read: {names}",
+            hint="set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
+        ) from None
+    bootstrap, client = _kafka(cloud, config)
+    registry, user_info = _registry(cloud, config)
+    return Endpoints(
+        s3=cloud.s3_endpoint,
+        kafka_bootstrap=bootstrap,
+        kafka_client=client,
+        schema_registry=registry,
+        schema_registry_user_info=user_info,
+        iceberg_rest=cloud.iceberg_rest_uri or glue_rest_uri(config),
+        iceberg_rest_token=cloud.iceberg_rest_token if cloud.iceberg_rest_uri else None,
+        spark_connect=cloud.spark_remote,
+        snowflake=_snowflake(cloud, config),
+    )
+
+
+def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, dict[str, str]]:
+    """Address, and librdkafka's properties for it."""
+    protocol: str = cloud.kafka_security_protocol
+    if not protocol.startswith("SASL"):
+        if cloud.kafka_bootstrap is None:
+            raise TopicbergError(
+                f"TOPICBERG_KAFKA_SECURITY_PROTOCOL is {protocol}, and there is no "
+                "TOPICBERG_KAFKA_BOOTSTRAP",
+                hint="set the address of your Kafka; Confluent Cloud takes SASL_SSL alone",
+            )
+        return cloud.kafka_bootstrap, {"security.protocol": protocol}
+    key, secret = cloud.kafka_api_key, cloud.kafka_api_secret
+    if cloud.kafka_bootstrap and key and secret:
+        bootstrap, user = cloud.kafka_bootstrap, key.get_secret_value()
+        password = secret.get_secret_value()
+    else:
+        path = Names(config.prefix).confluent_secret("kafka_cluster/app_manager/python_client")
+        found = _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
+        bootstrap, user = found["bootstrap.servers"], found["sasl.username"]
+        password = found["sasl.password"]
+    return bootstrap, {
+        "security.protocol": protocol,
+        "sasl.mechanism": cloud.kafka_sasl_mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
+
+
+def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, SecretStr | None]:
+    """Address and user info; an address alone is one that asks for none."""
+    key, secret = cloud.schema_registry_api_key, cloud.schema_registry_api_secret
+    if cloud.schema_registry_url and key and secret:
+        info = f"{key.get_secret_value()}:{secret.get_secret_value()}"
+        return cloud.schema_registry_url, SecretStr(info)
+    if cloud.schema_registry_url and config.own_engine:
+        return cloud.schema_registry_url, None
+    path = Names(config.prefix).confluent_secret("schema_registry_cluster/python_client")
+    found = _secret(path, config, "SCHEMA_REGISTRY_URL, _API_KEY and _API_SECRET")
+    user_info = SecretStr(found["schema.registry.basic.auth.user.info"])
+    return found["schema.registry.url"], user_info
+
+
+def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
+    address = {
+        "host": cloud.snowflake_host,
+        "port": cloud.snowflake_port,
+        "protocol": cloud.snowflake_protocol,
+    }
+    if cloud.snowflake_account and cloud.snowflake_user and cloud.snowflake_password:
+        return SnowflakeEndpoint(
+            account=cloud.snowflake_account,
+            user=cloud.snowflake_user,
+            password=cloud.snowflake_password,
+            **address,
+        )
+    path = Names(config.prefix).snowflake_secret
+    found = _secret(path, config, "SNOWFLAKE_ACCOUNT, _USER and _PASSWORD")
+    return SnowflakeEndpoint(
+        account=found["snowflake_account_identifier"],
+        user=found["snowflake_service_user"],
+        private_key=SecretStr(found[f"snowflake_rsa_private_key_{found['active_key_number']}_pem"]),
+        **address,
+    )
+
+
+def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
+    """
+    :param instead: the settings that it is read in place of
+    :raises TopicbergError: there is no such secret
+    """
+    found = read_secret(path, config)
+    if found is None:
+        raise TopicbergError(
+            f"{_of_secret(path, config)}: there is no such secret",
+            hint=f"`topicberg deploy create` makes it; or set TOPICBERG_{instead}",
+        )
+    return found
+
+
+def read_secret(path: str, config: Settings) -> dict[str, str] | None:
+    """A secret of the deployment; None: there is none.
+
+    :raises TopicbergError: AWS does not answer, or refuses
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from topicberg.clients.aws import aws_session
+    from topicberg.clients.secrets import Secrets
+
+    at, values = _read.get(path, (0.0, {}))
+    if values and time.monotonic() - at < SECRETS_SECONDS:
+        return values
+    try:
+        client = aws_session(region_name=config.aws_region).client("secretsmanager")
+        found = Secrets(client).read(path)
+    except (BotoCoreError, ClientError) as error:
+        raise TopicbergError(
+            f"{_of_secret(path, config)}: {error}",
+            hint="whoever runs this needs secretsmanager:GetSecretValue on it; "
+            "`topicberg deploy create` makes it",
+        ) from None
+    if not found:
+        return None
+    _read[path] = (time.monotonic(), found)
+    return found
+
+
+def _of_secret(path: str, config: Settings) -> str:
+    return f"secret {path} of AWS Secrets Manager in {config.aws_region}"

@@ -1,0 +1,185 @@
+"""The formats of records: the columns of a schema, and the expression that decodes a record.
+
+A format is a module with the functions of :class:`Format`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from topicberg.errors import TableflowError
+from topicberg.formats.subjects import RegisteredSchema, SchemaType
+
+if TYPE_CHECKING:
+    from pyiceberg.types import NestedField
+    from pyspark.sql import Column, DataFrame
+
+DECODED = "__topicberg_decoded"
+"""Field of a decoded record; null or false: the record does not fit its schema."""
+
+
+class Format(Protocol):
+    """The functions of a format's module."""
+
+    def fields(
+        self,
+        subject: str,
+        schema: RegisteredSchema,
+        ids: Iterator[int],
+        message: str | None = None,
+    ) -> list[NestedField]:
+        """Return the columns of a schema in its order, every one optional, with ids from ``ids``.
+
+        :param message: Protobuf only: the message type; None: the file's first one
+        :raises TableflowError: the schema has no table (no record, recursive, a reference missing)
+        """
+        ...
+
+    def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
+        """Return the name by which two schemas are of the same type; None: the type has no name.
+
+        Avro: the full name of the record. JSON Schema: ``title``, else ``$id``. Protobuf: the full
+        name of the message. A schema of another subject is accepted only if it has the identity of
+        the subject's latest schema.
+
+        :raises TableflowError: the schema cannot be read
+        """
+        ...
+
+    def written(
+        self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+    ) -> frozenset[str]:
+        """Return the names of the columns that the writer's schema has a field for.
+
+        A field that the latest schema renames (Avro: by an alias, Protobuf: by its number) counts
+        under the latest name.
+
+        :raises TableflowError: a schema cannot be read
+        """
+        ...
+
+    def decode(
+        self,
+        records: DataFrame,
+        payload: Column,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> tuple[DataFrame, Column]:
+        """Return a record as a struct of its columns and :data:`DECODED`.
+
+        And the records, with the columns that it is computed from.
+
+        Each field of the struct has the name and exactly the type of a column in ``fields``. A
+        column that the struct lacks is null. At every depth, a field that the writer's schema lacks
+        has the latest schema's default where the format gives one to readers, else null; a field
+        that the latest schema dropped keeps its column and its value.
+
+        Spark never fails for a malformed record: the struct, or its :data:`DECODED`, is null or
+        false. It is also false for a value that its column cannot hold exactly: there are no casts
+        after this.
+
+        :param records: Kafka's columns
+        :param payload: the record without the wire format's five bytes; null: a tombstone, or a
+            record of another writer
+        :param writer: the schema that it was written with
+        :param latest: the subject's newest schema, which gives renamed fields and defaults
+        :param fields: the table's columns, also those that come from elsewhere
+        :param message: Protobuf only: the message type
+        :raises TableflowError: no record of this writer can be a row of the table
+        """
+        ...
+
+    def explain(
+        self,
+        payload: bytes,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> str:
+        """Return why a record is malformed, from its bytes; called for malformed records only.
+
+        Names the path of the field, the expected type and the value, or where the record ends:
+        ``field price (decimal(4,2)): value 1234.5 exceeds the precision``. Does not name the
+        record's place in Kafka.
+
+        :param payload: the record without the wire format's five bytes
+        """
+        ...
+
+
+def is_union(schema: RegisteredSchema) -> bool:
+    """Whether the schema is a choice of several event types, for which there is no one table.
+
+    An Avro union; a JSON Schema that is nothing but oneOf or anyOf of references.
+    """
+    if schema.schema_type == "PROTOBUF":
+        return False
+    parsed = _parsed(schema)
+    if schema.schema_type == "AVRO":
+        return isinstance(parsed, list)
+    if not isinstance(parsed, dict) or "properties" in parsed:
+        return False
+    choice = parsed.get("oneOf") or parsed.get("anyOf") or []
+    branches = [branch for branch in choice if branch != {"type": "null"}]
+    return len(branches) > 1
+
+
+def _parsed(schema: RegisteredSchema) -> Any:
+    """:raises TableflowError: the schema is not JSON, or beyond the limits"""
+    from topicberg.formats import limits
+
+    where = f"schema {schema.schema_id}"
+    limits.check_size(where, schema)
+    try:
+        return json.loads(schema.text)
+    except RecursionError:
+        raise limits.too_deep(where) from None
+    except ValueError as error:
+        raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
+
+
+def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
+    """A key's schema that is no record as a record with one field.
+
+    An Avro record of one field is written as the field is; a JSON value is put into an object when
+    it is read (``RegisteredSchema.wrapped_as``). Protobuf has messages only. What cannot be read
+    stays as it is: its format says why.
+    """
+    if schema.schema_type == "PROTOBUF":
+        return schema
+    try:
+        parsed = _parsed(schema)
+    except TableflowError:
+        return schema
+    if schema.schema_type == "AVRO":
+        if isinstance(parsed, list) or (
+            isinstance(parsed, dict) and parsed.get("type") == "record"
+        ):
+            return schema
+        record = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
+        return replace(schema, text=json.dumps(record))
+    if not isinstance(parsed, dict) or "properties" in parsed or parsed.get("type") == "object":
+        return schema
+    shared = {key: parsed[key] for key in ("$schema", "definitions", "$defs") if key in parsed}
+    wrapped = {**shared, "type": "object", "properties": {name: parsed}}
+    return replace(schema, text=json.dumps(wrapped), wrapped_as=name)
+
+
+def format_of(schema: RegisteredSchema) -> Format:
+    """The module of a schema's format."""
+    from topicberg.formats import avro, json_schema, protobuf
+
+    modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json_schema, "PROTOBUF": protobuf}
+    try:
+        return modules[schema.schema_type]
+    except KeyError:
+        raise TableflowError(
+            f"schema {schema.schema_id} is of the unknown type {schema.schema_type}",
+            hint="AVRO, JSON and PROTOBUF have tables",
+        ) from None

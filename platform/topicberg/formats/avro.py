@@ -1,0 +1,273 @@
+"""Avro: the table's types, and the Spark expression that decodes a record.
+
+Types are those of "Avro schema type mapping" in Confluent's "Schemas with Tableflow", with two
+differences that Spark imposes: it has no Iceberg ``time``, so that time-millis stays an int
+(milliseconds) and time-micros a long (microseconds of the day), and it reads a uuid as a string.
+Every column is optional, because a later schema version may drop the field.
+
+Bytes after a record make it malformed, and so does each value that the schema does not allow: text
+that is not UTF-8, an int of more than 32 bits, a boolean that is neither 0 nor 1.
+:mod:`topicberg.formats.avro_reading` has how records of other versions are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from topicberg.errors import TableflowError
+from topicberg.formats import DECODED, sql
+from topicberg.formats.avro_reading import Reader, Row, sources
+from topicberg.formats.avro_schema import Type, documented, parse, parse_record
+from topicberg.formats.avro_values import MAX_PRECISION, Cursor, MalformedError
+from topicberg.formats.subjects import RegisteredSchema
+from topicberg.spark import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_PRIMITIVES: dict[str, Callable[[], IcebergType]] = {
+    "boolean": BooleanType,
+    "int": IntegerType,
+    "long": LongType,
+    "float": FloatType,
+    "double": DoubleType,
+    "bytes": BinaryType,
+    "string": StringType,
+    "fixed": BinaryType,
+    "enum": StringType,
+}
+_LOGICAL: dict[str, Callable[[], IcebergType]] = {
+    "date": DateType,
+    "timestamp-millis": TimestamptzType,
+    "timestamp-micros": TimestamptzType,
+    "local-timestamp-millis": TimestampType,
+    "local-timestamp-micros": TimestampType,
+}
+_END = -7_934_817_264_950_318_463
+"""A number behind each record, which is read right only where the record ends."""
+_END_BYTES = bytes.fromhex("fdd580b0e290919edc01")
+_numbers = itertools.count()
+
+
+def fields(
+    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+) -> list[NestedField]:
+    """Return the columns of a record; see :class:`topicberg.formats.Format`."""
+    where = f"subject {subject}"
+    return _Converter(where, ids).fields(parse_record(where, schema))
+
+
+def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
+    """Return the full name of a record; see :class:`topicberg.formats.Format`."""
+    found = parse(f"schema {schema.schema_id}", schema)
+    return found.name if found.kind == "record" and schema.wrapped_as is None else None
+
+
+def written(
+    writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+) -> frozenset[str]:
+    """Return the columns that a writer fills; see :class:`topicberg.formats.Format`."""
+    return frozenset(sources(*_records(writer, latest)))
+
+
+def decode(
+    records: DataFrame,
+    payload: Column,
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> tuple[DataFrame, Column]:
+    """Return a record as its columns; see :class:`topicberg.formats.Format`."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.avro.functions import from_avro
+
+    row = _row(writer, latest, fields)
+    end = {"name": DECODED, "type": "long"}
+    options = {
+        "avroSchema": _record([*_read(row), end]),
+        "mode": "PERMISSIVE",
+        "datetimeRebaseMode": "CORRECTED",  # Avro's calendar is the proleptic Gregorian one
+    }
+    ended = F.concat(payload, F.lit(_END_BYTES))
+    name = f"__topicberg_avro{next(_numbers)}"
+    records = records.withColumn(name, from_avro(ended, _record([*row.wire, end]), options))
+    return records, F.expr(_struct(row, name))
+
+
+def _read(row: Row) -> list[dict[str, object]]:
+    return [{"name": name, "type": reading.read} for name, reading in row.readings.items()]
+
+
+def _record(members: Sequence[object]) -> str:
+    return json.dumps({"type": "record", "name": "row", "fields": members})
+
+
+def _struct(row: Row, raw: str) -> str:
+    """Return the SQL of the columns and :data:`DECODED`, from what was read."""
+    values: dict[str, str] = {}
+    checks: list[str] = []
+    for name, reading in row.readings.items():
+        field = f"{raw}.{quote(name)}"
+        values[name] = reading.value(field)
+        checks += [check.sql(field) for check in reading.checks]
+    wrong = sql.either(checks)
+    decoded = f"{raw}.{DECODED} = {_END}L"
+    if wrong is not None:
+        decoded = f"{decoded} AND NOT coalesce({wrong}, false)"
+    struct = sql.struct([*(values | dict(row.defaults)).items(), (DECODED, decoded)])
+    # Spark takes a struct apart again that is not inside of another expression.
+    return f"if({raw} IS NOT NULL, {struct}, NULL)" if row.defaults else struct
+
+
+def explain(
+    payload: bytes,
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> str:
+    """Return why a record is malformed; see :class:`topicberg.formats.Format`."""
+    cursor = Cursor(payload)
+    try:
+        _row(writer, latest, fields).scan(cursor, "")
+    except MalformedError as malformed:
+        return str(malformed)
+    except RecursionError:
+        return "the record has too many values inside of each other"
+    if cursor.left:
+        return (
+            f"the record ends at byte {cursor.at}, but there are {len(payload)} bytes: it was "
+            f"written with another schema than {writer.schema_id}"
+        )
+    return f"the record does not fit schema {writer.schema_id}"
+
+
+def _row(writer: RegisteredSchema, latest: RegisteredSchema, fields: Sequence[NestedField]) -> Row:
+    return Reader().row(*_records(writer, latest), fields)
+
+
+def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, Type]:
+    written, newest = (parse_record(f"schema {one.schema_id}", one) for one in (writer, latest))
+    return written, newest
+
+
+class _Converter:
+    """The columns of types."""
+
+    def __init__(self, where: str, ids: Iterator[int]) -> None:
+        self.where = where
+        self.ids = ids
+        self.open: list[Type] = []
+
+    def fail(self, path: str, problem: str, hint: str) -> TableflowError:
+        return TableflowError(f"{self.where}: field {path} {problem}", hint=hint)
+
+    def fields(self, record: Type) -> list[NestedField]:
+        self.open.append(record)
+        found = [
+            NestedField(
+                field_id=next(self.ids),
+                name=field.name,
+                field_type=self.convert(field.type, f"{record.name}.{field.name}"),
+                required=False,
+                doc=documented(field),
+            )
+            for field in record.fields
+            if field.type.members  # else there is nothing that a column could hold
+        ]
+        self.open.pop()
+        return found
+
+    def convert(self, kind: Type, path: str) -> IcebergType:
+        """Return a type's column. Of a union: a struct with a member for each type.
+
+        One of them is not null, or none. Null and a type are that type, int and long, float and
+        double the wider one.
+        """
+        members = kind.members
+        if kind.has_members:
+            return StructType(
+                *(
+                    NestedField(
+                        field_id=next(self.ids),
+                        name=f"member{index}",
+                        field_type=self.convert(member, f"{path}.member{index}"),
+                        required=False,
+                    )
+                    for index, member in enumerate(members)
+                )
+            )
+        if not members:
+            raise self.fail(
+                path, "holds nothing but null", "a column needs a type; give it one or remove it"
+            )
+        if len(members) > 1:
+            return LongType() if members[0].kind in ("int", "long") else DoubleType()
+        kind = members[0]
+        match kind.kind:
+            case "record":
+                return self.record(kind, path)
+            case "array" | "map":
+                return self.container(kind, path)
+        if kind.logical == "decimal":
+            return self.decimal(kind, path)
+        return (_LOGICAL.get(kind.logical or "") or _PRIMITIVES[kind.kind])()
+
+    def record(self, kind: Type, path: str) -> IcebergType:
+        if kind in self.open:
+            raise self.fail(
+                path,
+                f"refers to {kind.name}, which contains it",
+                "recursive schemas have no table; break the cycle",
+            )
+        found = self.fields(kind)
+        if not found:
+            raise self.fail(
+                path,
+                "is a record without fields",
+                "Parquet has no empty structs; give it a field or remove it",
+            )
+        return StructType(*found)
+
+    def container(self, kind: Type, path: str) -> IcebergType:
+        assert kind.inner is not None  # noqa: S101  it is an array or a map
+        first = next(self.ids)
+        if kind.kind == "array":
+            return ListType(first, self.convert(kind.inner, f"{path}.element"), False)
+        second = next(self.ids)
+        value = self.convert(kind.inner, f"{path}.value")
+        return MapType(first, StringType(), second, value, False)
+
+    def decimal(self, kind: Type, path: str) -> IcebergType:
+        if not kind.is_decimal or kind.precision > MAX_PRECISION:
+            limit = min(MAX_PRECISION, kind.digits)
+            raise self.fail(
+                path,
+                f"is a decimal of precision {kind.precision} and scale {kind.scale}: a decimal "
+                f"has a precision from 1 to {limit} and a scale up to it",
+                "Spark and Iceberg have no other decimals; register it as bytes or string",
+            )
+        return DecimalType(kind.precision, kind.scale)

@@ -1,0 +1,135 @@
+"""Defaults of Avro fields as constants of their columns."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from topicberg.formats import sql
+from topicberg.formats.avro_schema import NO_DEFAULT, Field, Type
+from topicberg.formats.avro_values import DAYS, EXACT, MICROS, UNITS
+
+
+def default(field: Field, column: IcebergType) -> str | None:
+    """Return the constant of a field's default in a column; None: null, or none that is valid."""
+    if field.default is NO_DEFAULT:
+        return None
+    return _constant(field.type, field.default, column)
+
+
+def _constant(kind: Type, value: Any, column: IcebergType) -> str | None:
+    """Return the SQL of a default value, None if the type does not allow it, or it is null."""
+    if kind.kind == "union":
+        for index, branch in enumerate(kind.members):
+            if not kind.has_members:
+                constant = _constant(branch, value, column)
+            elif isinstance(column, StructType):
+                member = f"member{index}"
+                target = next((one for one in column.fields if one.name == member), None)
+                inner = _constant(branch, value, target.field_type) if target else None
+                constant = inner and sql.struct(
+                    (one.name, inner if one is target else sql.null(one.field_type))
+                    for one in column.fields
+                )
+            else:
+                return None
+            if constant is not None:
+                return constant
+        return None
+    constant = _plain_constant(kind, value, column)
+    return None if constant is None else f"CAST({constant} AS {sql.spark_type(column)})"
+
+
+def _plain_constant(kind: Type, value: Any, column: IcebergType) -> str | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match column:
+        case BooleanType() if kind.kind == "boolean" and isinstance(value, bool):
+            return str(value).lower()
+        case IntegerType() | LongType() if kind.kind in ("int", "long") and is_number:
+            bits = 32 if isinstance(column, IntegerType) else 64
+            return _whole_constant(value, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        case FloatType() | DoubleType() if kind.kind in ("int", "long", "float", "double"):
+            if is_number or value in ("NaN", "Infinity", "-Infinity"):
+                return f"'{value}'"
+        case StringType() if kind.kind == "enum" and value in kind.symbols:
+            return sql.text(value)
+        case StringType() if kind.kind == "string" and isinstance(value, str):
+            return sql.text(value)
+        case BinaryType() | StringType() if kind.kind in ("bytes", "fixed"):
+            data = _latin(value)
+            return None if data is None else f"X'{data.hex()}'"
+        case DecimalType() if kind.is_decimal:
+            data = _latin(value)
+            if not data:
+                return None
+            number = Decimal(int.from_bytes(data, "big", signed=True))
+            return f"'{number.scaleb(-kind.scale, EXACT):f}'"
+        case DateType() if kind.logical == "date" and is_number:
+            days = _whole_constant(value, *DAYS)
+            return days and f"date_from_unix_date({days})"
+        case TimestamptzType() | TimestampType() if kind.logical and is_number:
+            return _moment_constant(kind.logical, value, column)
+        case ListType() if kind.inner and isinstance(value, list):
+            items = [_constant(kind.inner, item, column.element_type) for item in value]
+            return f"array({', '.join(item or 'NULL' for item in items)})"
+        case MapType() if kind.inner and isinstance(value, dict):
+            pairs = (
+                f"{sql.text(key)}, {_constant(kind.inner, item, column.value_type) or 'NULL'}"
+                for key, item in value.items()
+            )
+            return f"map({', '.join(pairs)})"
+        case StructType() if kind.kind == "record" and isinstance(value, dict):
+            fields = {field.name: field for field in kind.fields}
+            members = []
+            for one in column.fields:
+                field = fields.get(one.name)
+                constant = None
+                if field is not None:
+                    given = value.get(field.name, field.default)
+                    if given is not NO_DEFAULT:
+                        constant = _constant(field.type, given, one.field_type)
+                members.append((one.name, constant or sql.null(one.field_type)))
+            return sql.struct(members)
+    return None
+
+
+def _whole_constant(value: Any, low: int, high: int) -> str | None:
+    return f"{int(value)}L" if value == int(value) and low <= value <= high else None
+
+
+def _moment_constant(logical: str, value: Any, column: IcebergType) -> str | None:
+    unit = UNITS.get(logical.rpartition("-")[2])
+    if unit is None:
+        return None
+    micros = _whole_constant(value * unit, *MICROS)
+    if isinstance(column, TimestamptzType) or micros is None:
+        return micros and f"timestamp_micros({micros})"
+    seconds = EXACT.scaleb(Decimal(int(value) * unit), -6)
+    interval = f"make_dt_interval(0, 0, 0, CAST({seconds:f} AS decimal(18,6)))"
+    return f"TIMESTAMP_NTZ'1970-01-01' + {interval}"
+
+
+def _latin(value: Any) -> bytes | None:
+    """Return the bytes that a default's text stands for: one for each character."""
+    try:
+        return value.encode("latin-1") if isinstance(value, str) else None
+    except UnicodeEncodeError:
+        return None

@@ -1,0 +1,471 @@
+"""How a record that one Avro schema wrote becomes a row of a table that others formed too.
+
+Each type of the writer is paired with the column that its values go to, and with the latest
+schema's type. A pair is a :class:`~topicberg.formats.avro_values.Reading`: what Spark's
+``from_avro`` is given, the SQL from what it returns to the column's value, and the same in Python,
+which says what is wrong with a record.
+
+``from_avro`` gets two schemas of our own making. The writer's has the layout of the bytes, but the
+names of the table's columns, and a named type once for each place: there is nothing for Avro's
+resolution to match. The reader's is the shape of the column.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from topicberg.formats import avro_values as values
+from topicberg.formats import sql
+from topicberg.formats.avro_defaults import default
+from topicberg.formats.avro_schema import Field, Type
+from topicberg.formats.avro_values import UTF8, Cursor, MalformedError, Reading, Scan
+from topicberg.spark import quote
+
+_PROMOTED = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+    "enum": ("string",),
+}
+_NAMED = ("record", "enum", "fixed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """How records of a writer become rows. ``wire``: fields of a record."""
+
+    wire: list[dict[str, Any]]
+    readings: Mapping[str, Reading]
+    """Of the columns that the writer has."""
+    defaults: Mapping[str, str]
+    """Constants of columns that the writer lacks."""
+    scan: Scan
+
+
+def sources(writer: Type, latest: Type | None) -> dict[str, Field]:
+    """Return the writer's fields by the names of the columns that they go to.
+
+    Those are the latest schema's names, also of fields that it renames with an alias, and the
+    writer's own names of the fields that the latest schema does not have.
+    """
+    own = {field.name: field for field in writer.fields}
+    newest = latest.fields if latest else []
+    found = {field.name: own[field.name] for field in newest if field.name in own}
+    used = set(found)
+    for field in newest:
+        alias = next((name for name in field.aliases if name in own and name not in used), None)
+        if field.name not in own and alias is not None:
+            found[field.name] = own[alias]
+            used.add(alias)
+    return found | {name: field for name, field in own.items() if name not in used}
+
+
+class Reader:
+    """Pairs a writer's types with columns."""
+
+    def __init__(self) -> None:
+        self._names = itertools.count()
+        self._skipped: dict[int, str] = {}
+
+    def row(self, writer: Type, latest: Type | None, columns: Sequence[NestedField]) -> Row:
+        """Pair the fields of a record with columns, by name."""
+        by_name = {column.name: column for column in columns}
+        newest = {field.name: field for field in latest.fields} if latest else {}
+        targets = {
+            id(field): by_name[name]
+            for name, field in sources(writer, latest).items()
+            if name in by_name
+        }
+        wire: list[dict[str, Any]] = []
+        readings: dict[str, Reading] = {}
+        scans: list[tuple[str, Scan]] = []
+        for number, field in enumerate(writer.fields):
+            column = targets.get(id(field))
+            if column is None:
+                wire.append({"name": f"topicberg_{number}", "type": self.skipped(field.type)})
+                scans.append((field.name, values.scan_of(field.type)))
+                continue
+            new = newest.get(column.name)
+            reading = self.value(field.type, new.type if new else None, column.field_type)
+            readings[column.name] = reading
+            wire.append({"name": column.name, "type": reading.wire})
+            scans.append((field.name, reading.scan))
+
+        def scan(cursor: Cursor, path: str) -> None:
+            for name, each in scans:
+                each(cursor, f"{path}.{name}" if path else name)
+
+        missing = (column for column in columns if column.name not in readings)
+        defaults = {
+            column.name: constant
+            for column in missing
+            if (new := newest.get(column.name)) is not None
+            and (constant := default(new, column.field_type)) is not None
+        }
+        return Row(wire, readings, defaults, scan)
+
+    def value(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+        """Pair a type with a column."""
+        if latest is not None and not latest.members:
+            latest = None
+        members = writer.members
+        if not members:
+            scan = values.scan_of(writer)
+            return Reading(self.skipped(writer), self._optional(column), scan)
+        if len(members) > 1:
+            return self._union(writer, latest, column)
+        branch = self._branch(members[0], None, latest, column)
+        if writer.kind != "union":
+            return branch
+        scans = [None if one.kind == "null" else branch.scan for one in writer.branches]
+        return replace(
+            branch,
+            wire=["null" if one.kind == "null" else branch.wire for one in writer.branches],
+            read=["null", branch.read],
+            scan=values.scan_branches(scans),
+        )
+
+    def skipped(self, kind: Type) -> Any:
+        """Return the layout of a type whose values have no column; it may be recursive."""
+        if kind.inner is not None:
+            return {
+                "type": kind.kind,
+                "items" if kind.kind == "array" else "values": self.skipped(kind.inner),
+            }
+        if kind.kind == "union":
+            return [self.skipped(branch) for branch in kind.branches]
+        if kind.kind not in _NAMED:
+            return kind.kind
+        if id(kind) in self._skipped:
+            return self._skipped[id(kind)]
+        named: dict[str, Any] = {"type": kind.kind, "name": self._name()}
+        self._skipped[id(kind)] = named["name"]
+        match kind.kind:
+            case "enum":
+                named["symbols"] = [f"S{number}" for number in range(len(kind.symbols))]
+            case "fixed":
+                named["size"] = kind.size
+            case "record":
+                named["fields"] = [
+                    {"name": f"f{number}", "type": self.skipped(field.type)}
+                    for number, field in enumerate(kind.fields)
+                ]
+        return named
+
+    def _name(self) -> str:
+        return f"t{next(self._names)}"
+
+    def _optional(self, column: IcebergType) -> Any:
+        """Return an Avro type that Spark reads as the column's, or null."""
+        return ["null", self._natural(column)]
+
+    def _natural(self, column: IcebergType) -> Any:
+        match column:
+            case StructType():
+                fields = [self._missing(field) for field in column.fields]
+                return {"type": "record", "name": self._name(), "fields": fields}
+            case ListType():
+                return {"type": "array", "items": self._optional(column.element_type)}
+            case MapType():
+                return {"type": "map", "values": self._optional(column.value_type)}
+            case DecimalType():
+                precision, scale = column.precision, column.scale
+                decimal = {"logicalType": "decimal", "precision": precision, "scale": scale}
+                return {"type": "bytes", **decimal}
+            case DateType():
+                return {"type": "int", "logicalType": "date"}
+            case TimestamptzType():
+                return {"type": "long", "logicalType": "timestamp-micros"}
+            case TimestampType():
+                return {"type": "long", "logicalType": "local-timestamp-micros"}
+            case BinaryType():
+                return "bytes"
+        return str(column)
+
+    def _missing(self, field: NestedField) -> dict[str, Any]:
+        return {"name": field.name, "type": self._optional(field.field_type), "default": None}
+
+    def _unfit(self, writer: Type, column: IcebergType) -> Reading:
+        """Each value of the type makes the record malformed; ``from_avro`` fails at the first."""
+
+        def scan(_cursor: Cursor, path: str) -> None:
+            where = values.what(path, column)
+            raise MalformedError(f"{where}: a value of the type {writer} does not fit")
+
+        wire = {"type": "fixed", "name": self._name(), "size": 1}
+        return Reading(wire, self._natural(column), scan)
+
+    def _branch(
+        self, writer: Type, place: int | None, latest: Type | None, column: IcebergType
+    ) -> Reading:
+        """Pair a type that is not a union with the column, or with a member of the column.
+
+        :param place: which member of the writer's union it is; None: its column has no members
+        """
+        columns = {field.name: field for field in _fields(column)}
+        kept = None if place is None else columns.get(f"member{place}")
+        shares_fields = not columns.keys().isdisjoint(field.name for field in writer.fields)
+        if latest is None:
+            # The latest schema dropped the field; the column is as this or another version had it.
+            if kept is not None:
+                return self._member(writer, None, column, kept)
+            if _has_only_members(columns) and not shares_fields:
+                return self._unfit(writer, column)
+            return self._direct(writer, None, column)
+        options = latest.members
+        if latest.has_members:
+            index = _match(writer, options)
+            if index is not None and (member := columns.get(f"member{index}")) is not None:
+                return self._member(writer, options[index], column, member)
+            if kept is not None and place is not None and place >= len(options):
+                return self._member(writer, None, column, kept)
+            if shares_fields:
+                return self._direct(writer, None, column)
+            return self._unfit(writer, column)
+        # Of several records, only the one of that name is what the column is of now.
+        is_named = place is not None and writer.kind in _NAMED and writer.kind == options[0].kind
+        if is_named and _match(writer, options) is None:
+            if kept is not None:
+                return self._member(writer, None, column, kept)
+            return self._unfit(writer, column)
+        return self._direct(writer, options[0] if len(options) == 1 else None, column)
+
+    def _member(
+        self, writer: Type, latest: Type | None, column: IcebergType, member: NestedField
+    ) -> Reading:
+        """Pair a type with one member of a union's column; the others are null."""
+        inner = self._direct(writer, latest, member.field_type)
+
+        def value(raw: str) -> str:
+            members = sql.struct(
+                (field.name, inner.value(raw) if field is member else sql.null(field.field_type))
+                for field in _fields(column)
+            )
+            return f"if({raw} IS NOT NULL, {members}, NULL)"
+
+        return replace(inner, sql=value, is_cast=False)
+
+    def _union(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+        """Pair a union of several types with a column.
+
+        Each branch becomes a record of one field, which has the same bytes: Spark then returns a
+        struct with a member for each branch, whatever the branches are.
+        """
+        wire: list[Any] = []
+        read: list[Any] = []
+        scans: list[Scan | None] = []
+        branches: list[Reading] = []
+        for one in writer.branches:
+            if one.kind == "null":
+                wire.append("null")
+                scans.append(None)
+                continue
+            place = len(branches) if writer.has_members else None
+            branch = self._branch(one, place, latest, column)
+            record = {"type": "record", "name": self._name()}
+            wire.append({**record, "fields": [{"name": "v", "type": branch.wire}]})
+            read.append({**record, "fields": [{"name": "v", "type": branch.read}]})
+            scans.append(branch.scan)
+            branches.append(branch)
+
+        def value(union: str) -> str:
+            parts = (one.value(f"{union}.member{index}.v") for index, one in enumerate(branches))
+            return f"coalesce({', '.join(parts)})"
+
+        checks = [
+            check.inside(("field", f"member{index}"), ("field", "v"))
+            for index, one in enumerate(branches)
+            for check in one.checks
+        ]
+        return Reading(
+            wire, ["null", *read], values.scan_branches(scans), value, checks=tuple(checks)
+        )
+
+    def _direct(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+        """Pair a type that is not a union with a column as a whole."""
+        if latest is not None and latest.kind != writer.kind and writer.kind in _CONTAINERS:
+            latest = None
+        match writer.kind, column:
+            case "record", StructType():
+                return self._record(writer, latest, column)
+            case "array", ListType():
+                return self._array(writer, latest, column)
+            case "map", MapType():
+                return self._map(writer, latest, column)
+        return self._scalar(writer, latest, column) or self._unfit(writer, column)
+
+    def _record(self, writer: Type, latest: Type | None, column: StructType) -> Reading:
+        row = self.row(writer, latest, column.fields)
+        name = self._name()
+        read = [
+            {"name": field.name, "type": row.readings[field.name].read}
+            if field.name in row.readings
+            else self._missing(field)
+            for field in column.fields
+        ]
+
+        def member(raw: str, field: NestedField) -> str:
+            reading = row.readings.get(field.name)
+            if reading is not None:
+                return reading.value(f"{raw}.{quote(field.name)}")
+            return row.defaults.get(field.name) or sql.null(field.field_type)
+
+        def value(raw: str) -> str:
+            members = sql.struct((field.name, member(raw, field)) for field in column.fields)
+            return f"if({raw} IS NOT NULL, {members}, NULL)"
+
+        checks = (
+            check.inside(("field", name))
+            for name, reading in row.readings.items()
+            for check in reading.checks
+        )
+        found = Reading(
+            {"type": "record", "name": name, "fields": row.wire},
+            {"type": "record", "name": name, "fields": read},
+            row.scan,
+            value,
+            tuple(checks),
+        )
+        return found if row.defaults else _converted(found, column, list(row.readings.values()))
+
+    def _array(self, writer: Type, latest: Type | None, column: ListType) -> Reading:
+        assert writer.inner is not None  # noqa: S101  it is an array
+        inner = self.value(writer.inner, latest and latest.inner, column.element_type)
+
+        def scan(cursor: Cursor, path: str) -> None:
+            where = values.what(path, column)
+            cursor.blocks(where, lambda index: inner.scan(cursor, f"{path}[{index}]"))
+
+        found = Reading(
+            {"type": "array", "items": inner.wire},
+            {"type": "array", "items": inner.read},
+            scan,
+            lambda raw: sql.each(raw, inner.value),
+            tuple(check.inside(("items",)) for check in inner.checks),
+        )
+        return _converted(found, column, [inner])
+
+    def _map(self, writer: Type, latest: Type | None, column: MapType) -> Reading:
+        assert writer.inner is not None  # noqa: S101  it is a map
+        inner = self.value(writer.inner, latest and latest.inner, column.value_type)
+
+        def scan(cursor: Cursor, path: str) -> None:
+            where = values.what(path, column)
+
+            def entry(_: int) -> None:
+                key = values.utf8(cursor.text(where), f"field {path} (key of a map)")
+                inner.scan(cursor, f"{path}[{values.shown(key)}]")
+
+            cursor.blocks(where, entry)
+
+        found = Reading(
+            {"type": "map", "values": inner.wire},
+            {"type": "map", "values": inner.read},
+            scan,
+            lambda raw: sql.each_value(raw, inner.value),
+            (UTF8.inside(("keys",)), *(check.inside(("values",)) for check in inner.checks)),
+        )
+        return _converted(found, column, [inner])
+
+    def _scalar(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading | None:
+        """Pair a type with a column of one value; None: no value of the type fits.
+
+        A logical type that only one of the two schemas has gives the number its meaning.
+        """
+        kind, meaning = writer.kind, _meaning(writer)
+        new = _meaning(latest) if latest else None
+        is_whole = kind in ("int", "long")
+        means_the_same = meaning is None or new in (None, meaning)
+        match column:
+            case BooleanType() if kind == "boolean":
+                return values.boolean(column)
+            case IntegerType() if kind == "int" and means_the_same:
+                return values.whole(column)
+            case LongType() if is_whole and means_the_same:
+                return values.whole(column)
+            case FloatType() if is_whole or kind == "float":
+                return values.floating(column, kind)
+            case DoubleType() if is_whole or kind in ("float", "double"):
+                return values.floating(column, kind)
+            case StringType() if kind == "enum":
+                return values.enum(writer, self._name(), column)
+            case StringType() if kind == "string" or (kind == "bytes" and meaning is None):
+                return values.string(column)
+            case BinaryType() if kind in ("bytes", "string", "fixed"):
+                return values.binary(writer, self._name(), column)
+            case DateType() if kind == "int" and (meaning or new) == "date":
+                return values.date(column)
+            case TimestamptzType() | TimestampType() if is_whole:
+                return values.timestamp(column, meaning or new or "")
+            case DecimalType() if kind in ("bytes", "fixed"):
+                scaled = writer if meaning else latest
+                if scaled is not None and scaled.is_decimal:
+                    return values.decimal(writer, self._name(), scaled.scale, column)
+        return None
+
+
+_CONTAINERS = ("record", "array", "map")
+
+
+def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) -> Reading:
+    """Convert a whole value only as far as its parts have to be."""
+    if not any(part.sql for part in parts):
+        return replace(found, sql=None)
+    if all(part.sql is None or part.is_cast for part in parts):
+        return replace(found, sql=values.cast(column), is_cast=True)
+    return found
+
+
+def _fields(column: IcebergType) -> tuple[NestedField, ...]:
+    return column.fields if isinstance(column, StructType) else ()
+
+
+def _has_only_members(columns: Mapping[str, NestedField]) -> bool:
+    names = [f"member{index}" for index in range(len(columns))]
+    return bool(columns) and list(columns) == names
+
+
+def _meaning(kind: Type) -> str | None:
+    """Return the logical type; None: the number or the bytes mean nothing else."""
+    return None if kind.logical == "decimal" and not kind.is_decimal else kind.logical
+
+
+def _match(branch: Type, options: Sequence[Type]) -> int | None:
+    """Return which branch of the latest union a branch of the writer's is."""
+    alike = [index for index, one in enumerate(options) if one.kind == branch.kind]
+    if branch.kind in _NAMED:
+        short = branch.name.rpartition(".")[2]
+        same = [
+            index
+            for index in alike
+            if branch.name == options[index].name or branch.name in options[index].aliases
+        ]
+        alike = same or [i for i in alike if options[i].name.rpartition(".")[2] == short]
+    if alike:
+        return alike[0]
+    wider = _PROMOTED.get(branch.kind, ())
+    return next((index for index, one in enumerate(options) if one.kind in wider), None)

@@ -1,0 +1,339 @@
+"""Avro schemas as types whose names are resolved."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from topicberg.errors import TableflowError
+from topicberg.formats import limits
+from topicberg.formats.subjects import RegisteredSchema
+
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_LOGICAL = frozenset(
+    {
+        ("int", "date"),
+        ("int", "time-millis"),
+        ("long", "time-micros"),
+        *(
+            ("long", f"{place}timestamp-{unit}")
+            for place in ("", "local-")
+            for unit in ("millis", "micros", "nanos")
+        ),
+        ("bytes", "decimal"),
+        ("fixed", "decimal"),
+    }
+)
+"""Logical types that change what a value means; all others are as the type below them."""
+NO_DEFAULT: Final = object()
+MAX_FIXED_BYTES = 16 * 1024 * 1024
+"""Avro's reader reserves the memory of a fixed before it looks at the record."""
+
+
+@dataclass(eq=False)
+class Type:
+    """A type; that of a recursive schema contains itself.
+
+    ``kind``: a primitive's name, ``record``, ``enum``, ``fixed``, ``array``, ``map`` or ``union``.
+    """
+
+    kind: str
+    logical: str | None = None
+    precision: Any = None
+    scale: Any = 0
+    name: str = ""
+    """In full; of a record, an enum or a fixed."""
+    aliases: frozenset[str] = frozenset()
+    """In full."""
+    fields: list[Field] = field(default_factory=list)
+    symbols: tuple[str, ...] = ()
+    size: int = 0
+    inner: Type | None = None
+    """The items of an array, the values of a map."""
+    branches: tuple[Type, ...] = ()
+
+    @property
+    def members(self) -> tuple[Type, ...]:
+        """The types of values that are not null: of a union its other branches, else this type."""
+        branches = self.branches if self.kind == "union" else (self,)
+        return tuple(branch for branch in branches if branch.kind != "null")
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the column of this type is a struct with a member for each branch.
+
+        Two numbers of one kind are one column of the wider type.
+        """
+        kinds = {(branch.kind, branch.logical) for branch in self.members}
+        numbers = ({("int", None), ("long", None)}, {("float", None), ("double", None)})
+        return len(self.members) > 1 and kinds not in numbers
+
+    @property
+    def is_decimal(self) -> bool:
+        """Whether Avro takes it for a decimal: an invalid logical type is ignored."""
+        precision, scale = self.precision, self.scale
+        if self.logical != "decimal" or type(precision) is not int or type(scale) is not int:
+            return False
+        return 1 <= precision <= self.digits and 0 <= scale <= precision
+
+    @property
+    def digits(self) -> int:
+        """How many decimal digits its bytes can always hold."""
+        if self.kind != "fixed":
+            return 2**31 - 1
+        return math.floor(math.log10(2) * (8 * self.size - 1)) if self.size else 0
+
+    def __str__(self) -> str:
+        if self.logical == "decimal":
+            return f"decimal({self.precision},{self.scale})"
+        if self.kind == "union":
+            return f"union of {', '.join(map(str, self.branches))}"
+        return " ".join(filter(None, (self.logical or self.kind, self.name)))
+
+
+@dataclass(eq=False)
+class Field:
+    """A field of a record. ``default``: as JSON, or :data:`NO_DEFAULT`."""
+
+    name: str
+    type: Type
+    default: Any = NO_DEFAULT
+    aliases: tuple[str, ...] = ()
+    doc: str | None = None
+
+
+TIMES: Final = {
+    "time-millis": "milliseconds since midnight",
+    "time-micros": "microseconds since midnight",
+}
+"""Times of the day, which are plain numbers in their columns."""
+
+
+def documented(field: Field) -> str | None:
+    """Return the comment of a field's column, with its unit if it is a time of the day."""
+    unit = next((TIMES[kind.logical] for kind in field.type.members if kind.logical in TIMES), None)
+    return "; ".join(filter(None, (field.doc, unit))) or None
+
+
+def unit_of(comment: str | None) -> str | None:
+    """Return the unit that the comment of a column names."""
+    return next((unit for unit in TIMES.values() if comment and comment.endswith(unit)), None)
+
+
+def parse(where: str, schema: RegisteredSchema) -> Type:
+    """Return the type that a schema defines; its references define names.
+
+    :param where: the subject or schema, for the error
+    :raises TableflowError: it is not Avro, refers to a name that is not defined, is beyond the
+        limits, or lets a few bytes stand for any number of values
+    """
+    limits.check_size(where, schema)
+    parser = _Parser(where)
+    try:
+        for _, text in schema.references:
+            parser.type(json.loads(text), "")
+        found = parser.type(json.loads(schema.text), "")
+        _Measure(where).check(found)
+    except RecursionError:
+        raise limits.too_deep(where) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise TableflowError(
+            f"{where}: the schema is not Avro: {type(error).__name__}: {error}"
+        ) from None
+    return found
+
+
+def parse_record(where: str, schema: RegisteredSchema) -> Type:
+    """Return the record that a schema defines.
+
+    :raises TableflowError: it is not a record, not Avro, or refers to a name that is not defined
+    """
+    found = parse(where, schema)
+    if found.kind != "record":
+        raise TableflowError(
+            f"{where}: the schema is not a record but {found}",
+            hint="a table needs named columns: register a record",
+        )
+    return found
+
+
+class _Size(NamedTuple):
+    """What a type is expanded to. ``has_bytes``: every value of it takes at least one byte."""
+
+    fields: int = 0
+    depth: int = 1
+    collections: int = 0
+    has_bytes: bool = True
+
+
+class _Measure:
+    """Measures types without expanding them: each one once, however often it is used."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.known: dict[int, _Size] = {}
+        self.open: dict[int, bool] = {}
+        """Types that are being measured, and whether there are bytes since they began."""
+
+    def check(self, kind: Type) -> None:
+        """:raises TableflowError: the type is beyond the limits"""
+        size = self.of(kind)
+        if size.fields > limits.MAX_FIELDS:
+            raise limits.too_many(self.where)
+        limits.check_depth(self.where, size.depth)
+        if size.collections > limits.MAX_COLLECTIONS:
+            raise TableflowError(
+                f"{self.where}: the schema has more than {limits.MAX_COLLECTIONS} arrays and maps "
+                "inside of each other",
+                hint="flatten the schema",
+            )
+
+    def of(self, kind: Type) -> _Size:
+        key = id(kind)
+        if key in self.known:
+            return self.known[key]
+        if key in self.open:  # recursive: nothing but what is skipped may be
+            if not self.open[key]:
+                raise TableflowError(
+                    f"{self.where}: {kind.name} contains itself, without an end",
+                    hint="recursive schemas have no table; break the cycle",
+                )
+            return _Size()
+        self.open[key] = False
+        found = self.known[key] = self.measured(kind)
+        del self.open[key]
+        return found
+
+    def measured(self, kind: Type) -> _Size:
+        if kind.kind == "record":
+            return self.record(kind)
+        if kind.kind == "union":
+            inner = [self.after_bytes(branch) for branch in kind.branches]
+            own = len(kind.members) if kind.has_members else 0
+            return _together(inner, own)
+        if kind.inner is not None:
+            inner_size = self.after_bytes(kind.inner)
+            if kind.kind == "array" and not inner_size.has_bytes:
+                raise TableflowError(
+                    f"{self.where}: the items of an array are {kind.inner}, which has no bytes: a "
+                    "record of six bytes could claim any number of them",
+                    hint="give the items a field",
+                )
+            own = 1 if kind.kind == "array" else 2
+            fields, depth, collections, _ = inner_size
+            return _Size(fields + own, depth + 1, collections + 1)
+        if kind.kind == "fixed" and not 0 <= kind.size <= MAX_FIXED_BYTES:
+            raise TableflowError(
+                f"{self.where}: {kind} has {kind.size} bytes, of at most {MAX_FIXED_BYTES}",
+                hint="register it as bytes",
+            )
+        return _Size(has_bytes=kind.kind != "null" and (kind.kind != "fixed" or kind.size > 0))
+
+    def record(self, kind: Type) -> _Size:
+        inner = []
+        for each in kind.fields:
+            limits.check_name(self.where, each.name)
+            inner.append(self.of(each.type))
+            if inner[-1].has_bytes:
+                self.open[id(kind)] = True
+        found = _together(inner, len(inner))
+        return found._replace(has_bytes=any(part.has_bytes for part in inner))
+
+    def after_bytes(self, kind: Type) -> _Size:
+        """Measure what follows at least a byte: of a union's branch, an array's or map's count."""
+        before = self.open
+        self.open = dict.fromkeys(before, True)
+        try:
+            return self.of(kind)
+        finally:
+            self.open = before
+
+
+def _together(parts: list[_Size], own: int) -> _Size:
+    return _Size(
+        own + sum(part.fields for part in parts),
+        1 + max((part.depth for part in parts), default=0),
+        max((part.collections for part in parts), default=0),
+    )
+
+
+class _Parser:
+    """A name without a namespace is of the enclosing namespace, else of none."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.named: dict[str, Type] = {}
+
+    def type(self, schema: Any, namespace: str) -> Type:
+        if isinstance(schema, list):
+            branches = tuple(self.type(branch, namespace) for branch in schema)
+            return Type("union", branches=branches)
+        if isinstance(schema, str):
+            return self.by_name(schema, namespace)
+        kind = schema["type"]
+        if isinstance(kind, dict | list):
+            return self.type(kind, namespace)
+        if kind in ("record", "error", "enum", "fixed"):
+            return self.define(schema, namespace)
+        if kind == "array":
+            return Type("array", inner=self.type(schema["items"], namespace))
+        if kind == "map":
+            return Type("map", inner=self.type(schema["values"], namespace))
+        if kind in PRIMITIVES:
+            return Type(kind, **_logical(kind, schema))
+        return self.by_name(kind, namespace)
+
+    def define(self, schema: Mapping[str, Any], namespace: str) -> Type:
+        name = _full_name(schema["name"], schema.get("namespace", namespace) or "")
+        inside = name.rpartition(".")[0]
+        kind = "record" if schema["type"] == "error" else schema["type"]
+        found = self.named[name] = Type(
+            kind,
+            name=name,
+            aliases=frozenset(_full_name(alias, inside) for alias in schema.get("aliases", ())),
+            symbols=tuple(schema["symbols"]) if kind == "enum" else (),
+            size=int(schema["size"]) if kind == "fixed" else 0,
+            **_logical(kind, schema),
+        )
+        for each in schema["fields"] if kind == "record" else ():
+            found.fields.append(
+                Field(
+                    each["name"],
+                    self.type(each["type"], inside),
+                    each.get("default", NO_DEFAULT),
+                    tuple(each.get("aliases", ())),
+                    each.get("doc"),
+                )
+            )
+        return found
+
+    def by_name(self, name: str, namespace: str) -> Type:
+        if name in PRIMITIVES:
+            return Type(name)
+        for full in (_full_name(name, namespace), name):
+            if full in self.named:
+                return self.named[full]
+        raise TableflowError(
+            f"{self.where}: the type {name} is not defined",
+            hint="define the type in the schema, or refer to the subject that has it",
+        )
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return f"{namespace}.{name}" if namespace and "." not in name else name
+
+
+def _logical(kind: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    logical = schema.get("logicalType")
+    if (kind, logical) not in _LOGICAL:
+        return {}
+    if logical != "decimal":
+        return {"logical": logical}
+    return {
+        "logical": logical,
+        "precision": schema.get("precision"),
+        "scale": schema.get("scale", 0),
+    }

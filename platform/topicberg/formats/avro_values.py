@@ -1,0 +1,401 @@
+"""How values of Avro's simple types are read: by Spark, and in Python to say what is wrong.
+
+Spark takes a value out of range for another one in silence: an int for its low 32 bits, a boolean
+of 5 for false, a decimal of up to 18 digits for its low 64 bits. So these are read as a wider type
+that has the same bytes, and checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from typing import Any, Literal
+
+from pyiceberg.types import (
+    DecimalType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    StructType,
+    TimestampType,
+)
+
+from topicberg.formats import sql
+from topicberg.formats.avro_schema import Type
+from topicberg.spark import quote
+
+MAX_PRECISION = 38
+DAYS = -719_162, 2_932_896
+"""0001-01-01 to 9999-12-31, since 1970."""
+MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+UNITS = {"millis": 1_000, "micros": 1}
+EXACT = Context(prec=10_000)
+_INT = -(2**31), 2**31 - 1
+_LONG = -(2**63), 2**63 - 1
+_SHOWN = 60
+
+
+class MalformedError(Exception):
+    """What is wrong with a record; the message is the reason."""
+
+
+class Cursor:
+    """The bytes of a record, read from the first to the last."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def take(self, count: int, what: str) -> bytes:
+        if not 0 <= count <= self.left:
+            raise self.too_short(f"{count} byte{'' if count == 1 else 's'}", what)
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, what: str) -> int:
+        """Read a zig-zag varint."""
+        bits = 0
+        for shift in range(0, 70, 7):
+            byte = self.take(1, what)[0]
+            bits |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                bits &= 2**64 - 1
+                return (bits >> 1) ^ -(bits & 1)
+        raise MalformedError(f"{what}: the bytes up to byte {self.at} are not a number")
+
+    def text(self, what: str) -> bytes:
+        """Read bytes after their length."""
+        return self.take(self.number(what), what)
+
+    def blocks(self, what: str, item: Callable[[int], None]) -> None:
+        """Read the items of an array or a map."""
+        read = 0
+        while count := self.number(what):
+            if count < 0:
+                self.number(what)  # of bytes
+                count = -count
+            if count > self.left:
+                raise self.too_short(f"{count} items", what)
+            for index in range(read, read + count):
+                item(index)
+            read += count
+
+    def too_short(self, expected: str, what: str) -> MalformedError:
+        return MalformedError(
+            f"{what}: {expected} expected at byte {self.at}, but the record ends at byte "
+            f"{len(self.data)}"
+        )
+
+
+Scan = Callable[[Cursor, str], None]
+"""Reads a value at a path.
+
+:raises MalformedError: there is no value, or none that the column can hold
+"""
+Step = tuple[Literal["field"], str] | tuple[Literal["items", "keys", "values"]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether values at a place inside of a column's are wrong.
+
+    Of the values inside of an array, an array is made: Spark compiles no code for what is inside of
+    a lambda, and takes many times as long.
+
+    ``one``: whether a value is wrong, as SQL. ``many``: the same of an array of values.
+    """
+
+    one: Callable[[str], str]
+    many: Callable[[str], str]
+    steps: tuple[Step, ...] = ()
+
+    def inside(self, *steps: Step) -> Check:
+        return Check(self.one, self.many, (*steps, *self.steps))
+
+    def sql(self, raw: str) -> str:
+        """Return whether the value of a column is wrong; null: there is none."""
+        is_array = False
+        for step in self.steps:
+            if step[0] == "field":
+                raw = f"{raw}.{quote(step[1])}"  # of an array of structs, that is an array
+                continue
+            if step[0] == "keys":
+                raw = sql.each(raw, _keys) if is_array else _keys(raw)
+            elif step[0] == "values":
+                raw = sql.each(raw, _values) if is_array else _values(raw)
+            raw = f"flatten(array_compact({raw}))" if is_array else raw
+            is_array = True
+        return self.many(raw) if is_array else self.one(raw)
+
+
+def _keys(raw: str) -> str:
+    return f"map_keys({raw})"
+
+
+def _values(raw: str) -> str:
+    return f"map_values({raw})"
+
+
+def between(low: object, high: object) -> Check:
+    """Return the check of a range; its ends are SQL."""
+    return Check(
+        lambda x: f"{x} NOT BETWEEN {low} AND {high}",
+        lambda x: f"array_min({x}) < {low} OR array_max({x}) > {high}",
+    )
+
+
+UTF8 = Check(
+    lambda x: f"NOT is_valid_utf8({x})", lambda x: f"NOT is_valid_utf8(array_join({x}, ','))"
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How values of a writer's type become values of a column."""
+
+    wire: Any
+    """The layout of the bytes, as an Avro schema."""
+    read: Any
+    """What they are read as: an Avro schema that resolves ``wire``."""
+    scan: Scan
+    sql: Callable[[str], str] | None = None
+    """The column's value from the SQL of what was read; None: it is what was read."""
+    checks: tuple[Check, ...] = ()
+    """Of what was read."""
+    is_cast: bool = False
+    """``sql`` is a cast to the column's type, so that one cast of a whole array does the same."""
+
+    def value(self, raw: str) -> str:
+        return raw if self.sql is None else self.sql(raw)
+
+
+def cast(column: IcebergType) -> Callable[[str], str]:
+    kind = sql.spark_type(column)
+    return lambda raw: f"try_cast({raw} AS {kind})"
+
+
+def what(path: str, column: object) -> str:
+    """Return the place of a value in a reason."""
+    kind = str(column)
+    if isinstance(column, StructType | ListType | MapType):
+        kind = type(column).__name__.removesuffix("Type").lower()
+    elif isinstance(column, DecimalType):
+        kind = f"decimal({column.precision},{column.scale})"
+    return f"field {path} ({kind})"
+
+
+def shown(value: object) -> str:
+    """Return a value for a reason, cut to a length that can be read."""
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def utf8(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedError(
+            f"{where}: value {shown(data)} is not UTF-8 at its byte {error.start}"
+        ) from None
+
+
+def _within(value: int, bounds: tuple[int, int], where: str, problem: str) -> None:
+    if not bounds[0] <= value <= bounds[1]:
+        raise MalformedError(f"{where}: value {value} {problem}")
+
+
+def boolean(column: IcebergType) -> Reading:
+    """The bytes 0 and 1 are the numbers 0 and -1."""
+
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, column)
+        _within(cursor.take(1, where)[0], (0, 1), where, "is neither 0 nor 1")
+
+    return Reading("long", "long", scan, cast(column), (between(-1, 0),), is_cast=True)
+
+
+def whole(column: IcebergType) -> Reading:
+    is_long = isinstance(column, LongType)
+    bounds = _LONG if is_long else _INT
+
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, column)
+        _within(cursor.number(where), bounds, where, "is out of range")
+
+    if is_long:
+        return Reading("long", "long", scan)
+    return Reading("long", "long", scan, cast(column), (between(*bounds),), is_cast=True)
+
+
+def floating(column: IcebergType, kind: str) -> Reading:
+    """A whole number becomes a floating one as Avro promotes it, to the nearest that there is."""
+    if kind in ("int", "long"):
+        return Reading("long", str(column), whole(LongType()).scan)
+    size = struct.calcsize(kind[0])
+
+    def scan(cursor: Cursor, path: str) -> None:
+        cursor.take(size, what(path, column))
+
+    return Reading(kind, str(column), scan)
+
+
+def string(column: IcebergType) -> Reading:
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, column)
+        utf8(cursor.text(where), where)
+
+    return Reading("string", "string", scan, checks=(UTF8,))
+
+
+def enum(writer: Type, name: str, column: IcebergType) -> Reading:
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, column)
+        number = cursor.number(where)
+        if not 0 <= number < len(writer.symbols):
+            raise MalformedError(
+                f"{where}: there is no symbol {number}, the enum has {len(writer.symbols)}"
+            )
+
+    wire = {"type": "enum", "name": name, "symbols": list(writer.symbols)}
+    return Reading(wire, wire, scan)
+
+
+def binary(writer: Type, name: str, column: IcebergType) -> Reading:
+    def scan(cursor: Cursor, path: str) -> None:
+        _bytes(cursor, writer, what(path, column))
+
+    wire: Any = "bytes"
+    if writer.kind == "fixed":
+        wire = {"type": "fixed", "name": name, "size": writer.size}
+    return Reading(wire, wire, scan)
+
+
+def _bytes(cursor: Cursor, writer: Type, where: str) -> bytes:
+    return cursor.take(writer.size, where) if writer.kind == "fixed" else cursor.text(where)
+
+
+def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading | None:
+    """Read a decimal with as many digits as its bytes can have, then as the column's."""
+    digits = min(MAX_PRECISION, writer.digits)
+    if scale > digits:
+        return None
+    bytes_ = binary(writer, name, column).wire
+    read = {"logicalType": "decimal", "precision": digits, "scale": scale}
+    read = {**bytes_, **read} if writer.kind == "fixed" else {"type": "bytes", **read}
+    source = DecimalType(digits, scale)
+    limit = Decimal(10) ** min(column.precision - column.scale, digits - scale)
+
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, column)
+        data = _bytes(cursor, writer, where)
+        if not data:
+            raise MalformedError(f"{where}: a decimal has at least one byte")
+        value = Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale, EXACT)
+        if value.copy_abs() >= limit:
+            raise MalformedError(f"{where}: value {shown(value)} exceeds the precision")
+        if value != EXACT.quantize(value, Decimal(1).scaleb(-column.scale)):
+            raise MalformedError(f"{where}: value {shown(value)} exceeds the scale")
+
+    if source == column:
+        return Reading(bytes_, read, scan)
+    checks: tuple[Check, ...] = ()
+    if scale > column.scale:
+        checks = (_inexact(source, column),)
+    elif column.precision - column.scale < digits - scale:
+        largest = f"{EXACT.subtract(limit, Decimal(1).scaleb(-scale)):f}"
+        kind = sql.spark_type(source)
+        checks = (between(f"CAST('-{largest}' AS {kind})", f"CAST('{largest}' AS {kind})"),)
+    return Reading(bytes_, read, scan, cast(column), checks, is_cast=True)
+
+
+def _inexact(source: DecimalType, column: DecimalType) -> Check:
+    """Return the check of decimals whose last digits the column does not have."""
+
+    def one(raw: str) -> str:
+        return f"coalesce({cast(source)(cast(column)(raw))} <> {raw}, {raw} IS NOT NULL)"
+
+    return Check(one, lambda raw: sql.some(raw, one))
+
+
+def date(column: IcebergType) -> Reading:
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, column)
+        _within(cursor.number(where), DAYS, where, "is not a day of the years 1 to 9999")
+
+    def convert(raw: str) -> str:
+        return f"date_from_unix_date({cast(IntegerType())(raw)})"
+
+    return Reading("long", "long", scan, convert, (between(*DAYS),))
+
+
+def timestamp(column: IcebergType, meaning: str) -> Reading | None:
+    """:param meaning: the logical type; None is returned if it is not of the column's kind"""
+    is_local = isinstance(column, TimestampType)
+    place, _, unit = meaning.rpartition("timestamp-")
+    if unit not in UNITS or place != ("local-" if is_local else ""):
+        return None
+    bounds = MICROS[0] // UNITS[unit], MICROS[1] // UNITS[unit]
+
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, column)
+        _within(cursor.number(where), bounds, where, f"({meaning}) is not of the years 1 to 9999")
+
+    kind, zone = ("TIMESTAMP_NTZ", "") if is_local else ("TIMESTAMP", "Z")
+    ends = (f"{kind}'0001-01-01 00:00:00{zone}'", f"{kind}'9999-12-31 23:59:59.999999{zone}'")
+    read = {"type": "long", "logicalType": meaning}
+    return Reading("long", read, scan, checks=(between(*ends),))
+
+
+def scan_branches(scans: Sequence[Scan | None]) -> Scan:
+    """Return how a union is read; None: null."""
+
+    def scan(cursor: Cursor, path: str) -> None:
+        where = f"field {path} (union)"
+        index = cursor.number(where)
+        if not 0 <= index < len(scans):
+            raise MalformedError(f"{where}: there is no branch {index}, the union has {len(scans)}")
+        if (branch := scans[index]) is not None:
+            branch(cursor, path)
+
+    return scan
+
+
+def scan_of(kind: Type) -> Scan:
+    """Return how a type is read whose values have no column."""
+
+    def scan(cursor: Cursor, path: str) -> None:
+        where = what(path, kind)
+        match kind.kind:
+            case "boolean":
+                cursor.take(1, where)
+            case "int" | "long" | "enum":
+                cursor.number(where)
+            case "float" | "double":
+                cursor.take(struct.calcsize(kind.kind[0]), where)
+            case "bytes" | "string" | "fixed":
+                _bytes(cursor, kind, where)
+            case "record":
+                for field in kind.fields:
+                    scan_of(field.type)(cursor, f"{path}.{field.name}")
+            case "array" | "map":
+                assert kind.inner is not None  # noqa: S101  it has one
+                each = scan_of(kind.inner)
+
+                def item(index: int) -> None:
+                    if kind.kind == "map":
+                        cursor.text(where)
+                    each(cursor, f"{path}[{index}]")
+
+                cursor.blocks(where, item)
+            case "union":
+                scan_branches([scan_of(branch) for branch in kind.branches])(cursor, path)
+
+    return scan

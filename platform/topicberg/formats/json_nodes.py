@@ -1,0 +1,568 @@
+"""JSON Schema, draft-04 to 2020-12, as a tree of the types that a table has.
+
+The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchemaData``, Flink's
+"Data Type Mappings"), which "Schemas with Tableflow" follows:
+
+- ``integer`` is a long, ``number`` a double; ``connect.type`` narrows them (int8, int16, int32,
+  int64, float32, float64), and makes ``binary`` of a string (``bytes``) and a map of an object or
+  of an array of key and value (``map``);
+- the titles ``org.apache.kafka.connect.data.Date``, ``Time``, ``Timestamp`` and ``Decimal`` are
+  logical types; a ``Time`` is an int (milliseconds of the day), as Spark writes no Iceberg time;
+  ``flink.type: timestamp`` is a timestamp without time zone; a Decimal whose schema has no
+  ``connect.decimal.precision`` has 38 digits;
+- an object with ``properties`` is a struct, sorted by ``connect.index``; one with typed
+  ``additionalProperties`` alone a map;
+- one type and null, in ``type``, ``oneOf`` or ``anyOf``, is that type; several types are a struct
+  with one field for each, ``connect_union_field_0`` and so on, null not counted;
+- ``allOf`` and the keywords beside a ``$ref`` are merged; the properties that the branches of
+  ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` are
+  properties of it; one that several branches declare is a choice of their types;
+- an ``enum`` or ``const`` of strings is a string.
+
+What has no type in a table is a string with the JSON text: a schema without a type (``{}``,
+``true``), an object or an array that does not say what is in it, a tuple.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from textwrap import shorten
+from typing import Any, Literal
+from urllib.parse import urljoin
+
+from jsonschema.validators import Draft7Validator, extend, validator_for
+from referencing import Registry, Resource, Specification
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, specification_with
+
+from topicberg.errors import TableflowError
+from topicberg.formats import limits
+from topicberg.formats.subjects import RegisteredSchema
+
+UNION_FIELD = "connect_union_field_"
+MAX_OBJECTS = 2 * limits.MAX_FIELDS
+"""Objects of the schema's own JSON and of its references."""
+MAX_PATH = 4 * limits.MAX_DEPTH
+"""Schemas that one leads to through properties, items, references and branches."""
+
+Kind = Literal[
+    "string",
+    "boolean",
+    "int",
+    "long",
+    "float",
+    "double",
+    "decimal",
+    "binary",
+    "date",
+    "timestamp",
+    "timestamptz",
+    "json",  # anything, as its JSON text
+    "list",  # child: element
+    "map",  # children: key, value; a JSON object, or
+    "entries",  # an array of objects with key and value
+    "struct",
+    "union",
+]
+
+
+@dataclass(frozen=True)
+class Node:
+    """The type of a value.
+
+    ``children``: of a struct, union, list or map. ``required``: of a struct. ``constants``: the
+    only values there may be, none: any. ``name``: the title, or what a reference calls it; it tells
+    the members of a union apart. ``opening``: what the text of a ``json`` value may begin with,
+    ``{`` for an object, ``[`` for an array, ``n`` for null; empty: it is of any type.
+    """
+
+    kind: Kind
+    children: dict[str, Node] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    constants: tuple[Any, ...] = ()
+    precision: int = 38
+    scale: int = 0
+    doc: str | None = None
+    name: str | None = None
+    opening: str = ""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the schemas that a value must fit, all of them at once.
+
+    ``path``: the schemas that led here, to see a schema that contains itself.
+    """
+
+    schema: dict[str, Any]
+    resolver: Any
+    path: tuple[int, ...]
+
+
+_CONNECT = "org.apache.kafka.connect.data."
+_INTEGERS: dict[Any, Kind] = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
+_NUMBERS: dict[Any, Kind] = {**_INTEGERS, "float32": "float", "float64": "double"}
+_TITLES: dict[Any, Kind] = {
+    f"{_CONNECT}Date": "date",
+    f"{_CONNECT}Time": "int",
+    f"{_CONNECT}Timestamp": "timestamptz",
+}
+_DECIMAL = f"{_CONNECT}Decimal"
+_CHOICES = ("oneOf", "anyOf")
+_NOT_KEYS = ("list", "map", "entries", "struct", "union")
+_KEYWORDS: dict[str, tuple[str, ...]] = {
+    "object": ("properties", "additionalProperties"),
+    "array": ("items", "prefixItems"),
+    "string": ("pattern", "minLength", "maxLength", "format", "contentEncoding"),
+    "number": ("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"),
+}
+"""A schema without ``type`` that has one of these means that type."""
+_NUMERIC = {"integer", "number"}
+
+
+def identity(schema: RegisteredSchema) -> str | None:
+    """Return the title of a schema, else its id; None: it has neither.
+
+    A schema that is only a reference has those of what it refers to.
+
+    :raises TableflowError: it is not a JSON Schema
+    """
+    where = f"schema {schema.schema_id}"
+    try:
+        contents, resolver, reader = _opened(where, schema)
+        parts = reader.expand(contents, resolver, (), "")
+    except RecursionError:
+        raise limits.too_deep(where) from None
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = type(error).__name__
+        raise TableflowError(f"{where}: the schema is not a JSON Schema: {reason}") from None
+    for part in parts:
+        for name in (part.schema.get("title"), reader.id(part.schema)):
+            if name:
+                return str(name).removesuffix("#")
+        if "$ref" not in part.schema:
+            break
+    return None
+
+
+def read_node(subject: str, schema: RegisteredSchema) -> Node:
+    """The tree of a registered schema.
+
+    :raises TableflowError: it contains itself, refers to nothing, is too large, or has fields that
+        a table cannot tell apart
+    """
+    found = _remembered(subject, schema)
+    if isinstance(found, TableflowError):
+        raise TableflowError(found.message, hint=found.hint)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _remembered(subject: str, schema: RegisteredSchema) -> Node | TableflowError:
+    """The tree, or the error: a schema that is refused is not expanded again for every batch."""
+    try:
+        return _read(subject, schema)
+    except TableflowError as error:
+        return error
+
+
+def _read(subject: str, schema: RegisteredSchema) -> Node:
+    where = f"subject {subject}"
+    try:
+        contents, resolver, reader = _opened(where, schema, check=True)
+        node = reader.node(reader.expand(contents, resolver, (), ""), "")
+        limits.check_depth(where, _depth(node))
+    except RecursionError:
+        raise limits.too_deep(where) from None
+    return node
+
+
+def _depth(node: Node) -> int:
+    return 1 + max(map(_depth, node.children.values()), default=0)
+
+
+def _opened(
+    where: str, schema: RegisteredSchema, *, check: bool = False
+) -> tuple[Any, Any, _Reader]:
+    """The parsed schema, what resolves its references, and its reader.
+
+    :param check: whether to check that it is a JSON Schema, which takes long
+    """
+    limits.check_size(where, schema)
+    try:
+        contents = json.loads(schema.text)
+        references = [(name, json.loads(text)) for name, text in schema.references]
+        json.dumps([contents, references], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise TableflowError(f"{where}: the schema has text that is not Unicode") from None
+    except (ValueError, RecursionError) as error:
+        raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
+    if check:
+        _check(where, [contents, *(text for _, text in references)])
+    dialect = _dialect(contents)
+    root = dialect.create_resource(contents)
+    found = [(name, _dialect(text).create_resource(text)) for name, text in references]
+    bases = [resource.id() or "" for resource in (root, *(resource for _, resource in found))]
+    try:
+        registry: Registry[Any] = Registry().with_resources(
+            (urljoin(base, name), resource) for name, resource in found for base in {"", *bases}
+        )
+        resolver = registry.resolver_with_root(root)
+    except ValueError as error:
+        raise TableflowError(f"{where}: the schema has an unusable $id: {error}") from None
+    return contents, resolver, _Reader(where, dialect)
+
+
+def _check(where: str, schemas: Sequence[Any]) -> None:
+    """Check that schemas are JSON Schemas.
+
+    :raises TableflowError: one is not, or they are too large
+    """
+    if sum(map(_objects, schemas)) > MAX_OBJECTS:
+        raise limits.too_many(where)
+    for schema in schemas:
+        errors = _checker(validator_for(schema, default=Draft7Validator)).iter_errors(schema)
+        if (error := next(errors, None)) is not None:
+            reason = shorten(error.message, 200, placeholder="…")
+            raise TableflowError(f"{where}: the schema is not a JSON Schema: {reason}")
+
+
+@cache
+def _checker(dialect: Any) -> Any:
+    """The validator of a dialect's schemas, but for doubled items: to find them takes hours."""
+    meta = dialect.META_SCHEMA
+    checked = validator_for(meta, default=dialect)
+    return extend(checked, {"uniqueItems": lambda *_: None})(
+        meta, format_checker=checked.FORMAT_CHECKER
+    )
+
+
+def _objects(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_objects, value.values()))
+    return sum(map(_objects, value)) if isinstance(value, list) else 0
+
+
+def _dialect(schema: Any) -> Specification[Any]:
+    said = schema.get("$schema") if isinstance(schema, dict) else None
+    return specification_with(str(said), default=DRAFT7)
+
+
+class _Reader:
+    def __init__(self, subject: str, dialect: Specification[Any]) -> None:
+        self.subject = subject
+        self.dialect = dialect
+        self.size = 0
+
+    def fail(self, where: str, problem: str, hint: str) -> TableflowError:
+        place = f"field {where}" if where else "the schema"
+        return TableflowError(f"{self.subject}: {place} {problem}", hint=hint)
+
+    def id(self, schema: dict[str, Any]) -> Any:
+        return schema.get("id" if self.dialect in (DRAFT3, DRAFT4) else "$id")
+
+    def expand(
+        self, schema: Any, resolver: Any, path: tuple[int, ...], where: str
+    ) -> tuple[_Part, ...]:
+        """A schema, and what it refers to and merges by ``allOf``."""
+        if not isinstance(schema, dict):  # true, false
+            return ()
+        if id(schema) in path:
+            raise self.fail(
+                where, "contains itself", "recursive schemas have no table; break the cycle"
+            )
+        self.size += 1
+        if self.size > limits.MAX_FIELDS:
+            raise limits.too_many(self.subject)
+        if len(path) >= MAX_PATH:
+            raise limits.too_deep(self.subject)
+        path = (*path, id(schema))
+        resource = Resource.from_contents(schema, default_specification=self.dialect)
+        if len(path) > 1 and resource.id() is not None:
+            resolver = resolver.in_subresource(resource)
+        parts: tuple[_Part, ...] = (_Part(schema, resolver, path),)
+        if isinstance(reference := schema.get("$ref"), str):
+            try:
+                target = resolver.lookup(reference)
+            except (Unresolvable, ValueError):
+                raise self.fail(
+                    where,
+                    f"refers to {reference}, which is not there",
+                    "define it in the schema, or register the schema with a reference of that name",
+                ) from None
+            parts += self.expand(target.contents, target.resolver, path, where)
+        for member in schema.get("allOf", ()):
+            parts += self.expand(member, resolver, path, where)
+        return parts
+
+    def within(self, part: _Part, schema: Any, where: str) -> tuple[_Part, ...]:
+        return self.expand(schema, part.resolver, part.path, where)
+
+    def node(self, parts: Sequence[_Part], where: str, kind: str | None = None) -> Node:
+        """:param kind: of several that ``type`` allows, the one to take"""
+        if kind is None:
+            rest, branches = self.choice(parts, where)
+            if branches:
+                return _union([self.node((*branch, *rest), where) for branch in branches])
+            kinds = _types(parts)
+            if len(kinds) > 1:
+                return _union([self.node(parts, where, one) for one in kinds])
+            kind = kinds[0] if kinds else None
+        constants = _constants(parts)
+        doc = _get(parts, "description")
+        return replace(
+            self.of_kind(parts, where, kind),
+            constants=tuple(constants or ()),
+            doc=doc if isinstance(doc, str) else None,
+            name=_name(parts),
+        )
+
+    def choice(
+        self, parts: Sequence[_Part], where: str
+    ) -> tuple[Sequence[_Part], list[tuple[_Part, ...]]]:
+        """What the first ``oneOf`` or ``anyOf`` that tells types lets be chosen, but for null.
+
+        Not an object's that has properties itself: see :meth:`properties`.
+
+        :returns: the parts without that choice, and the branches
+        """
+        if any("properties" in part.schema for part in parts):
+            return parts, []
+        for number, part in enumerate(parts):
+            for keyword in _CHOICES:
+                branches = [
+                    self.within(part, branch, where) for branch in part.schema.get(keyword, ())
+                ]
+                typed = [
+                    branch
+                    for branch in branches
+                    if not branch or _types(branch) or self.choice(branch, where)[1]
+                ]
+                if typed:
+                    # Of a choice of anything and something, anything is the type.
+                    typed = [branch for branch in branches if _allows_all(branch)][:1] or typed
+                    others = {k: v for k, v in part.schema.items() if k != keyword}
+                    rest = (*parts[:number], replace(part, schema=others), *parts[number + 1 :])
+                    return rest, typed
+        return parts, []
+
+    def of_kind(self, parts: Sequence[_Part], where: str, kind: str | None) -> Node:
+        title, connect = _get(parts, "title"), _get(parts, "connect.type")
+        if title == _DECIMAL and kind in ("number", "integer", "string"):
+            return self.decimal(parts, where)
+        match kind:
+            case "boolean":
+                return Node("boolean")
+            case "string":
+                return Node("binary" if connect == "bytes" else "string")
+            case "integer" | "number":
+                if _get(parts, "flink.type") == "timestamp":
+                    return Node("timestamp")
+                default: Kind = "long" if kind == "integer" else "double"
+                return Node(_TITLES.get(title) or _NUMBERS.get(connect, default))
+            case "array":
+                return self.array(parts, where, connect)
+            case "object":
+                return self.object(parts, where)
+        return Node("json", opening="n" if _get(parts, "type") in ("null", ["null"]) else "")
+
+    def decimal(self, parts: Sequence[_Part], where: str) -> Node:
+        said = _get(parts, "connect.parameters")
+        parameters: dict[str, Any] = said if isinstance(said, dict) else {}
+        asked = parameters.get("connect.decimal.precision", parameters.get("precision", 38))
+        try:
+            precision, scale = int(asked), int(parameters.get("scale", 0))
+        except (TypeError, ValueError):
+            precision, scale = 0, 0
+        if not (1 <= precision <= 38 and 0 <= scale <= precision):
+            raise self.fail(
+                where,
+                f"is a decimal with the connect.parameters {json.dumps(parameters)}",
+                "a decimal has a precision from 1 to 38 and a scale up to it",
+            )
+        return Node("decimal", precision=precision, scale=scale)
+
+    def array(self, parts: Sequence[_Part], where: str, connect: Any) -> Node:
+        for part in parts:
+            items = part.schema.get("items")
+            if isinstance(items, dict) and "prefixItems" not in part.schema:
+                element = self.node(self.within(part, items, where), f"{where}.element")
+                entry = element.children
+                is_entry = element.kind == "struct" and {"key", "value"} <= set(entry)
+                if connect == "map" and is_entry and entry["key"].kind not in _NOT_KEYS:
+                    return Node("entries", {"key": entry["key"], "value": entry["value"]})
+                return Node("list", {"element": element})
+        return Node("json", opening="[")
+
+    def object(self, parts: Sequence[_Part], where: str) -> Node:
+        properties = self.properties(parts, where)
+        if properties:
+            return self.struct(parts, properties, where)
+        for part in parts:
+            values = part.schema.get("additionalProperties")
+            if isinstance(values, dict) and values:
+                value = self.node(self.within(part, values, where), f"{where}.value")
+                return Node("map", {"key": Node("string"), "value": value})
+        return Node("json", opening="{")
+
+    def properties(self, parts: Iterable[_Part], where: str) -> dict[str, list[tuple[_Part, ...]]]:
+        """Those of the object, and those that its branches add: each by what it may be."""
+        if any("properties" in part.schema for part in parts):
+            return self.declared(parts, where, frozenset())
+        return {}
+
+    def declared(
+        self, parts: Iterable[_Part], where: str, known: frozenset[str]
+    ) -> dict[str, list[tuple[_Part, ...]]]:
+        own: dict[str, tuple[_Part, ...]] = {}
+        for part in parts:
+            for name, schema in part.schema.get("properties", {}).items():
+                if schema is not False and name not in known:
+                    inner = self.within(part, schema, _join(where, name))
+                    own[name] = (*own.get(name, ()), *inner)
+        added: dict[str, list[tuple[_Part, ...]]] = {}
+        for part in parts:
+            for branch in _branches(part.schema):
+                inside = self.within(part, branch, where)
+                for name, choices in self.declared(inside, where, known | set(own)).items():
+                    added.setdefault(name, []).extend(choices)
+        return {**added, **{name: [schema] for name, schema in own.items()}}
+
+    def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
+        """A property that several branches declare."""
+        nodes = [self.node(parts, where) for parts in choices]
+        plain = [replace(node, doc=None, name=None) for node in nodes]
+        return _union([node for n, node in enumerate(nodes) if plain[n] not in plain[:n]])
+
+    def struct(
+        self, parts: Sequence[_Part], properties: dict[str, list[tuple[_Part, ...]]], where: str
+    ) -> Node:
+        position = {name: number for number, name in enumerate(properties)}
+        for name, (schema, *_) in properties.items():
+            if isinstance(index := _get(schema, "connect.index"), int):
+                position[name] = index
+        folded: dict[str, str] = {}
+        for name in properties:
+            if not name:
+                raise self.fail(where, "has a property without a name", "give it a name")
+            limits.check_name(self.subject, name)
+            other = folded.setdefault(name.casefold(), name)
+            if other != name:
+                raise self.fail(
+                    _join(where, name),
+                    f"differs from {_join(where, other)} in case only",
+                    "Spark and Snowflake do not tell such columns apart; rename one of them",
+                )
+        required = [part.schema.get("required") for part in parts]
+        return Node(
+            "struct",
+            {
+                name: self.one_of(properties[name], _join(where, name))
+                for name in sorted(properties, key=lambda name: position[name])
+            },
+            required=frozenset(
+                name for names in required if isinstance(names, list) for name in names
+            ),
+        )
+
+
+def _branches(schema: dict[str, Any]) -> list[Any]:
+    """The schemas that an object may fit beside its own."""
+    found = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
+    found += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
+    for keyword in ("dependentSchemas", "dependencies"):
+        found += schema.get(keyword, {}).values()
+    return found
+
+
+def _union(members: Sequence[Node]) -> Node:
+    """One type for all members, or a struct with one field for each."""
+    first = members[0]
+    if len(members) == 1:
+        return first
+    if all(member.kind == first.kind for member in members) and not first.children:
+        same = [(member.precision, member.scale) for member in members]
+        if len(set(same)) == 1:
+            constants = tuple(value for member in members for value in member.constants)
+            bound = all(member.constants for member in members)
+            return Node(
+                first.kind,
+                constants=constants if bound else (),
+                precision=first.precision,
+                scale=first.scale,
+                opening=_opening(members),
+            )
+    return Node("union", {f"{UNION_FIELD}{n}": member for n, member in enumerate(members)})
+
+
+def _opening(members: Sequence[Node]) -> str:
+    openings = [member.opening for member in members]
+    return "".join(dict.fromkeys(openings)) if all(openings) else ""
+
+
+def _name(parts: Sequence[_Part]) -> str | None:
+    title = _get(parts, "title")
+    if isinstance(title, str):
+        return title
+    reference = _get(parts, "$ref")
+    return reference.rpartition("/")[2] if isinstance(reference, str) else None
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _get(parts: Iterable[_Part], keyword: str) -> Any:
+    return next((part.schema[keyword] for part in parts if keyword in part.schema), None)
+
+
+def _constants(parts: Iterable[_Part]) -> list[Any] | None:
+    for part in parts:
+        if "const" in part.schema:
+            return [part.schema["const"]]
+        if isinstance(values := part.schema.get("enum"), list):
+            return values
+    return None
+
+
+def _types(parts: Sequence[_Part]) -> list[str]:
+    """The JSON types of a value but for null, said or meant; none: any."""
+    said = _get(parts, "type")
+    if said is None:
+        if constants := _constants(parts):
+            said = list(dict.fromkeys(map(_type_of, constants)))
+            if len({kind for kind in said if kind != "null"}) > 1 and set(said) != _NUMERIC:
+                return []
+        else:
+            keywords = {keyword for part in parts for keyword in part.schema}
+            said = [kind for kind, marks in _KEYWORDS.items() if keywords.intersection(marks)][:1]
+    named = [said] if isinstance(said, str) else said
+    if set(named) >= _NUMERIC:
+        named = [kind for kind in named if kind != "integer"]
+    return [kind for kind in named if kind != "null"]
+
+
+def _allows_all(parts: Sequence[_Part]) -> bool:
+    """Whether a schema says nothing of values: ``{}``, but for comments."""
+    comments = {"$ref", "$comment", "default", "title", "description", "examples"}
+    return bool(parts) and all(comments >= part.schema.keys() for part in parts)
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"

@@ -1,0 +1,303 @@
+"""Which column, and which type, every value of a JSON record goes to.
+
+A record is read as its writer's schema says (:mod:`.json_nodes`), into columns that the latest
+schema defines, or once did. Both the expression that decodes a record and the reason why one is
+malformed follow the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from topicberg.errors import TableflowError
+from topicberg.formats.json_nodes import UNION_FIELD, Kind, Node
+
+_TYPES: dict[Kind, Callable[[], IcebergType]] = {
+    "string": StringType,
+    "json": StringType,
+    "boolean": BooleanType,
+    "int": IntegerType,
+    "long": LongType,
+    "float": FloatType,
+    "double": DoubleType,
+    "binary": BinaryType,
+    "date": DateType,
+    "timestamp": TimestampType,
+    "timestamptz": TimestamptzType,
+}
+_NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
+_TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
+    "string": (StringType,),
+    "json": (StringType,),
+    "boolean": (BooleanType,),
+    "int": _NUMBERS,
+    "long": _NUMBERS,
+    "float": (FloatType, DoubleType),
+    "double": (DoubleType,),
+    "decimal": (DecimalType,),
+    "binary": (BinaryType,),
+    "date": (DateType,),
+    "timestamp": (TimestampType,),
+    "timestamptz": (TimestamptzType,),
+}
+"""The types of columns that a value may go to; it makes the record malformed if it does not fit."""
+_GROUPS: dict[Kind, str] = {
+    **dict.fromkeys(("int", "long", "float", "double", "decimal"), "number"),
+    **dict.fromkeys(("list", "entries"), "list"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a value becomes the value of a column, or of a part of one.
+
+    ``kind``: how it is read; of a union that is one of its ``members``. ``children``: of a struct
+    the fields that have a column, of a list its element, of a map its key and value.
+    """
+
+    kind: Kind
+    column: IcebergType
+    node: Node
+    children: Mapping[str, Plan] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a value may be. ``place``: the field of the column's struct; "": the column itself.
+
+    ``place`` None: there is no column for such a value, which makes its record malformed.
+    """
+
+    plan: Plan
+    place: str | None
+
+
+def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[NestedField]:
+    """Return the columns of an object's properties, or of a union's members."""
+    return [
+        NestedField(
+            field_id=next(ids),
+            name=name,
+            field_type=_type_of(child, ids),
+            required=False,
+            doc=child.doc,
+        )
+        for name, child in children.items()
+    ]
+
+
+def _type_of(node: Node, ids: Iterator[int]) -> IcebergType:
+    match node.kind:
+        case "decimal":
+            return DecimalType(node.precision, node.scale)
+        case "struct" | "union":
+            return StructType(*fields_of(node.children, ids))
+        case "list":
+            return ListType(
+                element_id=next(ids),
+                element_type=_type_of(node.children["element"], ids),
+                element_required=False,
+            )
+        case "map" | "entries":
+            return MapType(
+                key_id=next(ids),
+                key_type=_type_of(node.children["key"], ids),
+                value_id=next(ids),
+                value_type=_type_of(node.children["value"], ids),
+                value_required=False,
+            )
+    return _TYPES[node.kind]()
+
+
+def columns_of(kind: StructType) -> dict[str, IcebergType]:
+    """Return the fields of a struct by name."""
+    return {one.name: one.field_type for one in kind.fields}
+
+
+def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path: str = "") -> Plan:
+    """Return how values of the writer's ``node`` become values of ``column``.
+
+    :param latest: the latest schema's type there; None: it has none
+    :raises TableflowError: no value of the writer's could be in this column
+    """
+    if node.kind == "union" or (latest is not None and latest.kind == "union"):
+        return _fit_union(subject, node, latest, column, path)
+    match node.kind, column:
+        case "struct", StructType():
+            return Plan(node.kind, column, node, _fit_fields(subject, node, latest, column, path))
+        case "list", ListType():
+            parts = {"element": column.element_type}
+        case "map", MapType() if isinstance(column.key_type, StringType):
+            parts = {"value": column.value_type}
+        case "entries", MapType():
+            parts = {"key": column.key_type, "value": column.value_type}
+        case kind, _ if isinstance(column, _TARGETS.get(kind, ())):
+            parts = {}
+        case _:
+            raise _unlike(subject, node, column, path)
+    children = {
+        part: fit(subject, node.children[part], _child(latest, part), kind, f"{path}.{part}")
+        for part, kind in parts.items()
+    }
+    return Plan(node.kind, column, node, children)
+
+
+def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> TableflowError:
+    place = f"field {path}" if path else "the record"
+    return TableflowError(
+        f"{subject}: {place} is a {node.kind}, its column a {column}",
+        hint="disable Tableflow for the topic and enable it again, which creates a new table",
+    )
+
+
+def _fit_fields(
+    subject: str, node: Node, latest: Node | None, column: StructType, path: str
+) -> dict[str, Plan]:
+    return {
+        name: fit(
+            subject,
+            node.children[name],
+            _child(latest, name),
+            kind,
+            f"{path}.{name}" if path else name,
+        )
+        for name, kind in columns_of(column).items()
+        if name in node.children
+    }
+
+
+def _child(latest: Node | None, name: str) -> Node | None:
+    return None if latest is None else latest.children.get(name)
+
+
+# --- unions ---
+
+
+def _fit_union(
+    subject: str, node: Node, latest: Node | None, column: IcebergType, path: str
+) -> Plan:
+    """A value that is one of several types, or goes to a column for several types."""
+    nodes = list(node.children.values()) if node.kind == "union" else [node]
+    columns = columns_of(column) if isinstance(column, StructType) else {}
+    twins: Sequence[tuple[str | None, Node | None]]
+    if f"{UNION_FIELD}0" not in columns:
+        twins = [("" if _may_be(one, latest) else None, latest) for one in nodes]
+    elif latest is not None and latest.kind == "union":
+        twins = _matched(nodes, list(latest.children.items()))
+    else:
+        twins = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
+    members: list[Member] = []
+    for one, (place, twin) in zip(nodes, twins, strict=True):
+        kind = columns.get(place or "", column)
+        if place in ("", *columns):
+            try:
+                members.append(Member(fit(subject, one, twin, kind, path), place))
+                continue
+            except TableflowError:
+                pass
+        unplaced = fit(subject, one, None, _type_of(one, itertools.count()))
+        members.append(Member(unplaced, None))
+    if all(member.place is None for member in members):
+        raise _unlike(subject, node, column, path)
+    return Plan("union", column, node, members=tuple(members))
+
+
+def _may_be(node: Node, latest: Node | None) -> bool:
+    """Whether a member of the writer's union may go to a column of one type."""
+    return latest is None or _group(node) != _group(latest) or _likeness(node, latest) > 0
+
+
+def _matched(
+    nodes: Sequence[Node], latest: Sequence[tuple[str, Node]]
+) -> list[tuple[str | None, Node | None]]:
+    """The place of each member of the writer's union, and what the latest schema has there.
+
+    The number of a member changes with the members before it. The same member is, in this order:
+    the same one in the same place, the same one elsewhere, one of the same name, one whose
+    properties have the same constants, and the most similar one. A member that the latest schema
+    dropped keeps its place, unless there is another one now.
+    """
+    left = dict(enumerate(nodes))
+    right = {number: node for number, (_, node) in enumerate(latest)}
+    found: dict[int, int] = {}
+
+    def pair(one: int, other: int) -> None:
+        found[one] = other
+        del left[one], right[other]
+
+    for number in list(left):
+        if number in right and _plain(left[number]) == _plain(right[number]):
+            pair(number, number)
+    for same in (_same_type, _same_name, _same_constants):
+        for one in list(left):
+            others = [n for n in right if same(left[one], right[n])]
+            rivals = [n for n in left if others and same(left[n], right[others[0]])]
+            if len(others) == len(rivals) == 1:
+                pair(one, others[0])
+    alike = [(-_likeness(a, b), m, n) for m, a in left.items() for n, b in right.items()]
+    for likeness, one, other in sorted(alike):
+        if likeness and one in left and other in right:
+            pair(one, other)
+    kept = [
+        (None if number < len(latest) else f"{UNION_FIELD}{number}", None)
+        for number in range(len(nodes))
+    ]
+    return [latest[found[n]] if n in found else kept[n] for n in range(len(nodes))]
+
+
+def _plain(node: Node) -> Node:
+    return replace(node, doc=None, name=None)
+
+
+def _same_type(one: Node, other: Node) -> bool:
+    return _plain(one) == _plain(other)
+
+
+def _same_name(one: Node, other: Node) -> bool:
+    return one.name is not None and one.name == other.name and _group(one) == _group(other)
+
+
+def _same_constants(one: Node, other: Node) -> bool:
+    return any(
+        child.constants and child.constants == getattr(other.children.get(name), "constants", ())
+        for name, child in one.children.items()
+    )
+
+
+def _group(node: Node) -> str:
+    return _GROUPS.get(node.kind, node.kind)
+
+
+def _likeness(one: Node, other: Node) -> int:
+    """How much two types have in common; 0: nothing."""
+    if _group(one) != _group(other):
+        return 0
+    if one.kind == "struct":
+        return len(set(one.children) & set(other.children))
+    return 1 + sum(_likeness(one.children[n], other.children[n]) for n in _shared(one, other))
+
+
+def _shared(one: Node, other: Node) -> Iterator[str]:
+    return (name for name in one.children if name in other.children)

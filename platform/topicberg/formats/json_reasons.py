@@ -1,0 +1,424 @@
+"""Why a JSON record is malformed: the first value that its column does not take.
+
+For malformed records only, one at a time: it follows the plan that the expression for Spark is
+made of (:mod:`.json_sql`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    MapType,
+    StructType,
+)
+
+from topicberg.formats import json_sql
+from topicberg.formats.json_nodes import Kind, Node
+from topicberg.formats.json_plan import Plan
+from topicberg.formats.reasons import byte, shortened, shown, type_name
+
+MAX_DEPTH = 998
+"""Jackson's limit of 1000, without the two levels around the record."""
+MAX_NUMBER = 1000
+"""Characters: Jackson's limit."""
+_SPACE = " \t\n\r"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MIME_BASE64 = re.compile(
+    r"(?:[\0- ]*(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=))*[\0- ]*\Z"
+)
+_BASE64 = re.compile(json_sql.BASE64.replace(r"\z", r"\Z"))
+_DOUBLE_DIGITS = re.compile(r"[0-9][.E]|Infinity")
+_MAX_DECIMAL = 38
+_EXPECTED: dict[Kind, str] = {
+    "string": "a string",
+    "boolean": "true or false",
+    "int": "a whole number",
+    "long": "a whole number",
+    "float": "a number",
+    "double": "a number",
+    "decimal": "a number, or base64 of its unscaled bytes",
+    "binary": "base64",
+    "date": "a whole number of days",
+    "timestamp": "a whole number of milliseconds",
+    "timestamptz": "a whole number of milliseconds",
+    "list": "an array",
+    "map": "an object",
+    "entries": "an array of objects with key and value",
+    "struct": "an object",
+}
+_OPENED = {"{": "an object", "[": "an array", "n": "null"}
+_NUMBERS = ("int", "long", "float", "double", "decimal", "date", "timestamp", "timestamptz")
+_EXACT = Context(prec=2 * MAX_NUMBER)
+
+
+class _Number(str):
+    """A number as it is written."""
+
+    __slots__ = ()
+
+
+class _Object(dict[str, Any]):
+    """An object; ``earlier``: the values of names that come again later."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        last = {name: place for place, (name, _) in enumerate(pairs)}
+        self.earlier = [pair for place, pair in enumerate(pairs) if last[pair[0]] != place]
+
+
+class _MalformedError(Exception):
+    """The message is the reason."""
+
+
+def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
+    """Return why the record is malformed; None: it is not.
+
+    :param wrapped_as: a property of that name was put around the record
+    """
+    if wrapped_as is not None:
+        payload = payload[len(json_sql.opening(wrapped_as)) : -1]
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        found = shown(payload[error.start : error.start + 4])
+        return f"the record is not UTF-8 at {byte(error.start)}: {found}"
+    try:
+        value = _parsed(text)
+        record = value if wrapped_as is None else _Object([(wrapped_as, value)])
+        _Checker(text).check(record, plan, "")
+    except json.JSONDecodeError as error:
+        return _syntax(text, error)
+    except RecursionError:
+        return "the record has too many arrays and objects inside of each other"
+    except _MalformedError as malformed:
+        return str(malformed)
+    return None
+
+
+def _parsed(text: str) -> Any:
+    """The value, with numbers as they are written.
+
+    :raises _MalformedError: it has what JSON allows, and the decoder does not
+    """
+
+    def constant(name: str) -> None:
+        raise _MalformedError(f"the record is not JSON: {name} is not a value")
+
+    value = json.loads(
+        text,
+        parse_int=_Number,
+        parse_float=_Number,
+        parse_constant=constant,
+        object_pairs_hook=_Object,
+    )
+    depth, level = 0, [value]
+    while level:
+        depth += any(isinstance(one, dict | list) for one in level)
+        for one in level:
+            if isinstance(one, _Number) and len(one) > MAX_NUMBER:
+                raise _MalformedError(
+                    f"the number {shortened(one)} has more than {MAX_NUMBER} characters"
+                )
+            if isinstance(one, str) and (half := _SURROGATE.search(one)):
+                raise _MalformedError(
+                    f"the record has \\u{ord(half[0]):04x}, which is half of a character"
+                )
+        level = [inner for one in level for inner in _inside(one)]
+    if depth > MAX_DEPTH:
+        raise _MalformedError(
+            f"the record has {depth} arrays and objects inside of each other, the limit is "
+            f"{MAX_DEPTH}"
+        )
+    return value
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, _Object):
+        yield from value
+        yield from value.values()
+        for name, earlier in value.earlier:
+            yield from (name, earlier)
+    elif isinstance(value, list):
+        yield from value
+
+
+def _syntax(text: str, error: json.JSONDecodeError) -> str:
+    end, at = byte(len(text.encode())), byte(len(text[: error.pos].encode()))
+    rest = text[error.pos :].strip(_SPACE)
+    if not text.strip(_SPACE):
+        return f"the record is not JSON: it is empty and ends at {end}"
+    if not rest or error.msg.startswith("Unterminated"):
+        return f"the record is not JSON: it ends at {end}; {error.msg}, from {at}"
+    return f"the record is not JSON at {at}: {error.msg}, found {shown(rest[:20])}"
+
+
+class _Checker:
+    """Follows a plan through the values of one record."""
+
+    def __init__(self, text: str) -> None:
+        bare = text.replace("\\\\", "").replace('\\"', "")
+        bare = re.sub('"[^"]*"', "", bare)
+        self.many_digits = bool(re.search(json_sql.inexact(json_sql.DIGITS), bare))
+        self.more_digits = bool(re.search(json_sql.inexact(json_sql.TEXT_DIGITS), bare))
+        self.infinite = bool(re.search(json_sql.INFINITE, bare))
+
+    def check(self, value: Any, plan: Plan, path: str) -> None:
+        """Raise the reason why a value does not fit; null always does."""
+        if value is None and path:
+            return
+        match plan.kind:
+            case "struct" if isinstance(value, _Object):
+                self.struct(value, plan, path)
+            case "list" if isinstance(value, list):
+                for place, one in enumerate(value):
+                    self.check(one, plan.children["element"], f"{path}[{place}]")
+            case "map" if isinstance(value, _Object):
+                for name, one in (*value.earlier, *value.items()):
+                    self.check(one, plan.children["value"], f"{path}.{name}")
+            case "entries" if isinstance(value, list):
+                for place, one in enumerate(value):
+                    self.entry(one, plan, f"{path}[{place}]")
+            case "union":
+                self.union(value, plan, path)
+            case _:
+                self.scalar(value, plan, path)
+
+    def struct(self, value: _Object, plan: Plan, path: str) -> None:
+        for name, child in plan.children.items():
+            inner = f"{path}.{name}" if path else name
+            for earlier, one in value.earlier:  # read as well, where it has to be of a type
+                if earlier == name and child.kind not in json_sql.INEXACT:
+                    self.check(one, child, inner)
+            self.check(value.get(name), child, inner)
+
+    def entry(self, value: Any, plan: Plan, path: str) -> None:
+        if not isinstance(value, _Object):
+            raise _misfit(
+                path, plan.column, f"an object with key and value expected, {_found(value)}"
+            )
+        key = value.get("key")
+        if key is None:
+            raise _misfit(path, plan.column, "the key is missing")
+        self.check(key, plan.children["key"], f"{path}.key")
+        self.check(value.get("value"), plan.children["value"], f"{path}.value")
+
+    # --- unions ---
+
+    def union(self, value: Any, plan: Plan, path: str) -> None:
+        reasons: list[str] = []
+        fitting = []
+        for member in plan.members:
+            problem = self.problem(value, member.plan, path)
+            if problem is None:
+                fitting.append(member)
+            else:
+                reasons.append(problem)
+        if not fitting:
+            if len(reasons) == 1:
+                raise _MalformedError(reasons[0])
+            raise _misfit(
+                path, plan.column, f"value {_text(value)} is none of its {len(reasons)} types"
+            )
+        best = [one for one in fitting if _declares(value, one.plan.node)] or fitting
+        if best[0].place is None:
+            kind = best[0].plan.node.name or best[0].plan.kind
+            raise _misfit(path, plan.column, f"value {_text(value)} is a {kind}, without a column")
+
+    def problem(self, value: Any, plan: Plan, path: str) -> str | None:
+        """Why a value is not a member of a union."""
+        if not _discriminated(value, plan.node):
+            return f"field {path}: value {_text(value)} lacks what the schema requires"
+        try:
+            if value is None:
+                raise _misfit(path, plan.column, f"{_EXPECTED.get(plan.kind)} expected, null found")
+            self.check(value, plan, path or "$")
+        except _MalformedError as malformed:
+            return str(malformed)
+        return None
+
+    # --- scalars ---
+
+    def scalar(self, value: Any, plan: Plan, path: str) -> None:
+        kind, column = plan.kind, plan.column
+        fits: bool
+        match kind:
+            case "json":
+                return self.json(value, plan, path)
+            case "boolean":
+                fits = isinstance(value, bool)
+            case "string":
+                fits = isinstance(value, str) and not isinstance(value, _Number)
+            case "binary":
+                fits = _is_text(value) and bool(_MIME_BASE64.match(value))
+            case "decimal" if _is_text(value):
+                return self.bytes(value, plan, path)
+            case _:
+                fits = isinstance(value, _Number) and kind in _NUMBERS
+        if not fits:
+            expected = _EXPECTED.get(kind, "a value")
+            raise _misfit(path, column, f"{expected} expected, {_found(value)}")
+        if isinstance(value, _Number):
+            self.number(value, plan, path)
+        return None
+
+    def json(self, value: Any, plan: Plan, path: str) -> None:
+        text = _rendered(value)
+        if plan.node.opening and text[:1] not in plan.node.opening:
+            expected = " or ".join(_OPENED[one] for one in plan.node.opening)
+            raise _misfit(path, plan.column, f"{expected} expected, {_found(value)}")
+        changed = self.more_digits or ("Infinity" in text and self.infinite)
+        if changed and _DOUBLE_DIGITS.search(text):
+            raise _MalformedError(
+                f"field {path} (string): value {_text(value)} or one beside it has more digits, or "
+                "is larger, than a number in JSON text can be"
+            )
+
+    def bytes(self, value: str, plan: Plan, path: str) -> None:
+        if not 0 < len(value) <= 24 or not _BASE64.match(value):
+            raise _misfit(path, plan.column, f"{_EXPECTED['decimal']} expected, {_found(value)}")
+        unscaled = int.from_bytes(base64.b64decode(value), "big", signed=True)
+        number = Decimal(unscaled).scaleb(-plan.node.scale, _EXACT)
+        self.decimal(number, plan, path, _plain(number))
+
+    def number(self, value: _Number, plan: Plan, path: str) -> None:
+        label, column = f"value {shortened(value)}", plan.column
+        if plan.kind in ("float", "double"):
+            with np.errstate(over="ignore"):
+                read = np.float32(float(value)) if plan.kind == "float" else float(value)
+            if abs(read) == float("inf"):
+                raise _misfit(path, column, f"{label} exceeds the range")
+            return None
+        number = _decimal(value)
+        if number is None:
+            number = _of_double(value)
+            if number is None:
+                raise _misfit(path, column, f"{label} exceeds the range")
+            if self.many_digits:
+                raise _misfit(path, column, f"{label} or another number has too many digits")
+        if plan.kind == "decimal":
+            return self.decimal(number, plan, path, shortened(value))
+        if number != number.to_integral_value(context=_EXACT):
+            raise _misfit(
+                path, column, f"{_EXPECTED[plan.kind]} expected, {shortened(value)} found"
+            )
+        low, high = json_sql.RANGES[plan.kind]
+        if not low <= number <= high:
+            dates = plan.kind in ("date", "timestamp", "timestamptz")
+            problem = "is not between the years 1 and 9999" if dates else "exceeds the range"
+            raise _misfit(path, column, f"{label} {problem}")
+        if not _holds(column, int(number)):
+            raise _misfit(path, column, f"{label} exceeds the column's range")
+        return None
+
+    def decimal(self, number: Decimal, plan: Plan, path: str, label: str) -> None:
+        own = DecimalType(plan.node.precision, plan.node.scale)
+        for kind in (own, plan.column):
+            assert isinstance(kind, DecimalType)  # noqa: S101  the plan's
+            if number and number.adjusted() >= kind.precision - kind.scale:
+                raise _misfit(path, kind, f"value {label} exceeds the precision")
+            if number != number.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT):
+                raise _misfit(path, kind, f"value {label} exceeds the scale")
+
+
+def _misfit(path: str, kind: object, problem: str) -> _MalformedError:
+    name = {StructType: "struct", ListType: "list", MapType: "map"}.get(type(kind), type_name(kind))  # type: ignore[call-overload]
+    place = f"field {path} ({name})" if path else "the record"
+    return _MalformedError(f"{place}: {problem}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, _Number)
+
+
+def _found(value: Any) -> str:
+    return f"{_text(value)} found"
+
+
+def _text(value: Any) -> str:
+    return shortened(value if isinstance(value, _Number) else _rendered(value))
+
+
+def _rendered(value: Any) -> str:
+    """A value as JSON text; numbers as the decoder has them."""
+    if isinstance(value, _Number):
+        exact = _decimal(value)
+        if exact is not None:
+            return _plain(exact)
+        return str(float(value)).replace("inf", "Infinity").replace("e", "E")
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_rendered(k)}:{_rendered(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_rendered, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(number: Decimal) -> str:
+    text = format(number.normalize(_EXACT), "f") if abs(number.adjusted()) < 100 else str(number)
+    return "0" if number == 0 else text
+
+
+def _decimal(value: str) -> Decimal | None:
+    """A number that the decoder holds as a decimal; None: as a double."""
+    if "e" in value or "E" in value:
+        return None
+    number = Decimal(value)
+    _, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)  # noqa: S101  it is a number
+    return number if len(digits) <= _MAX_DECIMAL and -exponent <= _MAX_DECIMAL else None
+
+
+def _of_double(value: str) -> Decimal | None:
+    """What a decimal is made of a double; None: nothing."""
+    number = float(value)
+    if abs(number) >= 1e38:
+        return None
+    return Decimal(repr(number))
+
+
+def _holds(column: IcebergType, number: int) -> bool:
+    if isinstance(column, DecimalType):
+        return bool(abs(number) < 10 ** (column.precision - column.scale))
+    if isinstance(column, IntegerType):
+        return -(2**31) <= number < 2**31
+    if isinstance(column, FloatType):
+        return int(np.float32(number)) == number
+    if isinstance(column, DoubleType):
+        return int(float(number)) == number
+    return True
+
+
+def _declares(value: Any, node: Node) -> bool:
+    return node.kind != "struct" or set(value) <= set(node.children)
+
+
+def _discriminated(value: Any, node: Node) -> bool:
+    """Whether a value has what a member of a union requires beyond types."""
+    if node.constants and node.kind in json_sql.COMPARED and not _one_of(value, node.constants):
+        return False
+    if node.kind != "struct":
+        return True
+    if not isinstance(value, dict):
+        return False
+    return all(name in value for name in node.required) and all(
+        _one_of(value[name], (None, *child.constants))
+        for name, child in node.children.items()
+        if child.constants and child.kind in json_sql.COMPARED and name in value
+    )
+
+
+def _one_of(value: Any, constants: Sequence[Any]) -> bool:
+    texts = {json.dumps(json_sql.plain(one), ensure_ascii=False) for one in constants}
+    return _rendered(value) in texts

@@ -1,0 +1,640 @@
+"""The Spark SQL that decodes a JSON record by its plan; see :mod:`.json_schema`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from pyiceberg.types import (
+    DecimalType,
+    IcebergType,
+    StructType,
+)
+
+from topicberg.formats import DECODED, sql
+from topicberg.formats.json_nodes import Kind, Node
+from topicberg.formats.json_plan import Member, Plan, columns_of
+from topicberg.spark import quote
+
+_RAW: dict[Kind, str] = {
+    "string": "string",
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "binary": "binary",
+    "date": "int",
+    "timestamp": "bigint",
+    "timestamptz": "bigint",
+}
+"""What ``from_json`` reads; a variant for all others."""
+INEXACT: tuple[Kind, ...] = ("string", "int", "long", "date", "timestamp", "timestamptz")
+"""Kinds that take a variant when a record is read for the second time."""
+RANGES: dict[Kind, tuple[int, int]] = {
+    "int": (-(2**31), 2**31 - 1),
+    "long": (-(2**63), 2**63 - 1),
+    "date": (-719_162, 2_932_896),  # days: 0001-01-01 to 9999-12-31
+    "timestamp": (-62_135_596_800_000, 253_402_300_799_999),  # milliseconds of the same
+    "timestamptz": (-62_135_596_800_000, 253_402_300_799_999),
+}
+COMPARED: tuple[Kind, ...] = ("string", "boolean", "int", "long")
+"""Kinds whose JSON text is the same for the same value."""
+_CORRUPT = "c"
+_OPTIONS = {
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "mode": "PERMISSIVE",
+}
+_NUMBER = r"^-?[0-9][0-9.eE+-]*$"
+_SURROGATE = r"\\u[dD][89a-fA-F]"
+_PAIRED = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\z"
+DIGITS = 15
+"""A number of more digits than a double has, in scientific notation, may be another one when it is
+read; so may one of more than 38 digits in any notation."""
+TEXT_DIGITS = 17
+
+
+def inexact(digits: int) -> str:
+    """Return the pattern of numbers that a variant may hold as another number."""
+    return rf"(?:[0-9]\.?){{{digits + 1},}}[eE]|(?:[0-9]\.?){{39}}"
+
+
+INFINITE = r"[eE][+]?[0-9]{3}|[0-9]{309}"
+_OVER_BIGINT = "9223372036854775808D"
+"""The largest bigint as a double is one more, and as a bigint the largest again."""
+_DOUBLE = r"[0-9][.E]|Infinity"
+"""What the JSON text of a variant has that holds a double, among others."""
+
+
+class Reader:
+    """SQL that reads JSON text by a plan.
+
+    :param text: the column with the record's whole text
+    :param exact: with variants, which tell apart what ``from_json`` does not
+    """
+
+    def __init__(self, text: str, *, exact: bool) -> None:
+        self.text = text
+        self.exact = exact
+        self.exactly = self if exact else Reader(text, exact=True)
+
+    # --- records ---
+
+    def parsed(self, text: str, plan: Plan) -> str:
+        """What ``from_json`` reads.
+
+        The text becomes the one element of an array, as Spark does not look at what follows a
+        value.
+        """
+        options = ", ".join(f"'{key}', '{value}'" for key, value in _OPTIONS.items())
+        schema = f"r array<{self.raw(plan)}>, ok boolean, {_CORRUPT} string"
+        wrapped = f"""concat('{{"r":[', {text}, '],"ok":true}}')"""
+        return f"from_json({wrapped}, {sql.text(schema)}, map({options}))"
+
+    def first(self, row: str) -> str:
+        """The record in what was parsed; null without one."""
+        return f"get({row}.r, 0)"
+
+    def record(self, row: str, value: str, plan: Plan) -> str:
+        """The table's row and :data:`DECODED`; null: the text does not fit.
+
+        :param row: what was parsed
+        :param value: the column's value of it
+        """
+        assert isinstance(plan.column, StructType)  # noqa: S101  the table's row
+        values = {name: f"{value}.{quote(name)}" for name in self.held(plan)}
+        marked = _named(plan.column, values, marked=True)
+        return f"if({self.fits(row, value, plan)}, {marked}, NULL)"
+
+    def fits(self, row: str, value: str, plan: Plan) -> str:
+        """Whether there is a value, and of the right type."""
+        whole = f"{row}.{_CORRUPT} IS NULL AND {row}.ok IS NOT NULL AND size({row}.r) = 1"
+        first = self.first(row)
+        return f"{whole} AND {self.present(first, plan)} AND NOT {self.misfit(first, value, plan)}"
+
+    def held(self, plan: Plan) -> Sequence[str]:
+        """The fields of a row that may have a value."""
+        return list(plan.children) if plan.kind == "struct" else list(_columns(plan))
+
+    # --- what from_json reads ---
+
+    def is_variant(self, plan: Plan) -> bool:
+        return plan.kind in ("json", "decimal", "union") or (self.exact and plan.kind in INEXACT)
+
+    def raw(self, plan: Plan) -> str:
+        """The type that ``from_json`` reads."""
+        if self.is_variant(plan):
+            return "variant"
+        children = {name: self.raw(child) for name, child in plan.children.items()}
+        match plan.kind:
+            case "list":
+                return f"array<{children['element']}>"
+            case "map":
+                return f"map<string,{children['value']}>"
+            case "entries":
+                return f"array<{_struct(children)}>"
+            case "struct":
+                return _struct(children)
+        return _RAW[plan.kind]
+
+    def present(self, raw: str, plan: Plan) -> str:
+        """Whether there is a value: a variant may be the null of JSON."""
+        return _is_there(raw) if self.is_variant(plan) else f"{raw} IS NOT NULL"
+
+    def converts(self, plan: Plan) -> bool:
+        """Whether the column's value is another one than what ``from_json`` reads."""
+        match plan.kind:
+            case "struct":
+                same = list(_columns(plan)) == list(plan.children)
+                return not same or any(map(self.converts, plan.children.values()))
+            case "list":
+                return self.converts(plan.children["element"])
+            case "map":
+                return True  # a key may be there twice
+        return self.raw(plan) != sql.spark_type(plan.column)
+
+    # --- values ---
+
+    def value(self, raw: str, plan: Plan) -> str:
+        """The column's value; null: there is none, or it does not fit.
+
+        A struct is null only without a value: see :meth:`misfit`.
+        """
+        if not self.converts(plan):
+            return raw
+        match plan.kind:
+            case "struct":
+                assert isinstance(plan.column, StructType)  # noqa: S101  the plan's
+                values = {
+                    name: self.value(f"{raw}.{quote(name)}", child)
+                    for name, child in plan.children.items()
+                }
+                return f"if({raw} IS NOT NULL, {_named(plan.column, values)}, NULL)"
+            case "list":
+                return self.list(raw, plan.children["element"])
+            case "map":
+                return self.map(raw, plan)
+            case "entries":
+                return self.entries(raw, plan)
+            case "union":
+                return self.union(raw, plan)
+        return self.scalar(raw, plan)
+
+    def list(self, raw: str, element: Plan) -> str:
+        if not self.can_misfit(element):
+            return sql.each(raw, lambda x: self.value(x, element))
+        return let(
+            sql.each(raw, lambda x: self.checked(x, element)),
+            lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
+        )
+
+    def checked(self, raw: str, plan: Plan) -> str:
+        """A value ``v`` and whether it fits, ``ok``."""
+        return let(
+            self.value(raw, plan),
+            lambda value: f"struct({value} AS v, NOT {self.misfit(raw, value, plan)} AS ok)",
+        )
+
+    def map(self, raw: str, plan: Plan) -> str:
+        element = plan.children["value"]
+        if not self.converts(element):
+            return f"map_concat({raw})"  # of a key that is there twice, the last value counts
+        return let(
+            sql.each(
+                f"map_entries({raw})",
+                lambda x: let(
+                    self.checked(f"{x}.value", element),
+                    lambda y: f"struct({x}.key AS key, {y}.v AS value, {y}.ok AS ok)",
+                ),
+            ),
+            _map_of,
+        )
+
+    def entries(self, raw: str, plan: Plan) -> str:
+        """An array of keys and values as a map; null if one does not fit."""
+        key, value = plan.children["key"], plan.children["value"]
+        return let(
+            sql.each(
+                raw,
+                lambda x: let(
+                    self.checked(f"{x}.key", key),
+                    lambda k: let(
+                        self.checked(f"{x}.value", value),
+                        lambda v: (
+                            f"struct({k}.v AS key, {v}.v AS value, "
+                            f"{k}.ok AND {k}.v IS NOT NULL AND {v}.ok AS ok)"
+                        ),
+                    ),
+                ),
+            ),
+            _map_of,
+        )
+
+    def misfit(self, raw: str, value: str, plan: Plan) -> str:
+        """Whether there is a value that does not fit; never null."""
+        if not self.can_misfit(plan):
+            return "false"
+        match plan.kind:
+            case "struct":
+                return _any(
+                    [
+                        self.misfit(f"{raw}.{quote(name)}", f"{value}.{quote(name)}", child)
+                        for name, child in plan.children.items()
+                        if self.can_misfit(child)
+                    ]
+                )
+            case "list" if not self.converts(element := plan.children["element"]):
+                return _any([sql.some(raw, lambda x: self.misfit(x, x, element))])
+            case "map" if not self.converts(element := plan.children["value"]):
+                return _any([sql.some(f"map_values({raw})", lambda x: self.misfit(x, x, element))])
+            case "string" if not self.exact:
+                return _like_another_type(raw)
+            case "float" | "double":
+                return _any([f"abs({raw}) = double('infinity')"])
+        return _any([f"{self.present(raw, plan)} AND {value} IS NULL"])
+
+    def can_misfit(self, plan: Plan) -> bool:
+        """Whether ``from_json`` alone does not tell if a value fits."""
+        match plan.kind:
+            case "struct" | "list" | "map":
+                return any(map(self.can_misfit, plan.children.values()))
+            case "boolean" | "binary":
+                return False
+            case "int" | "long":
+                return self.exact or self.converts(plan)
+        return True
+
+    # --- values in a variant ---
+
+    def union(self, raw: str, plan: Plan) -> str:
+        """The first member that the value fits, of those that declare all of its properties first.
+
+        An object fits each member whose properties are optional, and would lose the others.
+        """
+        objects = [m.plan.kind for m in plan.members if m.plan.kind in ("struct", "map", "json")]
+        by_properties = "struct" in objects and len(objects) > 1
+        by_place = any(member.place is None for member in plan.members)
+
+        def tried(member: Member, fields: str) -> str:
+            node = member.plan.node
+            value = self.of_variant(raw, member.plan)
+            found = _discriminated(raw, fields, node)
+            value = value if found == "true" else f"if({found}, {value}, NULL)"
+            if not (by_properties or by_place):
+                return let(
+                    value, lambda x: f"if({x} IS NOT NULL, {_placed(plan, member, x)}, NULL)"
+                )
+            return let(
+                value,
+                lambda x: (
+                    f"struct({x} IS NOT NULL AS fits, {_declares(fields, node)} AS declares, "
+                    f"{_placed(plan, member, x)} AS v)"
+                ),
+            )
+
+        def chosen(fields: str) -> str:
+            values = ", ".join(tried(member, fields) for member in plan.members)
+            if not (by_properties or by_place):
+                return f"coalesce({values})"
+            return let(
+                f"array({values})",
+                lambda xs: (
+                    f"coalesce(get(filter({xs}, x -> x.fits AND x.declares), 0), "
+                    f"get(filter({xs}, x -> x.fits), 0)).v"
+                ),
+            )
+
+        value = let(_object(raw), chosen) if "struct" in objects else chosen("")
+        return f"if({self.present(raw, plan)}, {value}, NULL)"
+
+    def of_variant(self, raw: str, plan: Plan) -> str:
+        """The column's value of a variant; null: there is none, or it does not fit."""
+        match plan.kind:
+            case "boolean":
+                return f"if({_is(raw, 'BOOLEAN')}, CAST({raw} AS boolean), NULL)"
+            case "binary":
+                base64 = f"{_is(raw, 'STRING')} AND CAST({raw} AS string) RLIKE {sql.text(BASE64)}"
+                return f"if({base64}, unbase64(CAST({raw} AS string)), NULL)"
+            case "float" | "double" as kind:
+                number = f"if({_is_number(raw)}, try_variant_get({raw}, '$', '{kind}'), NULL)"
+                want = sql.spark_type(plan.column)
+                return let(
+                    number,
+                    lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)",
+                )
+            case "list":
+                element = plan.children["element"]
+                items = sql.each(_array(raw), lambda x: self.checked_variant(x, element))
+                return let(
+                    items,
+                    lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
+                )
+            case "map":
+                value = plan.children["value"]
+                items = sql.each(
+                    f"map_entries({_object(raw)})",
+                    lambda x: let(
+                        self.checked_variant(f"{x}.value", value),
+                        lambda v: f"struct({x}.key AS key, {v}.v AS value, {v}.ok AS ok)",
+                    ),
+                )
+                return let(items, _map_of)
+            case "entries":
+                key, value = plan.children["key"], plan.children["value"]
+                items = sql.each(
+                    _array(raw),
+                    lambda x: let(
+                        _object(x),
+                        lambda o: let(
+                            f"struct({self.checked_variant(_at(o, 'key'), key)} AS key, "
+                            f"{self.checked_variant(_at(o, 'value'), value)} AS value)",
+                            lambda e: (
+                                f"struct({e}.key.v AS key, {e}.value.v AS value, {e}.key.ok "
+                                f"AND {e}.key.v IS NOT NULL AND {e}.value.ok AS ok)"
+                            ),
+                        ),
+                    ),
+                )
+                return let(items, _map_of)
+            case "struct":
+                return let(_object(raw), lambda fields: self.of_object(fields, plan))
+        return self.exactly.scalar(raw, plan) if plan.kind != "union" else self.union(raw, plan)
+
+    def checked_variant(self, raw: str, plan: Plan) -> str:
+        """A value ``v`` and whether it fits, ``ok``."""
+        return let(
+            self.of_variant(raw, plan),
+            lambda v: f"struct({v} AS v, {v} IS NOT NULL OR NOT {_is_there(raw)} AS ok)",
+        )
+
+    def of_object(self, fields: str, plan: Plan) -> str:
+        """A struct of a map of variants; null if one of them does not fit."""
+        assert isinstance(plan.column, StructType)  # noqa: S101  the plan's
+        values = {
+            name: self.of_variant(_at(fields, name), child) for name, child in plan.children.items()
+        }
+
+        def checked(struct: str) -> str:
+            misfits = [
+                f"{_is_there(_at(fields, name))} AND {struct}.{quote(name)} IS NULL"
+                for name in plan.children
+            ]
+            return f"if({_any(misfits)}, NULL, {struct})"
+
+        return f"if({fields} IS NOT NULL, {let(_named(plan.column, values), checked)}, NULL)"
+
+    # --- scalars ---
+
+    def scalar(self, raw: str, plan: Plan) -> str:
+        kind, want = plan.kind, sql.spark_type(plan.column)
+        match kind:
+            case "json":
+                return self.json(raw, plan.node.opening)
+            case "string":
+                return f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+            case "decimal":
+                return self.decimal(raw, plan)
+        if kind not in RANGES:
+            return f"CAST({raw} AS {want})"
+        low, high = RANGES[kind]
+        number = raw
+        if self.exact or kind not in ("int", "long"):
+            number = self.once(
+                self.whole(raw) if self.exact else raw,
+                lambda n: f"CAST(if({n} BETWEEN {low} AND {high}, {n}, NULL) AS bigint)",
+            )
+        match kind:
+            case "date":
+                return f"date_from_unix_date(CAST({number} AS int))"
+            case "timestamptz":
+                return f"timestamp_millis({number})"
+            case "timestamp":
+                seconds = f"CAST({number} / CAST(1000 AS decimal(4,0)) AS decimal(18,6))"
+                return f"TIMESTAMP_NTZ'1970-01-01' + make_dt_interval(0, 0, 0, {seconds})"
+        if want in ("float", "double"):  # null if it has more digits than the column
+            return self.once(
+                number,
+                lambda n: (
+                    f"if(CAST(CAST({n} AS {want}) AS bigint) = {n} "
+                    f"AND CAST({n} AS {want}) < {_OVER_BIGINT}, CAST({n} AS {want}), NULL)"
+                ),
+            )
+        return f"try_cast({number} AS {want})"
+
+    def once(self, value: str, body: Callable[[str], str]) -> str:
+        """``body`` of a value that is short, or else computed once."""
+        return let(value, body) if self.exact else body(value)
+
+    def json(self, raw: str, opening: str) -> str:
+        """The JSON text; null: a number in it may be another one than in the record.
+
+        :param opening: what the text has to begin with, one of these; empty: anything
+        """
+        text, bare = _json(raw), _without_strings(self.text)
+        digits = sql.text(inexact(TEXT_DIGITS))
+        other = f" OR NOT contains({sql.text(opening)}, left({text}, 1))" if opening else ""
+        changed = (
+            f"({self.text} RLIKE {digits} AND {bare} RLIKE {digits}) OR "
+            f"(contains({text}, 'Infinity') AND {bare} RLIKE {sql.text(INFINITE)})"
+        )
+        return (
+            f"CASE WHEN {text} RLIKE {sql.text(_DOUBLE)} AND ({changed}) THEN NULL "
+            f"WHEN is_variant_null({raw}){other} THEN NULL ELSE {text} END"
+        )
+
+    def number(self, variant: str, precision: int, scale: int) -> str:
+        """A number as a decimal; null: it is another type, or not exactly such a decimal."""
+        number = f"try_variant_get({variant}, '$', 'decimal({precision},{scale})')"
+        digits = sql.text(inexact(DIGITS))
+        bare = _without_strings(self.text)
+        inexactly = f"{self.text} RLIKE {digits} AND {bare} RLIKE {digits}"
+        double = f"CAST({number} AS double) = try_variant_get({variant}, '$', 'double')"
+        places = f"length(split_part(try_variant_get({variant}, '$', 'string'), '.', 2)) <= {scale}"
+        return (
+            f"CASE WHEN schema_of_variant({variant}) RLIKE '^(BIGINT|DECIMAL)' "
+            f"THEN if({places}, {number}, NULL) "
+            f"WHEN schema_of_variant({variant}) = 'DOUBLE' "
+            f"THEN if({double} AND NOT ({inexactly}), {number}, NULL) END"
+        )
+
+    def whole(self, variant: str) -> str:
+        return self.number(variant, 38, 0)
+
+    def decimal(self, raw: str, plan: Plan) -> str:
+        """A number, or Connect's bytes: base64 of the unscaled value, big-endian."""
+        precision, scale = plan.node.precision, plan.node.scale
+        kind, want = f"decimal({precision},{scale})", sql.spark_type(plan.column)
+        avro = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+        text = f"CAST({raw} AS string)"
+        is_base64 = (
+            f"{_is(raw, 'STRING')} AND length({text}) <= 24 AND {text} RLIKE {sql.text(BASE64)}"
+        )
+
+        def unscaled(value: str) -> str:
+            # Avro's bytes are the length, doubled for a short one, and Connect's bytes.
+            framed = f"concat(unhex(lpad(hex(length({value}) * 2), 2, '0')), {value})"
+            framed = f"if(length({value}) BETWEEN 1 AND 16, {framed}, NULL)"
+            return f"from_avro({framed}, {sql.text(json.dumps(avro))}, map('mode', 'PERMISSIVE'))"
+
+        base64 = let(f"if({is_base64}, unbase64({text}), NULL)", unscaled)
+        value = f"coalesce({self.number(raw, precision, scale)}, {base64})"
+        if plan.column == DecimalType(precision, scale):
+            return value
+        return let(
+            value,
+            lambda x: (
+                f"if(CAST(try_cast({x} AS {want}) AS {kind}) = {x}, try_cast({x} AS {want}), NULL)"
+            ),
+        )
+
+
+# --- SQL ---
+
+
+def _columns(plan: Plan) -> dict[str, IcebergType]:
+    return columns_of(plan.column) if isinstance(plan.column, StructType) else {}
+
+
+def _named(target: StructType, values: Mapping[str, str], *, marked: bool = False) -> str:
+    """A struct of the target's columns; those without a value are null.
+
+    :param marked: with :data:`DECODED`
+    """
+    members = [
+        (name, values.get(name) or sql.null(column)) for name, column in columns_of(target).items()
+    ]
+    return sql.struct([*members, (DECODED, "true")] if marked else members)
+
+
+def _struct(fields: Mapping[str, str]) -> str:
+    return f"struct<{','.join(f'{quote(name)}:{kind}' for name, kind in fields.items())}>"
+
+
+def let(value: str, body: Callable[[str], str]) -> str:
+    """``body`` of a value that is computed once: SQL has no other way inside of an expression."""
+    return f"{sql.each(f'array({value})', body)}[0]"
+
+
+def _all_fit(values: str) -> str:
+    return f"forall({values}, x -> x.ok)"
+
+
+def _map_of(entries: str) -> str:
+    """A map of checked entries; null if one does not fit. Of a repeated key the last one counts."""
+    pairs = sql.each(entries, lambda x: f"struct({x}.key AS key, {x}.value AS value)")
+    return f"if({_all_fit(entries)}, map_from_entries({pairs}), NULL)"
+
+
+def _any(conditions: Sequence[str]) -> str:
+    """Whether one is true; never null."""
+    if not conditions:
+        return "false"
+    return f"coalesce({' OR '.join(f'({one})' for one in conditions)}, false)"
+
+
+def opening(name: str) -> bytes:
+    """Return what is before a value that is put into an object."""
+    return f"{{{json.dumps(name)}:".encode()
+
+
+def sound(text: str) -> str:
+    """Whether a text is Unicode, in its bytes and its escapes."""
+    # Half of a surrogate pair, as an escape: no character; Spark would make a ``?`` of it.
+    unpaired = f"regexp_replace({text}, {sql.text(_PAIRED)}, ' ') RLIKE {sql.text(_SURROGATE)}"
+    some = " OR ".join(f"contains({text}, {sql.text(escape)})" for escape in (r"\ud", r"\uD"))
+    return f"is_valid_utf8({text}) AND NOT (({some}) AND {unpaired})"
+
+
+def _without_strings(text: str) -> str:
+    """JSON text without its strings. Three steps, as Java matches one pattern recursively."""
+    escapes = (
+        f"replace(replace({text}, {sql.text(chr(92) * 2)}, ''), {sql.text(chr(92) + chr(34))}, '')"
+    )
+    return f"""regexp_replace({escapes}, '"[^"]*"', '')"""
+
+
+def _json(variant: str) -> str:
+    return f"to_json({variant})"
+
+
+def _like_another_type(text: str) -> str:
+    """Whether what ``from_json`` read as a string may have been no string."""
+    return _any(
+        [
+            f"{text} >= '-' AND {text} < ':' AND {text} RLIKE {sql.text(_NUMBER)}",
+            f"startswith({text}, '{{') OR startswith({text}, '[')",
+            f"{text} IN ('true', 'false')",
+        ]
+    )
+
+
+def _is(variant: str, kind: str) -> str:
+    return f"schema_of_variant({variant}) = '{kind}'"
+
+
+def _is_number(variant: str) -> str:
+    return f"schema_of_variant({variant}) RLIKE '^(BIGINT|DECIMAL|DOUBLE)'"
+
+
+def _is_there(variant: str) -> str:
+    return f"({variant} IS NOT NULL AND NOT is_variant_null({variant}))"
+
+
+def _object(variant: str) -> str:
+    """A variant's properties; null: it is not an object."""
+    return f"try_variant_get({variant}, '$', 'map<string,variant>')"
+
+
+def _array(variant: str) -> str:
+    return f"try_variant_get({variant}, '$', 'array<variant>')"
+
+
+def _at(fields: str, name: str) -> str:
+    return f"{fields}[{sql.text(name)}]"
+
+
+def _placed(plan: Plan, member: Member, value: str) -> str:
+    """The union's value of a member's."""
+    if member.place is None:
+        return f"CAST(NULL AS {sql.spark_type(plan.column)})"
+    if member.place == "":
+        return value
+    assert isinstance(plan.column, StructType)  # noqa: S101  it has places
+    return _named(plan.column, {member.place: value})
+
+
+def _declares(fields: str, node: Node) -> str:
+    """Whether a member of a union declares all properties of an object."""
+    if node.kind != "struct":
+        return "true"
+    names = ", ".join(sql.text(name) for name in node.children)
+    return f"coalesce(forall(map_keys({fields}), x -> x IN ({names})), true)"
+
+
+def _discriminated(variant: str, fields: str, node: Node) -> str:
+    """Whether a value has what a member of a union requires beyond types."""
+
+    def one_of(value: str, constants: Sequence[object]) -> str:
+        texts = (sql.text(json.dumps(plain(one), ensure_ascii=False)) for one in constants)
+        return f"to_json({value}) IN ({', '.join(texts)})"
+
+    found: list[str] = []
+    if node.constants and node.kind in COMPARED:
+        found.append(one_of(variant, node.constants))
+    if node.kind == "struct":
+        found += [f"{_at(fields, name)} IS NOT NULL" for name in sorted(node.required)]
+        found += [
+            # As everywhere, null is let pass: the schema may allow it beside the constants.
+            f"coalesce({one_of(_at(fields, name), [None, *child.constants])}, true)"
+            for name, child in node.children.items()
+            if child.constants and child.kind in COMPARED
+        ]
+    return f"({' AND '.join(found)})" if found else "true"
+
+
+def plain(constant: object) -> object:
+    """A number as a variant writes it."""
+    return int(constant) if isinstance(constant, float) and constant.is_integer() else constant

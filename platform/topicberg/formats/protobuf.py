@@ -1,0 +1,647 @@
+"""Protobuf: the table's types, and the Spark expression that decodes a record.
+
+Types are those of "Protobuf schema type mapping" in Confluent's "Schemas with Tableflow". What it
+leaves open, and where Spark cannot follow:
+
+* ``google.type.TimeOfDay`` is a long, microseconds of the day: Spark writes no ``time`` columns.
+* Wrappers are nullable columns of what they wrap. ``google.protobuf.Any`` and ``Duration`` are
+  structs of their fields. A message without fields has no column, as Parquet has no empty struct.
+* ``confluent.type.Decimal`` needs the parameters ``precision`` and ``scale`` of its
+  ``(confluent.field_meta)``.
+* A oneof's members are columns, of which all but one are null.
+* Fields that a record lacks: null if the schema tells "not set" from the default (proto3's
+  ``optional``, proto2, messages), else the default; proto2's declared default is always taken.
+* An enum's number without a name stays a number: the text ``7``, as in Protobuf's JSON.
+* Extensions and unknown fields are passed over. A field of another wire type than the schema's, a
+  lacking ``required`` field, text that is not UTF-8, and a date or time that does not exist make
+  the record a bad one.
+
+A topic has one message type: the file's first one, or the spec's. A record of another type of the
+same file is a bad record.
+
+Fields are known by number: the value of a field that the latest schema calls otherwise is in the
+latest name's column. A field that it dropped, or whose number it uses for another type, is in the
+column of its own name; if there is none, or it has another field's values, the writer's records are
+malformed. So is a record with a number that is out of its column's range, where versions differ in
+it. Columns that a record's schema does not know are null.
+
+Spark's own ``from_protobuf`` needs the jar spark-protobuf, which comes with no Spark and which the
+stack's jars do not have. Decoding is Python over whole Arrow batches, in
+:mod:`topicberg.formats.protobuf_wire`. Spark runs Python functions for every row, also
+inside of ``when``: mask the payload, not the result, where several schemas are in one batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+
+from topicberg.errors import TableflowError
+from topicberg.formats import DECODED, limits, protobuf_reasons, protobuf_wire, protoc
+from topicberg.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
+from topicberg.formats.subjects import RegisteredSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+_SCALARS: dict[str, Callable[[], IcebergType]] = {
+    "double": DoubleType,
+    "float": FloatType,
+    "int32": IntegerType,
+    "sint32": IntegerType,
+    "sfixed32": IntegerType,
+    "int64": LongType,
+    "sint64": LongType,
+    "sfixed64": LongType,
+    "uint32": LongType,
+    "fixed32": LongType,
+    "uint64": lambda: DecimalType(20, 0),
+    "fixed64": lambda: DecimalType(20, 0),
+    "bool": BooleanType,
+    "string": StringType,
+    "bytes": BinaryType,
+    "enum": StringType,
+}
+_SPECIAL: dict[str, tuple[str, Callable[[], IcebergType]]] = {
+    "google.protobuf.Timestamp": ("timestamp", TimestamptzType),
+    "google.type.Date": ("date", DateType),
+    "google.type.TimeOfDay": ("time", LongType),
+    "google.protobuf.DoubleValue": ("wrapper", DoubleType),
+    "google.protobuf.FloatValue": ("wrapper", FloatType),
+    "google.protobuf.Int64Value": ("wrapper", LongType),
+    "google.protobuf.UInt64Value": ("wrapper", lambda: DecimalType(20, 0)),
+    "google.protobuf.Int32Value": ("wrapper", IntegerType),
+    "google.protobuf.UInt32Value": ("wrapper", LongType),
+    "google.protobuf.BoolValue": ("wrapper", BooleanType),
+    "google.protobuf.StringValue": ("wrapper", StringType),
+    "google.protobuf.BytesValue": ("wrapper", BinaryType),
+}
+_DECIMAL = "confluent.type.Decimal"
+_WHOLE = (IntegerType, LongType, DecimalType)
+_TEXT = {"string", "bytes"}
+_FILE = "schema.proto"
+_MAX_INDEXES = 100
+
+
+def fields(
+    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+) -> list[NestedField]:
+    """The columns of a message; see :class:`topicberg.formats.Format`.
+
+    :param message: its name in the file; None: the file's first message
+    """
+    where = f"subject {subject}"
+    return message_fields(where, _root(where, schema, message), limits.bounded(where, ids))
+
+
+def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
+    """The full name of the message; see :class:`topicberg.formats.Format`.
+
+    :param message: its name in the file; None: the file's first message
+    :raises TableflowError: the schema is not Protobuf, or has no such message
+    """
+    name: str = _root(f"schema {schema.schema_id}", schema, message).full_name
+    return name
+
+
+def written(
+    writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+) -> frozenset[str]:
+    """The columns that the writer has a field for; see :class:`..formats.Format`.
+
+    :raises TableflowError: the writer's schema lacks the message, or the message has no table
+    """
+    target = _root(f"schema {latest.schema_id}", latest, message)
+    where = f"schema {writer.schema_id}"
+    source = _same_message(where, _file(where, writer), target)
+    message_fields(where, source, limits.bounded(where, itertools.count(1)))
+    names = {field.number: field.name for field in target.fields}
+    return frozenset(names.get(field.number, field.name) for field in source.fields)
+
+
+def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
+    """The columns of a message in a file that is not registered yet.
+
+    :raises TableflowError: protoc refuses it, no such message, or it has no table
+    """
+    schema = RegisteredSchema(schema_id=0, schema_type="PROTOBUF", text=text)
+    return message_fields(
+        name, _root(name, schema, message), limits.bounded(name, itertools.count(1))
+    )
+
+
+def decode(
+    records: DataFrame,
+    payload: Column,
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> tuple[DataFrame, Column]:
+    """The record as the table's columns; see :class:`topicberg.formats.Format`.
+
+    :param message: its name in the latest schema; None: the file's first message
+    :raises TableflowError: a field of the writer's schema has another type than its column
+    """
+    from pyspark import cloudpickle
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    own, plan, prefixes = reader(writer, latest, fields, message)
+    decode_batch, marker = protobuf_wire.decode, DECODED
+
+    def decode_records(payload: pa.Array) -> pa.Array:
+        return decode_batch(payload, plan, prefixes, marker)
+
+    columns = [T.StructField(field.name, _spark_type(field.field_type)) for field in own]
+    row = T.StructType([*columns, T.StructField(DECODED, T.BooleanType())])
+    # Spark's workers need not have topicberg: the module that decodes is sent along.
+    cloudpickle.register_pickle_by_value(protobuf_wire)  # type: ignore[no-untyped-call]
+    return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
+
+
+def explain(
+    payload: bytes,
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> str:
+    """Why a record is malformed; see :class:`topicberg.formats.Format`."""
+    try:
+        _, plan, prefixes = _remembered(writer, latest, ByIdentity(fields), message)
+    except TableflowError as error:
+        return error.message
+    begin = max((len(prefix) for prefix in prefixes if payload.startswith(prefix)), default=None)
+    if begin is None:
+        return _other_message(payload, writer, latest, message)
+    return protobuf_reasons.reason(payload, begin, plan) or UNEXPLAINED
+
+
+@lru_cache(maxsize=64)
+def _remembered(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: ByIdentity[Sequence[NestedField]],
+    message: str | None,
+) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
+    return reader(writer, latest, fields.value, message)
+
+
+def _other_message(
+    payload: bytes, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None
+) -> str:
+    """The reason for message indexes that do not name the table's message."""
+    expected = _root(f"schema {latest.schema_id}", latest, message).full_name
+    indexes = _indexes(payload)
+    if indexes is None:
+        return (
+            f"the record has no message indexes at {byte(0)}, before its message {expected}: "
+            f"{shown(payload[:8])}"
+        )
+    types: Any = list(_file("the schema", writer).message_types_by_name.values())
+    named = None
+    for index in indexes:
+        if not 0 <= index < len(types):
+            return f"message indexes {indexes}: the schema has no such message"
+        named, types = types[index], types[index].nested_types
+    assert named is not None  # noqa: S101  there is at least one index
+    return (
+        f"message indexes {indexes}: the record is a {named.full_name}, "
+        f"the table's message is {expected}"
+    )
+
+
+def _indexes(payload: bytes) -> list[int] | None:
+    """The message indexes that a record begins with; None: it does not."""
+    numbers: list[int] = []
+    at = 0
+    while len(numbers) < 1 or (len(numbers) <= numbers[0] < _MAX_INDEXES):
+        found = protobuf_wire._varint(payload, at, len(payload))
+        if found is None:
+            return None
+        numbers.append((found[0] >> 1) ^ -(found[0] & 1))
+        at = found[1]
+    count, *indexes = numbers
+    if count == 0:
+        return [0]
+    return indexes if len(indexes) == count else None
+
+
+def reader(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None,
+) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
+    """Return how a writer's records are read.
+
+    :returns: the columns that they fill, how, and the message indexes that they begin with
+    :raises TableflowError: the writer's schema lacks the message, or does not fit the columns
+    """
+    where = f"schema {writer.schema_id}"
+    target = _root(f"schema {latest.schema_id}", latest, message)
+    source = _same_message(where, _file(where, writer), target)
+    names = {field.name for one in (source, target) for field in one.fields}
+    own = [field for field in fields if field.name in names]  # the table has other columns, too
+    try:
+        plan = _message(source, target, own)
+    except _MisfitError as misfit:
+        raise TableflowError(
+            f"{where}: field {misfit.field} {misfit}",
+            hint="register a compatible version, or disable Tableflow for the topic and enable it "
+            "again, which creates a new table",
+        ) from None
+    return own, plan, _prefixes(_path(source))
+
+
+# --- the schema ---
+
+
+def _file(where: str, schema: RegisteredSchema) -> Any:
+    limits.check_size(where, schema)
+    names = {name for name, _ in schema.references}
+    file = next(name for name in (_FILE, f"topicberg/{_FILE}") if name not in names)
+    try:
+        return protoc.compiled(file, schema.text, schema.references)
+    except TableflowError as error:
+        raise TableflowError(f"{where} is not Protobuf: {error.message}", hint=error.hint) from None
+
+
+def _root(where: str, schema: RegisteredSchema, message: str | None) -> Any:
+    """The descriptor of the message that makes the table."""
+    file = _file(where, schema)
+    types = list(file.message_types_by_name.values())
+    if not types:
+        raise TableflowError(f"{where} defines no message", hint="a table needs a message's fields")
+    if message is None:
+        return types[0]
+    found = _named(file, message.removeprefix(f"{file.package}."))
+    if found is None:
+        names = ", ".join(one.name for one in types)
+        raise TableflowError(f"{where} has no message {message}; there are {names}")
+    return found
+
+
+def _named(file: Any, name: str) -> Any:
+    """A message by its name in the file (``Outer.Inner``), or None."""
+    first, *inner = name.split(".")
+    found = file.message_types_by_name.get(first)
+    for part in inner:
+        found = found and found.nested_types_by_name.get(part)
+    return found
+
+
+def _same_message(where: str, file: Any, message: Any) -> Any:
+    """The message of that name in another version of the file, else the one that was renamed.
+
+    A renamed message is the one in the same place, if each of the two names is in one of the
+    versions only: a message that both versions have was moved, and is another type.
+
+    :raises TableflowError: there is neither
+    """
+    name = message.full_name.removeprefix(f"{message.file.package}.")
+    if found := _named(file, name):
+        return found
+    types: Any = list(file.message_types_by_name.values())
+    found = None
+    for index in _path(message):
+        found = types[index] if index < len(types) else None
+        if found is None:
+            break
+        types = found.nested_types
+    if found is None or _named(message.file, found.full_name.removeprefix(f"{file.package}.")):
+        raise TableflowError(
+            f"{where} has no message {name}",
+            hint="name the topic's message type in its spec, or produce with a schema that has it",
+        )
+    return found
+
+
+def _path(message: Any) -> list[int]:
+    """The message indexes: its place in the file, or in the message around it and that one's."""
+    path: list[int] = []
+    while message is not None:
+        around = message.containing_type
+        beside = (
+            message.file.message_types_by_name.values() if around is None else (around.nested_types)
+        )
+        path.insert(0, [one.full_name for one in beside].index(message.full_name))
+        message = around
+    return path
+
+
+def _prefixes(path: list[int]) -> tuple[bytes, ...]:
+    """Message indexes in the wire format: zig-zag varints, their count first; [0] also as 0."""
+
+    def varint(number: int) -> bytes:
+        rest, encoded = number * 2, bytearray()
+        while rest > 0x7F:
+            encoded.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        return bytes([*encoded, rest])
+
+    full = b"".join(varint(number) for number in (len(path), *path))
+    return (b"\x00", full) if path == [0] else (full,)
+
+
+# --- the columns ---
+
+
+def message_fields(
+    where: str, message: Any, ids: Iterator[int], above: tuple[str, ...] = ()
+) -> list[NestedField]:
+    """The columns of a message (a descriptor); ``above``: the messages that contain it."""
+    inside = (*above, message.full_name)
+    limits.check_depth(where, len(inside))
+    columns = []
+    for field in message.fields:
+        number = next(ids)
+        kind = _column_type(where, field, ids, inside)
+        if kind is not None:
+            columns.append(NestedField(number, field.name, kind, required=False))
+    return columns
+
+
+def _column_type(
+    where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
+) -> IcebergType | None:
+    """None: nothing to keep, a message without fields."""
+    if _is_map(field):
+        key, value = field.message_type.fields
+        key_id, value_id = next(ids), next(ids)
+        key_type = _SCALARS[_kind(key)]()
+        value_type = _value_type(where, value, ids, above)
+        if value_type is None:
+            return None
+        return MapType(key_id, key_type, value_id, value_type, value_required=False)
+    if field.is_repeated:
+        element_id = next(ids)
+        element = _value_type(where, field, ids, above)
+        return None if element is None else ListType(element_id, element, element_required=False)
+    return _value_type(where, field, ids, above)
+
+
+def _value_type(
+    where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
+) -> IcebergType | None:
+    message = field.message_type
+    if message is None:
+        return _SCALARS[_kind(field)]()
+    if message.full_name in _SPECIAL:
+        return _SPECIAL[message.full_name][1]()
+    if message.full_name == _DECIMAL:
+        return _decimal(where, field)
+    if message.full_name in above:
+        raise TableflowError(
+            f"{where}: field {field.full_name} refers to {message.full_name}, which contains it",
+            hint="a recursive schema has no table; break the cycle",
+        )
+    inner = message_fields(where, message, ids, above)
+    return StructType(*inner) if inner else None
+
+
+def _decimal(where: str, field: Any) -> DecimalType:
+    from confluent_kafka.schema_registry.confluent import meta_pb2
+
+    owner = field.containing_type
+    if owner.GetOptions().map_entry:  # a map's options are those of the field that refers to it
+        owner_fields = owner.containing_type.fields
+        field = next(one for one in owner_fields if one.message_type is owner)
+    params = field.GetOptions().Extensions[meta_pb2.field_meta].params  # type: ignore[attr-defined]
+    try:
+        precision, scale = int(params["precision"]), int(params["scale"] or 0)
+    except ValueError:
+        precision, scale = 0, 0
+    if not 1 <= precision <= 38 or not 0 <= scale <= precision:
+        raise TableflowError(
+            f"{where}: field {field.full_name} is a decimal without a precision from 1 to 38 and "
+            "a scale up to it",
+            hint='(confluent.field_meta) = {params: [{key: "precision", value: "10"}, '
+            '{key: "scale", value: "2"}]}',
+        )
+    return DecimalType(precision, scale)
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _kind(field: Any) -> str:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    name: str = FieldDescriptorProto.Type.Name(field.type)
+    return name.removeprefix("TYPE_").lower()
+
+
+# --- how records are read ---
+
+
+class _MisfitError(Exception):
+    """A field's values cannot be in this column."""
+
+    def __init__(self, field: Any, problem: str) -> None:
+        super().__init__(problem)
+        self.field: str = field.full_name
+
+
+def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protobuf_wire.Message:
+    """How the writer's message becomes these columns.
+
+    :param target: the message in the latest schema, which names the fields; None: it has none
+    :raises _MisfitError: a field's values fit no column, or its column has another field's values
+    """
+    places = {column.name: place for place, column in enumerate(columns)}
+    latest = {} if target is None else target.fields_by_number
+    taken: set[str] = set()
+    read: list[protobuf_wire.Field] = []
+    rest: list[Any] = []
+    for field in source.fields:
+        twin = latest.get(field.number)
+        if twin is None or twin.name not in places:
+            rest.append(field)
+            continue
+        try:
+            read.append(_field(field, twin, columns[places[twin.name]], places[twin.name]))
+            taken.add(twin.name)
+        except _MisfitError:
+            if twin.name == field.name or field.name not in places:
+                raise
+            rest.append(field)
+    for field in rest:
+        if field.name in taken:
+            raise _MisfitError(field, "has no column: its name is that of a later field")
+        place = places.get(field.name)
+        read.append(_field(field, None, None if place is None else columns[place], place))
+    return protobuf_wire.Message(
+        fields=tuple(read),
+        names=tuple(column.name for column in columns),
+        types=tuple(_arrow_type(column.field_type) for column in columns),
+    )
+
+
+def _field(
+    field: Any, twin: Any, column: NestedField | None, place: int | None
+) -> protobuf_wire.Field:
+    oneof = field.containing_oneof
+    facts: dict[str, Any] = {
+        "name": field.name,
+        "number": field.number,
+        "kind": _kind(field),
+        "column": place,
+        "repeated": field.is_repeated,
+        "required": field.is_required,
+        "oneof": None if oneof is None else oneof.index,
+    }
+    if column is None:
+        return protobuf_wire.Field(type=None, **facts)
+    kind = column.field_type
+    if _is_map(field):
+        if not isinstance(kind, MapType):
+            raise _MisfitError(field, f"is a map, its column a {kind}")
+        entry = [
+            NestedField(kind.key_id, "key", kind.key_type, required=False),
+            NestedField(kind.value_id, "value", kind.value_type, required=False),
+        ]
+        twin_entry = twin.message_type if twin is not None and _is_map(twin) else None
+        inner = _message(field.message_type, twin_entry, entry)
+        return protobuf_wire.Field(type=_arrow_type(kind), is_map=True, message=inner, **facts)
+    element = kind
+    if field.is_repeated:
+        if not isinstance(kind, ListType):
+            raise _MisfitError(field, f"is repeated, its column a {kind}")
+        element = kind.element_type
+    message, special = None, None
+    if field.message_type is not None:
+        message, special = _inner(field, twin, element)
+    else:
+        _check_fits(field, _SCALARS[facts["kind"]](), element)
+    absent = _absent(field)
+    if field.message_type is None and absent is not None:
+        try:
+            pa.scalar(absent, _arrow_type(element))
+        except (pa.ArrowException, OverflowError, UnicodeDecodeError):
+            raise _MisfitError(
+                field, f"has a default that its column, a {kind}, cannot hold"
+            ) from None
+    return protobuf_wire.Field(
+        type=_arrow_type(kind),
+        message=message,
+        special=special,
+        symbols=_symbols(field),
+        absent=absent,
+        **facts,
+    )
+
+
+def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Message, str | None]:
+    """How a message's values are read, and what becomes of a well-known one."""
+    inner = field.message_type
+    if inner.full_name in _SPECIAL or inner.full_name == _DECIMAL:
+        special = "decimal" if inner.full_name == _DECIMAL else _SPECIAL[inner.full_name][0]
+        if special == "wrapper":
+            return _message(inner, None, [NestedField(1, "value", column, required=False)]), special
+        natural = _value_type("the writer's schema", field, itertools.count(1), ())
+        assert natural is not None  # noqa: S101  it is of the table above
+        _check_fits(field, natural, column)
+        own = message_fields(inner.full_name, inner, itertools.count(1))
+        if special == "decimal":
+            own = [one for name in ("value", "scale") for one in own if one.name == name]
+        return _message(inner, None, own), special
+    if not isinstance(column, StructType):
+        raise _MisfitError(field, f"is a message, its column a {column}")
+    twin_message = None if twin is None else twin.message_type
+    return _message(inner, twin_message, column.fields), None
+
+
+def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
+    """Whether the column can hold such values: all of them, or those that it holds exactly.
+
+    Whole numbers go to each other's columns and to decimals, decimals to decimals, and text to
+    bytes and back; a value that the column does not hold makes its record malformed.
+    """
+    whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
+    fits = natural == column or (
+        (whole and isinstance(column, _WHOLE))
+        or (isinstance(natural, DecimalType) and isinstance(column, DecimalType))
+        or (isinstance(natural, FloatType) and isinstance(column, DoubleType))
+        or (_kind(field) in _TEXT and isinstance(column, StringType | BinaryType))
+    )
+    if not fits:
+        raise _MisfitError(field, f"is a {natural}, its column a {column}")
+
+
+def _symbols(field: Any) -> dict[int, str] | None:
+    if field.enum_type is None:
+        return None
+    values = reversed(list(field.enum_type.values))  # the first of several names counts
+    return {value.number: value.name for value in values}
+
+
+def _absent(field: Any) -> Any:
+    """What a record has that lacks the field; None: null."""
+    in_map = field.containing_type.GetOptions().map_entry
+    if field.is_repeated or (field.has_presence and not field.has_default_value and not in_map):
+        return None
+    if field.message_type is not None:
+        return True
+    if field.enum_type is not None:
+        return _symbols(field)[field.default_value]  # type: ignore[index]
+    return field.default_value
+
+
+def _spark_type(kind: IcebergType) -> DataType:
+    from pyspark.sql import types as T
+
+    simple: dict[type[IcebergType], DataType] = {
+        BinaryType: T.BinaryType(),
+        BooleanType: T.BooleanType(),
+        DateType: T.DateType(),
+        DoubleType: T.DoubleType(),
+        FloatType: T.FloatType(),
+        IntegerType: T.IntegerType(),
+        LongType: T.LongType(),
+        StringType: T.StringType(),
+        TimestamptzType: T.TimestampType(),
+    }
+    match kind:
+        case DecimalType():
+            return T.DecimalType(kind.precision, kind.scale)
+        case ListType():
+            return T.ArrayType(_spark_type(kind.element_type))
+        case MapType():
+            return T.MapType(_spark_type(kind.key_type), _spark_type(kind.value_type))
+        case StructType():
+            return T.StructType(
+                [T.StructField(one.name, _spark_type(one.field_type)) for one in kind.fields]
+            )
+        case _:
+            return simple[type(kind)]
+
+
+def _arrow_type(kind: IcebergType) -> pa.DataType:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return to_arrow_type(_spark_type(kind))

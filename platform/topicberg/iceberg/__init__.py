@@ -1,0 +1,1 @@
+"""Plain Iceberg: snapshots, files, deletes and their hours, maintenance, and the Delta log."""

@@ -1,0 +1,116 @@
+"""Statistics of a data file, from Iceberg's manifest to Delta's JSON.
+
+A reader skips a file by them, so a bound may be wide but never narrow. Iceberg's bounds of long
+strings are cut as Delta's may be: the lower one is a prefix, the upper one is rounded up.
+
+Source: Delta's PROTOCOL.md, "Per-file Statistics".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from topicberg.iceberg.delta.schema import name_in_files
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+_EPOCH = datetime(1970, 1, 1)
+_Bound = int | float | str | Decimal
+_Nested = dict[str, Any]
+
+
+def statistics(file: DataFile, schema: StructType) -> str:
+    """Rows, bounds and nulls of the file's columns, by their names in it; a list has none."""
+    lower, upper, nulls = _columns(file, schema)
+    return to_json(
+        {
+            "numRecords": file.record_count,
+            "minValues": lower,
+            "maxValues": upper,
+            "nullCount": nulls,
+        }
+    )
+
+
+def to_json(value: Any) -> str:
+    """JSON with decimals as numbers: the standard library writes no decimals."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{to_json(value[key])}" for key in value) + "}"
+    return format(value, "f") if isinstance(value, Decimal) else json.dumps(value)
+
+
+def _columns(file: DataFile, struct: StructType) -> tuple[_Nested, _Nested, _Nested]:
+    lower: _Nested = {}
+    upper: _Nested = {}
+    nulls: _Nested = {}
+    for field in struct.fields:
+        name = name_in_files(field.name)
+        if isinstance(field.field_type, StructType):
+            inner = _columns(file, field.field_type)
+            for outer, values in zip((lower, upper, nulls), inner, strict=True):
+                if values:
+                    outer[name] = values
+        elif isinstance(field.field_type, PrimitiveType):
+            count = (file.null_value_counts or {}).get(field.field_id)
+            if count is not None:
+                nulls[name] = count
+            bounds = _bounds(file, field, field.field_type)
+            if bounds is not None:
+                lower[name], upper[name] = bounds
+    return lower, upper, nulls
+
+
+def _bounds(
+    file: DataFile, field: NestedField, kind: PrimitiveType
+) -> tuple[_Bound, _Bound] | None:
+    """Both or none: some readers take one bound alone for a damaged file."""
+    first = (file.lower_bounds or {}).get(field.field_id)
+    last = (file.upper_bounds or {}).get(field.field_id)
+    if first is None or last is None:
+        return None
+    nans = (file.nan_value_counts or {}).get(field.field_id)
+    if isinstance(kind, (FloatType, DoubleType)) and nans != 0:
+        return None  # Spark sorts NaN above everything; Iceberg's bounds leave it out
+    try:
+        bounds = [_bound(kind, from_bytes(kind, raw), up) for raw, up in ((first, 0), (last, 1))]
+    except (OverflowError, ValueError):  # a year before 1 or after 9999; truncated text
+        return None
+    lower, upper = bounds
+    return None if lower is None or upper is None else (lower, upper)
+
+
+def _bound(kind: PrimitiveType, value: Any, up: int) -> _Bound | None:
+    """:param up: 1: a bound that lies between two milliseconds goes up to the later one"""
+    if isinstance(kind, (IntegerType, LongType, StringType, DecimalType)):
+        return value  # type: ignore[no-any-return]
+    if isinstance(kind, (FloatType, DoubleType)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(kind, DateType):
+        return date.fromordinal(_EPOCH.toordinal() + value).isoformat()
+    if isinstance(kind, (TimestampType, TimestamptzType)):
+        milliseconds = -(-value // 1000) if up else value // 1000
+        moment = _EPOCH + timedelta(milliseconds=milliseconds)
+        zone = "Z" if isinstance(kind, TimestamptzType) else ""
+        return f"{moment.isoformat(timespec='milliseconds')}{zone}"
+    return None

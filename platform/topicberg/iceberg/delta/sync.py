@@ -1,0 +1,208 @@
+"""Bring a table's Delta log to the table's newest snapshot.
+
+Every step starts from what the log says it reflects, so a step that failed or was killed at any
+point is simply done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
+from topicberg.iceberg.delta.log import CHECKPOINT_EVERY, DeltaLog, DeltaVersion, VersionTakenError
+from topicberg.iceberg.delta.schema import Action, definition
+from topicberg.iceberg.delta.stats import statistics
+from topicberg.iceberg.snapshots import changed_files, changes_since
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.topics.spec import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+CATCH_UP = 100
+"""More new snapshots than these become one version."""
+CONFLICT_ATTEMPTS = 5
+_OPERATIONS = {
+    Operation.APPEND: "WRITE",
+    Operation.REPLACE: "OPTIMIZE",
+    Operation.OVERWRITE: "MERGE",
+    Operation.DELETE: "DELETE",
+}
+
+
+def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
+    """Bring the Delta log under the table's location to its newest snapshot and schema.
+
+    One Delta version for each new snapshot of ``main``; one for all of them if there are more than
+    :data:`CATCH_UP`, or if snapshots were rolled back or expired. Without news it does nothing.
+    Before snapshots expire it must have run, or Delta names files that are gone.
+
+    :param table: freshly loaded
+    :returns: the newest version; None: the spec asks for no Delta
+    :raises TopicbergError: Delta cannot follow; the Iceberg table is as it was
+    """
+    if "DELTA" not in spec.tableflow.table_formats:
+        return None
+    name = ".".join(table.name())
+    try:
+        return _sync(table, spec.tableflow.retention_ms)
+    except TopicbergError:
+        raise
+    except Exception as error:  # of any store's client, of deltalake, of a damaged file
+        raise TableflowError(
+            f"table {name}: the Delta log cannot be brought up to date: "
+            f"{type(error).__name__}: {error}",
+            hint="the Iceberg table is not affected; the next commit tries again",
+        ) from error
+
+
+def _sync(table: Table, retention_ms: int) -> DeltaVersion:
+    actions = definition(table, retention_ms)
+    log = DeltaLog(table)
+    for _ in range(CONFLICT_ATTEMPTS):
+        held = log.newest()
+        try:
+            held = _write(table, log, held, actions)
+        except VersionTakenError as taken:
+            logger.info("%s is there already; another writer was faster", taken)
+            continue
+        if held.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
+            log.write_checkpoint()
+        return held
+    raise CommitConflictError(
+        f"table {'.'.join(table.name())}: {CONFLICT_ATTEMPTS} times in a row another writer wrote "
+        "the next version of the Delta log",
+        hint="is there a second engine for this topic?",
+    )
+
+
+def _write(
+    table: Table,
+    log: DeltaLog,
+    held: DeltaVersion | None,
+    described: tuple[Action, Action],
+) -> DeltaVersion:
+    """The versions from what the log holds to the table's head."""
+    digest = _digest(described)
+    for snapshot, actions in _pending(table, log, held, digest):
+        snapshot_id = snapshot.snapshot_id if snapshot else None
+        version = DeltaVersion(held.version + 1 if held else 0, snapshot_id, digest)
+        changed = [*described] if held is None or held.definition != digest else []
+        information = _commit_info(table, snapshot, held, bool(actions))
+        log.write(version.version, [information, *changed, *actions], version)
+        held = version
+    assert held is not None  # noqa: S101  a log without a version always has one pending
+    return held
+
+
+def _pending(
+    table: Table, log: DeltaLog, held: DeltaVersion | None, digest: str
+) -> Iterator[tuple[Snapshot | None, list[Action]]]:
+    """The versions to write: the snapshot that each reflects, and its add and remove actions."""
+    head = table.current_snapshot()
+    if held is None or (head and held.snapshot_id is None):
+        yield head, [*_difference(table, head, set())] if head else []
+        return
+    if head is None or held.snapshot_id == head.snapshot_id:
+        if held.definition != digest:
+            yield head, []
+        return
+    changes = changes_since(table, held.snapshot_id)
+    if changes.gap or changes.undone or len(changes.new) > CATCH_UP:
+        yield head, [*_difference(table, head, log.live_paths())]
+        return
+    for snapshot in changes.new:
+        files = changed_files(table, snapshot)
+        keeps_rows = bool(snapshot.summary and snapshot.summary.operation == Operation.REPLACE)
+        yield snapshot, [*_actions(table, snapshot, files, not keeps_rows)]
+
+
+def _difference(table: Table, head: Snapshot, held: set[str]) -> Iterator[Action]:
+    """From any set of files to the ones of a snapshot."""
+    live = {
+        _relative(table, entry.data_file): entry.data_file
+        for manifest in head.manifests(table.io)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    }
+    added = ((live[path], True) for path in sorted(live.keys() - held))
+    yield from _actions(table, head, added, True)
+    for path in sorted(held - live.keys()):
+        yield _remove(path, head, True)
+
+
+def _actions(
+    table: Table,
+    snapshot: Snapshot,
+    files: Iterable[tuple[DataFile, bool]],
+    changes_rows: bool,
+) -> Iterator[Action]:
+    struct = table.schema().as_struct()
+    for file, added in files:
+        if file.content != DataFileContent.DATA:
+            raise TableflowError(
+                f"table {'.'.join(table.name())}: snapshot {snapshot.snapshot_id} has delete "
+                "files, which the Delta log cannot name",
+                hint="write with copy-on-write (write.delete.mode, write.update.mode, "
+                "write.merge.mode); compaction with delete files removed mends the table",
+            )
+        path = _relative(table, file)
+        if not added:
+            yield _remove(path, snapshot, changes_rows)
+            continue
+        yield {
+            "add": {
+                "path": quote(path),
+                "partitionValues": {},
+                "size": file.file_size_in_bytes,
+                "modificationTime": snapshot.timestamp_ms,
+                "dataChange": changes_rows,
+                "stats": statistics(file, struct),
+            }
+        }
+
+
+def _remove(path: str, snapshot: Snapshot, changes_rows: bool) -> Action:
+    return {
+        "remove": {
+            "path": quote(path),
+            "deletionTimestamp": snapshot.timestamp_ms,
+            "dataChange": changes_rows,
+        }
+    }
+
+
+def _relative(table: Table, file: DataFile) -> str:
+    """Below the table's location; a file elsewhere keeps its whole address."""
+    return file.file_path.removeprefix(table.location().rstrip("/") + "/")
+
+
+def _commit_info(
+    table: Table, snapshot: Snapshot | None, held: DeltaVersion | None, files: bool
+) -> Action:
+    operation = "CREATE TABLE" if held is None else "SET TBLPROPERTIES"
+    if snapshot and files:
+        kind = snapshot.summary.operation if snapshot.summary else Operation.APPEND
+        operation = _OPERATIONS[kind]
+    time = snapshot.timestamp_ms if snapshot else table.metadata.last_updated_ms
+    return {
+        "commitInfo": {
+            "timestamp": time,
+            "operation": operation,
+            "operationParameters": {},
+            "engineInfo": "topicberg",
+        }
+    }
+
+
+def _digest(described: tuple[Action, Action]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

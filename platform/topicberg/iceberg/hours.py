@@ -1,0 +1,295 @@
+"""The hours of event time that the files of a table hold.
+
+From metadata as far as possible: partition values, then the bounds in manifests. Of a data file
+without bounds (Iceberg keeps none beyond a table's first 100 columns), the statistics in its footer
+are read. A position delete changes the hours of the data files that it names. What says nothing
+holds every hour: too many hours are computed again, never too few.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
+from pyiceberg.transforms import DayTransform, HourTransform
+from pyiceberg.types import DateType, NestedField, PrimitiveType
+
+from topicberg.iceberg.files import in_parallel
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+HOUR_MICROSECONDS = 3_600_000_000
+_EPOCH = date(1970, 1, 1)
+_CACHED_FILES = 100_000
+
+Hours = range
+"""Hours since 1970 (UTC). Numbers, since a producer's wrong clock may write the year 57000."""
+
+BEFORE_EVERYTHING = -(2**62)
+NO_TIME = Hours(BEFORE_EVERYTHING, BEFORE_EVERYTHING + 1)
+"""Rows without a time come before all others."""
+EVERYTHING = Hours(BEFORE_EVERYTHING, -BEFORE_EVERYTHING)
+
+
+def union(ranges: Iterable[Hours]) -> list[Hours]:
+    """Return the same hours in as few ranges as possible, ascending."""
+    found: list[Hours] = []
+    for hours in sorted(ranges, key=lambda each: each.start):
+        if found and hours.start <= found[-1].stop:
+            found[-1] = Hours(found[-1].start, max(found[-1].stop, hours.stop))
+        elif hours:
+            found.append(hours)
+    return found
+
+
+def coarse(ranges: Iterable[Hours], limit: int) -> list[Hours]:
+    """Return at most ``limit`` ranges with all of these hours; the narrowest gaps are filled."""
+    found = union(ranges)
+    if len(found) <= limit:
+        return found
+    gaps = sorted(range(1, len(found)), key=lambda n: found[n - 1].stop - found[n].start)
+    cuts = [0, *sorted(gaps[: limit - 1]), len(found)]
+    return [Hours(found[first].start, found[end - 1].stop) for first, end in pairwise(cuts)]
+
+
+def without(ranges: Iterable[Hours], removed: Hours) -> list[Hours]:
+    """Return the hours of the ranges that are not in ``removed``."""
+    parts = (
+        part
+        for hours in ranges
+        for part in (
+            Hours(hours.start, min(hours.stop, removed.start)),
+            Hours(max(hours.start, removed.stop), hours.stop),
+        )
+    )
+    return union(part for part in parts if part)
+
+
+class FileHours:
+    """The hours of one column in the files of a table."""
+
+    def __init__(self, table: Table, column: str) -> None:
+        self._table = table
+        self._field = table.schema().find_field(column)
+
+    def of(self, file: DataFile, snapshot: Snapshot) -> list[Hours]:
+        """Return the hours in which the file holds or deletes rows.
+
+        :param snapshot: one that has the file
+        """
+        if hours := self._of_partition(file):
+            return hours
+        if file.content == DataFileContent.DATA:
+            return self._of_data(file)
+        if file.content == DataFileContent.POSITION_DELETES and (
+            file.file_format == FileFormat.PARQUET
+        ):
+            return self._of_named(_named_files(self._table.io, file), snapshot)
+        # An equality delete or a deletion vector may concern every data file.
+        return self._of_named(None, snapshot)
+
+    def held(self, snapshot: Snapshot) -> list[Hours]:
+        """Return the hours of all data files of a snapshot."""
+        return self._of_named(None, snapshot)
+
+    def _of_partition(self, file: DataFile) -> list[Hours]:
+        for place, partition in enumerate(self._table.specs()[file.spec_id].fields):
+            if partition.source_id == self._field.field_id:
+                if isinstance(partition.transform, HourTransform):
+                    return [partition_hours(file.partition[place], 1)]
+                if isinstance(partition.transform, DayTransform):
+                    return [partition_hours(file.partition[place], 24)]
+        return []
+
+    def _of_data(self, file: DataFile) -> list[Hours]:
+        return self._of_bounds(file) or self._of_footer(file.file_path, file.file_format)
+
+    def _of_bounds(self, file: DataFile) -> list[Hours]:
+        """Empty: the manifest does not say."""
+        number = self._field.field_id
+        nulls = (file.null_value_counts or {}).get(number)
+        lower, upper = (
+            (bounds or {}).get(number) for bounds in (file.lower_bounds, file.upper_bounds)
+        )
+        if lower is None or upper is None:
+            return [NO_TIME] if nulls is not None and nulls == file.record_count else []
+        first, last = (hour_of(microseconds(self._field, bound)) for bound in (lower, upper))
+        hours = [Hours(first, last + _width(self._field))]
+        return hours if nulls == 0 else [NO_TIME, *hours]
+
+    def _of_footer(self, path: str, kind: FileFormat) -> list[Hours]:
+        if kind != FileFormat.PARQUET:
+            return [EVERYTHING]
+        return _footer_hours(self._table.io, path, self._field) or [EVERYTHING]
+
+    def _of_named(self, paths: set[str] | None, snapshot: Snapshot) -> list[Hours]:
+        """Return the hours of data files of a snapshot: those with these paths, or all."""
+        io, found, silent = self._table.io, list[Hours](), list[tuple[str, FileFormat]]()
+        manifests = [
+            manifest
+            for manifest in snapshot.manifests(io)
+            if manifest.content == ManifestContent.DATA
+        ]
+        waiting = None if paths is None else set(paths)
+        for known in in_parallel(self._manifest, manifests):
+            for path in known if waiting is None else waiting & known.keys():
+                hours, kind = known[path]
+                found += hours
+                if not hours:
+                    silent.append((path, kind))
+            if waiting is not None:
+                waiting -= known.keys()
+                if not waiting:
+                    break
+        for hours in in_parallel(lambda each: tuple(self._of_footer(*each)), silent):
+            found += hours
+        return union(found)
+
+    def _manifest(self, manifest: ManifestFile) -> _OfManifest:
+        """Return path → hours of the live data files of a manifest, which never changes."""
+        key = manifest.manifest_path, self._field.field_id
+        if (known := _cache.get(key)) is None:
+            known = {
+                entry.data_file.file_path: (
+                    tuple(self._of_partition(entry.data_file) or self._of_bounds(entry.data_file)),
+                    entry.data_file.file_format,
+                )
+                for entry in manifest.fetch_manifest_entry(self._table.io)
+            }
+            _cache.put(key, known)
+        return known
+
+
+_OfManifest = Mapping[str, tuple[tuple[Hours, ...], FileFormat]]
+
+
+class _Cache:
+    """What the manifests that were read last say: a sensor reads the same ones at every tick."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, int], _OfManifest] = OrderedDict()
+        self._files = 0
+
+    def get(self, key: tuple[str, int]) -> _OfManifest | None:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def put(self, key: tuple[str, int], value: _OfManifest) -> None:
+        with self._lock:
+            self._files += len(value) - len(self._known.get(key, ()))
+            self._known[key] = value
+            while self._files > _CACHED_FILES:
+                self._files -= len(self._known.popitem(last=False)[1])
+
+
+_cache = _Cache()
+
+
+def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:
+    """Return the paths of the data files that a position delete file names; None: it is deleted."""
+    import pyarrow.parquet as pq
+
+    try:
+        with io.new_input(deletes.file_path).open() as stream:
+            named = pq.read_table(stream, columns=["file_path"], read_dictionary=["file_path"])
+    except FileNotFoundError:
+        return None
+    return {path for path in named.column(0).unique().to_pylist() if path is not None}
+
+
+def _footer_hours(io: FileIO, path: str, field: NestedField) -> list[Hours]:
+    """Return the hours of a column by the statistics of a Parquet file; empty: it has none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with io.new_input(path).open() as stream:
+            parquet = pq.ParquetFile(stream)
+            schema, footer = parquet.schema_arrow, parquet.metadata
+    except FileNotFoundError:  # removed, and the last snapshot that had it is expired
+        return []
+    ids = {(column.metadata or {}).get(b"PARQUET:field_id"): column.name for column in schema}
+    name = ids.get(str(field.field_id).encode())
+    if ids.keys() == {None} and field.name in schema.names:  # not written by Iceberg
+        name = field.name
+    if name is None:  # the column came later: all of its values are null
+        return [NO_TIME]
+    kind = schema.field(name).type
+    known = pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")
+    places = [n for n in range(footer.num_columns) if footer.schema.column(n).path == name]
+    if not known or len(places) != 1:
+        return []
+    found: list[Hours] = []
+    for group in range(footer.num_row_groups):
+        statistics = footer.row_group(group).column(places[0]).statistics
+        rows = footer.row_group(group).num_rows
+        if statistics is None or not statistics.has_null_count:
+            return []
+        if statistics.null_count:
+            found.append(NO_TIME)
+        if statistics.null_count == rows:
+            continue
+        if not statistics.has_min_max:
+            return []
+        unit = 24 * HOUR_MICROSECONDS if pa.types.is_date32(kind) else 1
+        first, last = (hour_of(raw * unit) for raw in (statistics.min_raw, statistics.max_raw))
+        found.append(Hours(first, last + _width(field)))
+    return union(found)
+
+
+def partition_hours(value: int | date | None, width: int) -> Hours:
+    """Return the hours of a partition.
+
+    :param value: hours or days since 1970; PyIceberg gives some days as dates
+    """
+    if value is None:
+        return NO_TIME
+    number = value if isinstance(value, int) else (value - _EPOCH).days
+    return Hours(number * width, (number + 1) * width)
+
+
+def microseconds(field: NestedField, bound: bytes) -> int:
+    """Return a bound of a column of dates or times as microseconds since 1970."""
+    assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  only these have bounds
+    value = int(from_bytes(field.field_type, bound))
+    return value * 24 * HOUR_MICROSECONDS if isinstance(field.field_type, DateType) else value
+
+
+def _width(field: NestedField) -> int:
+    """Return how many hours a value of the column stands for."""
+    return 24 if isinstance(field.field_type, DateType) else 1
+
+
+def hour_of(microsecond: int) -> int:
+    return microsecond // HOUR_MICROSECONDS
+
+
+def live_files_since(
+    table: Table, snapshot: Snapshot, newer_than: int
+) -> Iterator[tuple[DataFile, int]]:
+    """Yield the files of a snapshot whose data sequence number is above one, with that number.
+
+    Manifests that were all written before are not opened.
+    """
+    manifests = [
+        manifest
+        for manifest in snapshot.manifests(table.io)
+        if manifest.sequence_number > newer_than
+    ]
+    for entries in in_parallel(lambda each: each.fetch_manifest_entry(table.io), manifests):
+        for entry in entries:
+            if (number := entry.sequence_number or 0) > newer_than:
+                yield entry.data_file, number

@@ -1,0 +1,186 @@
+"""Small files into large ones, delete files into few or none: Iceberg's procedures on Spark.
+
+Files are merged in tiers of size, as a log-structured merge tree does it: if every run rewrote
+every file that is not full yet, a topic of a few records a minute would write 128 MB each quarter
+of an hour.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table.snapshots import Operation
+
+from topicberg.endpoints import Endpoints
+from topicberg.iceberg.files import partition_of
+from topicberg.iceberg.maintenance.conflicts import call, literal
+from topicberg.iceberg.maintenance.policy import MEBIBYTE, Policy
+from topicberg.spark import quote
+from topicberg.tableflow.commit import ancestry, summary
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+logger = logging.getLogger(__name__)
+
+DELETE_FILES = 10
+"""So many delete files of one partition are worth merging."""
+DELETED_SHARE = 0.3
+"""If so much of a table's rows is deleted by position, its files are written without them."""
+SMALL_MANIFESTS = 40
+_SMALL_MANIFEST = 4 * MEBIBYTE
+_GROUP_BYTES = 1024 * MEBIBYTE
+"""Files that are rewritten, and can conflict, together."""
+_COMMITS = 10
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Files below ``max_bytes`` are merged when a partition has ``min_files`` of them."""
+
+    max_bytes: int
+    min_files: int
+
+
+def tiers(target: int) -> tuple[Tier, ...]:
+    """From the largest to the smallest; ``target`` bytes is a full file.
+
+    A file of less than 1/64 costs next to nothing to write again, so two are enough.
+    """
+    full = target * 3 // 4
+    return Tier(full, 5), Tier(full // 8, 5), Tier(full // 64, 2)
+
+
+def target_bytes(table: Table) -> int:
+    return int(table.properties.get("write.target-file-size-bytes", 128 * MEBIBYTE))
+
+
+def is_compaction(snapshot: Snapshot) -> bool:
+    """A rewrite of data files; that of manifests or delete files alone is none."""
+    operation = snapshot.summary.operation if snapshot.summary else None
+    return operation == Operation.REPLACE and "deleted-data-files" in summary(snapshot)
+
+
+def is_due(table: Table, policy: Policy, now_ms: int) -> bool:
+    """Whether enough time went by, or enough data came, since the last compaction."""
+    since = list(takewhile(lambda snapshot: not is_compaction(snapshot), ancestry(table)))
+    if not since:
+        return False
+    last = table.snapshot_by_id(since[-1].parent_snapshot_id or 0) or since[-1]
+    waited = now_ms - last.timestamp_ms
+    new_bytes = sum(int(summary(snapshot).get("added-files-size", 0)) for snapshot in since)
+    return waited >= policy.compact_after.total_seconds() * 1000 or (
+        new_bytes >= policy.compact_bytes and len(since) > 1
+    )
+
+
+def due_tiers(files: Iterable[DataFile], target: int) -> list[Tier]:
+    """The tiers in which some partition has files to merge."""
+    sizes: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for file in files:
+        if file.content == DataFileContent.DATA:
+            sizes[partition_of(file)].append(file.file_size_in_bytes)
+
+    def worth(tier: Tier, partition: list[int]) -> bool:
+        small = [size for size in partition if size < tier.max_bytes]
+        return len(small) >= tier.min_files or (len(small) > 1 and sum(small) > target)
+
+    return [t for t in tiers(target) if any(worth(t, sizes) for sizes in sizes.values())]
+
+
+def deleted_share(files: Iterable[DataFile]) -> float:
+    """Rows that position deletes name, as a share of all rows that are written."""
+    rows = {DataFileContent.DATA: 0, DataFileContent.POSITION_DELETES: 0}
+    for file in files:
+        if file.content in rows:
+            rows[file.content] += file.record_count
+    return rows[DataFileContent.POSITION_DELETES] / max(1, rows[DataFileContent.DATA])
+
+
+def compact(
+    endpoints: Endpoints,
+    identifier: tuple[str, str],
+    tier: Tier,
+    target: int,
+    sort_by: Sequence[str] = (),
+    *,
+    has_deletes: bool = False,
+    apply_deletes: bool = False,
+    bytes_to_write: int = 0,
+) -> int:
+    """Merge the files of a tier; the number of files that were rewritten.
+
+    :param sort_by: columns by which the rows of the merged files are sorted
+    :param has_deletes: remove delete files that apply to no data file any more
+    :param apply_deletes: rewrite every file that has deleted rows, however large it is
+    :param bytes_to_write: estimate; much work is committed in parts, so that a conflict or a
+        killed Spark costs a part of it
+    :raises CommitConflictError: another commit changed one of the files
+    """
+    options: dict[str, object] = {
+        "target-file-size-bytes": target,
+        "min-file-size-bytes": tier.max_bytes,
+        "max-file-size-bytes": max(target * 9 // 5, tier.max_bytes + 1),
+        "min-input-files": tier.min_files,
+        "max-file-group-size-bytes": _GROUP_BYTES,
+        "max-concurrent-file-group-rewrites": 2,  # ingestion has to have its share of Spark
+    }
+    if has_deletes:
+        options["remove-dangling-deletes"] = "true"
+    if apply_deletes:
+        options["delete-file-threshold"] = 1
+    if bytes_to_write > _GROUP_BYTES:
+        options["partial-progress.enabled"] = "true"
+        options["partial-progress.max-commits"] = _COMMITS
+    arguments = {"options": _options(options)}
+    if sort_by:
+        arguments["strategy"] = literal("sort")
+        arguments["sort_order"] = literal(", ".join(quote(column) for column in sort_by))
+    row = call(endpoints, identifier, "rewrite_data_files", arguments)
+    return int(row["rewritten_data_files_count"])
+
+
+def many_deletes(files: Iterable[DataFile]) -> bool:
+    """Whether a partition has so many delete files that merging them helps its readers."""
+    count: dict[tuple[object, ...], int] = defaultdict(int)
+    for file in files:
+        if file.content == DataFileContent.POSITION_DELETES:
+            count[partition_of(file)] += 1
+    return any(number >= DELETE_FILES for number in count.values())
+
+
+def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
+    """Merge position delete files, without rows of files that are gone; how many there were.
+
+    :raises CommitConflictError: another commit changed one of the files
+    """
+    options = _options({"min-input-files": 2})
+    row = call(endpoints, identifier, "rewrite_position_delete_files", {"options": options})
+    return int(row["rewritten_delete_files_count"])
+
+
+def many_manifests(table: Table) -> bool:
+    """Whether planning a scan opens many small manifests."""
+    head = table.current_snapshot()
+    found = head.manifests(table.io) if head else []
+    return sum(m.manifest_length < _SMALL_MANIFEST for m in found) >= SMALL_MANIFESTS
+
+
+def rewrite_manifests(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
+    """Merge manifests, each with the files of neighbouring partitions; how many there were.
+
+    :raises CommitConflictError: another commit changed one of them
+    """
+    row = call(endpoints, identifier, "rewrite_manifests", {"use_caching": "false"})
+    return int(row["rewritten_manifests_count"])
+
+
+def _options(options: Mapping[str, object]) -> str:
+    return f"map({', '.join(literal(str(part)) for item in options.items() for part in item)})"

@@ -1,0 +1,188 @@
+"""Snapshots that nobody needs any more, and the files that only they had.
+
+The commit names the heads of all branches and tags that it was planned on: an engine that publishes
+a batch at the same moment either comes first, and the catalog refuses the expiry, or finds its
+staged snapshot gone, and plans the batch again. The same commit notes which hours the expired
+snapshots changed (:mod:`topicberg.iceberg.changes`).
+
+Sources: Iceberg spec, "Snapshot Retention Policy"; REST catalog OpenAPI, ``remove-snapshots``,
+``assert-ref-snapshot-id``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from topicberg.iceberg import changes
+from topicberg.iceberg import read_tags as reading
+from topicberg.iceberg.files import delete_files, entries, manifests
+from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.tableflow.commit import (
+    END_OFFSETS,
+    SNAPSHOTS_PER_BATCH,
+    SOURCE_SNAPSHOTS,
+    STAGING_PREFIX,
+    WAP_ID,
+    ancestry,
+    summary,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+
+@dataclass(frozen=True)
+class Expirable:
+    """What may go: snapshots, and refs: staging branches that a killed engine left behind, tags of
+    readers that were killed.
+    """
+
+    snapshots: frozenset[int]
+    refs: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.snapshots or self.refs)
+
+
+def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
+    """What the policy lets go of.
+
+    Of ``main`` stays everything from its head to the newest snapshot with offsets, which tells the
+    engine where to go on, and to the newest that was computed, which says what is unread.
+    """
+    known = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
+
+    def before(time_ms: float, age: timedelta) -> bool:
+        return now_ms - time_ms > age.total_seconds() * 1000
+
+    def older(snapshot: Snapshot, age: timedelta) -> bool:
+        return before(snapshot.timestamp_ms, age)
+
+    stale = {
+        name: ref.snapshot_id
+        for name, ref in table.metadata.refs.items()
+        if name.startswith(STAGING_PREFIX) and before(_last_use_ms(table, ref), policy.staged_age)
+    }
+    unused = {*stale, *reading.stale_tags(table, now_ms)}
+    keep: set[int] = set()
+    lines: set[int] = set()  # what a branch or tag that stays leads to
+    for name, ref in table.metadata.refs.items():
+        if name in unused:
+            continue
+        line = list(ancestry(table, known[ref.snapshot_id]))
+        lines |= {snapshot.snapshot_id for snapshot in line}
+        keep.add(ref.snapshot_id)
+        if ref.snapshot_ref_type == SnapshotRefType.TAG:
+            continue
+        if name.startswith(STAGING_PREFIX):  # can be published on the head of main alone
+            keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
+            continue
+        newest = (
+            next((n for n, snapshot in enumerate(line) if key in summary(snapshot)), 0)
+            for key in (END_OFFSETS, SOURCE_SNAPSHOTS)
+        )
+        minimum = max(policy.min_snapshots, *(place + 1 for place in newest))
+        for place, snapshot in enumerate(line):
+            wanted = place < policy.max_snapshots and not older(snapshot, policy.retention)
+            read = place < policy.max_young and not older(snapshot, policy.reader_age)
+            if place < minimum or wanted or read:
+                keep.add(snapshot.snapshot_id)
+    abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
+    for number, snapshot in known.items():
+        if number not in lines:
+            staged = WAP_ID in summary(snapshot) or number in abandoned
+            if not older(snapshot, policy.staged_age if staged else policy.retention):
+                keep.add(number)
+    return Expirable(frozenset(known.keys() - keep), frozenset(unused))
+
+
+def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
+    """When a staging branch was of use for the last time.
+
+    A branch that nothing was written to may be brand-new, on a head of any age; it is of no use
+    once ``main`` moved on.
+    """
+    later: Snapshot | None = None
+    for snapshot in ancestry(table):
+        if snapshot.snapshot_id == ref.snapshot_id:
+            return later.timestamp_ms if later else math.inf
+        later = snapshot
+    written = table.snapshot_by_id(ref.snapshot_id)
+    return written.timestamp_ms if written else -math.inf
+
+
+def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -> int:
+    """Expire what is due; the number of files that were deleted.
+
+    :param time: the column by whose hours other tables are derived from this one
+    :raises CommitFailedException: another commit came first; nothing was done
+    """
+    table.refresh()
+    gone = expirable(table, policy, now_ms)
+    if not gone:
+        return 0
+    before = table.metadata
+    requirements: tuple[TableRequirement, ...] = (
+        AssertTableUUID(uuid=before.table_uuid),
+        *(
+            AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
+            for name, ref in before.refs.items()
+            if not name.startswith(reading.PREFIX)  # readers come and go
+        ),
+    )
+    updates: list[TableUpdate] = [
+        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(gone.refs)
+    ]
+    if gone.snapshots:
+        on_main = table.current_snapshot() is not None  # a killed first batch is staged only
+        if on_main and time is not None and time in table.schema().column_names:
+            ledger = changes.noted(table, time, gone.snapshots).model_dump_json()
+            updates.append(SetPropertiesUpdate(updates={changes.LEDGER: ledger}))
+        updates.append(
+            RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(gone.snapshots)})
+        )
+    table.catalog.commit_table(table, requirements, tuple(updates))
+    table.refresh()
+    removed = [s for s in before.snapshots if s.snapshot_id in gone.snapshots]
+    return delete_files(table.io, _only_of(removed, table))
+
+
+def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
+    """Files of removed snapshots that no snapshot of the table has."""
+    kept = manifests(table.io, table.metadata.snapshots)
+    dropped = {
+        path: manifest
+        for path, manifest in manifests(table.io, removed).items()
+        if path not in kept
+    }
+    sequence: dict[str, int] = {
+        entry.data_file.file_path: entry.sequence_number or 0
+        for entry in entries(table.io, dropped.values())
+    }
+    files = {snapshot.manifest_list for snapshot in removed} | dropped.keys()
+    if sequence:
+        first, last = min(sequence.values()), max(sequence.values())
+        # The others were written before all of these files, or hold younger files alone.
+        related = (
+            manifest
+            for manifest in kept.values()
+            if manifest.sequence_number >= first and manifest.min_sequence_number <= last
+        )
+        needed = {entry.data_file.file_path for entry in entries(table.io, related)}
+        files |= sequence.keys() - needed
+    return files

@@ -1,0 +1,69 @@
+"""Files in a table's folder that its metadata does not know: what a killed writer left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from topicberg.errors import TopicbergError
+from topicberg.iceberg.delta.log import LOG_FOLDER
+from topicberg.iceberg.files import delete_files, entries, manifests
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> int:
+    """Delete files older than ``age`` that no snapshot, staged ones included, has; their number.
+
+    :param now: seconds since 1970; the present by default
+    """
+    oldest = (time.time() if now is None else now) - age.total_seconds()
+    # First the listing: what is committed after it is in the metadata that is read next.
+    listed = {_place(path): path for path, modified in _listing(table) if modified < oldest}
+    if not listed:
+        return 0
+    known = {_place(path) for path in _known(table.refresh())}
+    return delete_files(table.io, [path for place, path in listed.items() if place not in known])
+
+
+def _listing(table: Table) -> Iterator[tuple[str, float]]:
+    """Path and time of the last change (seconds since 1970) of everything in the folder."""
+    from pyarrow.fs import FileSelector, FileType
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    if not isinstance(table.io, PyArrowFileIO):
+        raise TopicbergError(
+            f"table {'.'.join(table.name())}: its file system cannot be listed",
+            hint="let the catalog give py-io-impl: pyiceberg.io.pyarrow.PyArrowFileIO",
+        )
+    location = table.location().rstrip("/")
+    scheme, netloc, path = PyArrowFileIO.parse_location(location)
+    prefix = location.removesuffix(path)
+    files = table.io.fs_by_scheme(scheme, netloc)
+    for info in files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True)):
+        if f"/{LOG_FOLDER}/" in info.path:  # Delta's own, which its log cleans up
+            continue
+        if info.type == FileType.File and info.mtime is not None:
+            yield prefix + info.path, info.mtime.timestamp()
+
+
+def _known(table: Table) -> Iterator[str]:
+    metadata = table.metadata
+    yield table.metadata_location
+    yield from (entry.metadata_file for entry in metadata.metadata_log)
+    yield from (file.statistics_path for file in metadata.statistics)
+    yield from (file.statistics_path for file in metadata.partition_statistics)
+    yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
+    found = manifests(table.io, metadata.snapshots)
+    yield from found
+    yield from (entry.data_file.file_path for entry in entries(table.io, found.values()))
+
+
+def _place(path: str) -> str:
+    """A path without its scheme: s3, s3a and s3n are one."""
+    parts = urlsplit(path)
+    return f"{parts.netloc}{parts.path}"

@@ -1,0 +1,238 @@
+"""One run of maintenance: what is due for a table, in the order in which each step helps the next.
+
+What is due is read from the table alone (its snapshots, its files, one property), so any number of
+services, schedules and hands may run it: who comes second finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFileContent
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import CommitConflictError
+from topicberg.iceberg import delta
+from topicberg.iceberg.files import live_files
+from topicberg.iceberg.maintenance import compaction, expiry, ttl
+from topicberg.iceberg.maintenance.conflicts import retried
+from topicberg.iceberg.maintenance.orphans import remove_orphans
+from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
+from topicberg.iceberg.position_deletes import trim_deletes
+from topicberg.settings import Settings
+from topicberg.tableflow.layout import PARTITION, RAW_KEY
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+LISTED_AT_MS = "topicberg.orphans-removed-at-ms"
+"""Table property: when the folder was last searched for orphan files."""
+
+
+def topic_policy(spec: TopicSpec) -> Policy:
+    """The rules that a topic's spec gives."""
+    kept = spec.tableflow.data_retention_ms
+    return Policy(
+        retention=_milliseconds(spec.tableflow.retention_ms),
+        data_retention=None if kept is None else _milliseconds(kept),
+    )
+
+
+def maintain(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, policy: Policy | None = None
+) -> MaintenanceReport:
+    """Do what is due for a topic's table.
+
+    :param policy: other rules than those of the spec
+    :raises NoSuchTableError: nothing was ever committed
+    :raises TopicbergError: Spark failed; everything that was done before stays
+    """
+    table = endpoints.catalog(config).load_table(spec.table_identifier(config))
+    keys = [spec.metadata_column(name) for name in (PARTITION, RAW_KEY)]
+    delta.sync(table, spec)  # a file must leave the Delta log before expiry deletes it
+    report = maintain_table(
+        table,
+        endpoints,
+        policy or topic_policy(spec),
+        # By its primary key: who asks for one key then reads few row groups.
+        sort_by=keys if spec.write_mode == "upsert" else (),
+        timestamp=spec.metadata_column("timestamp"),
+        time=spec.event_time,
+    )
+    delta.sync(table.refresh(), spec)
+    return report
+
+
+def maintain_table(
+    table: Table,
+    endpoints: Endpoints,
+    policy: Policy,
+    *,
+    sort_by: Sequence[str] = (),
+    timestamp: str | None = None,
+    time: str | None = None,
+) -> MaintenanceReport:
+    """Do what is due for any table of the lake.
+
+    :param sort_by: columns by which merged files are sorted
+    :param timestamp: the column by which ``policy.data_retention`` goes
+    :param time: the event time, by whose hours other tables are derived from this one
+    :raises TopicbergError: Spark failed; everything that was done before stays
+    """
+    start, now = monotonic(), datetime.now(UTC)
+    now_ms = int(now.timestamp() * 1000)
+    before = TableSize.of(table.refresh())
+    daily = now_ms - _listed_at_ms(table) >= _in_ms(policy.daily)
+    run = _Run(table, endpoints)
+    if timestamp is not None and policy.data_retention is not None:
+        cutoff = now - policy.data_retention
+        rows_expired = run.expire_rows(timestamp, cutoff, policy.data_slack, unknown=daily)
+    else:
+        rows_expired = 0
+    files, deletes = run.compact(policy, now_ms, sort_by)
+    if rows_expired or files:
+        deletes += run.trim_deletes()
+    manifests = run.rewrite_manifests()
+    snapshots = len(table.refresh().metadata.snapshots)
+    deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
+    expired = max(0, snapshots - len(table.refresh().metadata.snapshots))
+    orphans = run.remove_orphans(policy, now_ms) if daily else 0
+    report = MaintenanceReport(
+        table=run.name,
+        before=before,
+        after=TableSize.of(table.refresh()),
+        rows_expired=rows_expired,
+        files_compacted=files,
+        delete_files_compacted=deletes,
+        manifests_rewritten=manifests,
+        snapshots_expired=expired,
+        files_deleted=deleted,
+        orphans_removed=orphans,
+        postponed=tuple(run.postponed),
+        seconds=monotonic() - start,
+    )
+    if report.changed:
+        logger.info("table %s: %s", run.name, report)
+    return report
+
+
+class _Run:
+    """The steps on one table, and which of them others' commits prevented."""
+
+    def __init__(self, table: Table, endpoints: Endpoints) -> None:
+        self.table = table
+        self.endpoints = endpoints
+        self.identifier = (table.name()[-2], table.name()[-1])
+        self.name = ".".join(self.identifier)
+        self.postponed: list[str] = []
+
+    def step(self, what: str, work: Callable[[], int]) -> int:
+        """A count; 0 and postponed if every attempt met another commit."""
+        try:
+            return retried(self.name, work)
+        except CommitConflictError as conflict:
+            logger.warning("%s is postponed: %s", what, conflict.message)
+            self.postponed.append(what)
+            return 0
+
+    def expire_rows(self, column: str, cutoff: datetime, slack: timedelta, *, unknown: bool) -> int:
+        files = live_files(self.table.refresh())
+        found = ttl.expired(self.table, files, column, cutoff, slack, unknown=unknown)
+        rows = 0
+        if found.whole:
+            rows += self.step("data TTL", lambda: ttl.drop_files(self.table, column, cutoff))
+        if found.partly:
+            rows += self.step(
+                "data TTL of mixed files",
+                lambda: ttl.delete_rows(self.endpoints, self.table, column, cutoff),
+            )
+        return rows
+
+    def compact(self, policy: Policy, now_ms: int, sort_by: Sequence[str]) -> tuple[int, int]:
+        """Data files and delete files that were merged."""
+        if not compaction.is_due(self.table.refresh(), policy, now_ms):
+            return 0, 0
+        files = list(live_files(self.table))
+        target = compaction.target_bytes(self.table)
+        merge = partial(compaction.compact, self.endpoints, self.identifier, target=target)
+        has_deletes = any(file.content != DataFileContent.DATA for file in files)
+        apply_deletes = compaction.deleted_share(files) >= compaction.DELETED_SHARE
+        tiers: Iterable[compaction.Tier] = compaction.due_tiers(files, target)
+        if apply_deletes and not tiers:
+            tiers = compaction.tiers(target)[:1]
+        data = 0
+        for tier in tiers:
+            small = sum(
+                f.file_size_in_bytes for f in files if f.file_size_in_bytes < tier.max_bytes
+            )
+            data += self.step(
+                "compaction",
+                partial(
+                    merge,
+                    tier=tier,
+                    sort_by=sort_by,
+                    has_deletes=has_deletes,
+                    apply_deletes=apply_deletes,
+                    bytes_to_write=small,
+                ),
+            )
+            apply_deletes = False
+        deletes = 0
+        if has_deletes and compaction.many_deletes(live_files(self.table.refresh())):
+            deletes = self.step(
+                "compaction of delete files",
+                lambda: compaction.compact_deletes(self.endpoints, self.identifier),
+            )
+        return data, deletes
+
+    def trim_deletes(self) -> int:
+        """Delete files that named files which are gone."""
+        return self.step("trimming delete files", lambda: trim_deletes(self.table.refresh()))
+
+    def rewrite_manifests(self) -> int:
+        if not compaction.many_manifests(self.table.refresh()):
+            return 0
+        return self.step(
+            "rewriting manifests",
+            lambda: compaction.rewrite_manifests(self.endpoints, self.identifier),
+        )
+
+    def remove_orphans(self, policy: Policy, now_ms: int) -> int:
+        removed = remove_orphans(self.table, policy.orphan_age)
+
+        def remember() -> int:
+            with self.table.refresh().transaction() as transaction:
+                transaction.set_properties({LISTED_AT_MS: str(now_ms)})
+            return 1
+
+        self.step("noting the search for orphan files", remember)
+        return removed
+
+
+def _listed_at_ms(table: Table) -> int:
+    """When the folder was last searched for orphan files; a new table needs no search yet."""
+    if (noted := table.properties.get(LISTED_AT_MS)) is not None:
+        return int(noted)
+    metadata = table.metadata
+    known = [entry.timestamp_ms for entry in metadata.metadata_log]
+    known += [snapshot.timestamp_ms for snapshot in metadata.snapshots]
+    return min(known, default=metadata.last_updated_ms)
+
+
+def _milliseconds(number: int) -> timedelta:
+    """As far as a timedelta goes: retention may be "for ever" (2**63 - 1)."""
+    return timedelta(milliseconds=min(number, 10**12 * 3))
+
+
+def _in_ms(age: timedelta) -> float:
+    return age.total_seconds() * 1000

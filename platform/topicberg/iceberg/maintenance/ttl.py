@@ -1,0 +1,130 @@
+"""Data TTL: rows whose Kafka timestamp is older than ``tableflow.data_retention_ms`` go.
+
+A file that holds old rows alone is dropped from the metadata; one that also holds younger ones is
+rewritten by Spark, once its oldest row is a day overdue. Neither commit carries offsets, so the
+engine goes on where it was, and a compaction of files that went at the same time is refused by
+Iceberg: no row comes back.
+
+Source: Confluent, "Configure Tableflow", "Data TTL".
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import LessThan
+from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.types import PrimitiveType
+
+from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.iceberg.maintenance.conflicts import spark_sql
+from topicberg.spark import quote
+from topicberg.tableflow.commit import DATA_TTL_RUN, ancestry, summary
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+CUTOFF = "topicberg.data-ttl-cutoff"
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Files with rows past the cutoff."""
+
+    whole: int
+    """Files that hold nothing else."""
+    partly: bool
+    """There are files to rewrite."""
+
+
+def expired(
+    table: Table,
+    files: Iterable[DataFile],
+    column: str,
+    cutoff: datetime,
+    slack: timedelta,
+    *,
+    unknown: bool,
+) -> Expired:
+    """Where the rows are whose ``column`` is before ``cutoff``, by the bounds of the files.
+
+    :param unknown: take a file without bounds as one that has to be rewritten
+    """
+    field = table.schema().find_field(column)
+    assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  a timestamp
+    kind, last, overdue = field.field_type, *map(_microseconds, (cutoff, cutoff - slack))
+    whole, partly = 0, False
+    for file in files:
+        if file.content != DataFileContent.DATA:
+            continue
+        nulls = (file.null_value_counts or {}).get(field.field_id)
+        lower, upper = (
+            (bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds)
+        )
+        if lower is None or upper is None:
+            partly |= unknown and nulls != file.record_count
+        elif int(from_bytes(kind, upper)) < last and nulls == 0:
+            whole += 1
+        else:
+            partly |= int(from_bytes(kind, lower)) < overdue
+    return Expired(whole, partly)
+
+
+def drop_files(table: Table, column: str, cutoff: datetime) -> int:
+    """Remove the files that hold only rows before ``cutoff``; the number of rows in them.
+
+    :raises CommitFailedException: another commit came first
+    :raises ValidationException: another commit changed one of the files
+    """
+    note = _note(cutoff)
+    with (
+        table.refresh().transaction() as transaction,
+        transaction.update_snapshot(snapshot_properties=note).delete() as deletion,
+    ):
+        deletion.delete_by_predicate(LessThan(term=column, value=cutoff.isoformat()))
+    return _deleted_rows(table, note)
+
+
+def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetime) -> int:
+    """Delete all rows before ``cutoff``; their number.
+
+    :raises CommitConflictError: another commit came first
+    """
+    note = _note(cutoff)
+    identifier = (table.name()[-2], table.name()[-1])
+    spark_sql(
+        endpoints,
+        ".".join(identifier),
+        f"DELETE FROM {CATALOG}.{quote(*identifier)} "  # noqa: S608  names are quoted
+        f"WHERE {quote(column)} < TIMESTAMP '{cutoff.isoformat(sep=' ')}'",
+        {f"spark.sql.iceberg.snapshot-property.{key}": value for key, value in note.items()},
+    )
+    return _deleted_rows(table.refresh(), note)
+
+
+def _note(cutoff: datetime) -> dict[str, str]:
+    """What a snapshot that expires rows says of itself."""
+    return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex}
+
+
+def _deleted_rows(table: Table, note: dict[str, str]) -> int:
+    """Rows that the snapshot of this run took out, less those that it wrote again."""
+    for snapshot in ancestry(table):
+        facts = summary(snapshot)
+        if facts.get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
+            out, again, by_position = (
+                int(facts.get(key, 0))
+                for key in ("deleted-records", "added-records", "added-position-deletes")
+            )
+            return out - again + by_position
+    return 0
+
+
+def _microseconds(time: datetime) -> int:
+    return int((time - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))

@@ -1,0 +1,138 @@
+"""Tags on snapshots while they are read, so that they and their files are not expired meanwhile.
+
+A reader that is killed leaves its tags behind. Their names say who read, and since when, so that
+maintenance removes them after :data:`LIMIT`; the expiry of other tools goes by the tag's own age
+limit. Tables that topicberg may not change, like those of Confluent's Tableflow, get no tag.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    CommitStateUnknownException,
+    ForbiddenError,
+    UnauthorizedError,
+)
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import (
+    AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+
+from topicberg.clients.catalog import READ_ONLY
+from topicberg.errors import CommitConflictError
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "topicberg-reading-"
+LIMIT = timedelta(days=1)
+"""A tag that is older belongs to a reader that was killed."""
+_ATTEMPTS = 8
+
+
+@contextmanager
+def reading(tables: Iterable[Table], reader: str) -> Iterator[None]:
+    """Keep the current snapshots of tables, as they were loaded.
+
+    :param reader: whoever reads, for the tags' names
+    :raises CommitConflictError: a snapshot is expired already; load the table again
+    """
+    with ExitStack() as stack:
+        for table in tables:
+            head = table.current_snapshot()
+            if head and table.name()[0] != table.catalog.properties.get(READ_ONLY):
+                stack.enter_context(_tag(table, head.snapshot_id, head.timestamp_ms, reader))
+        yield
+
+
+def stale_tags(table: Table, now_ms: int) -> list[str]:
+    """Return the tags of readers that were killed."""
+    oldest = now_ms - LIMIT.total_seconds() * 1000
+    return [name for name in table.metadata.refs if _is_stale(name, oldest)]
+
+
+def _is_stale(name: str, oldest: float) -> bool:
+    if not name.startswith(PREFIX):
+        return False
+    began = name.removeprefix(PREFIX).partition("-")[0]
+    return not began.isdigit() or int(began) < oldest
+
+
+@contextmanager
+def _tag(table: Table, snapshot: int, committed_ms: int, reader: str) -> Iterator[None]:
+    now_ms = int(time.time() * 1000)
+    name = f"{PREFIX}{now_ms}-{reader}-{uuid.uuid4().hex[:8]}"
+    tag = SetSnapshotRefUpdate.model_validate(
+        {
+            "ref-name": name,
+            "type": SnapshotRefType.TAG,
+            "snapshot-id": snapshot,
+            # By Iceberg's specification, how old the snapshot may become, not the tag.
+            "max-ref-age-ms": now_ms - committed_ms + int(LIMIT.total_seconds() * 1000),
+        }
+    )
+    tagged = _create(table, snapshot, tag)
+    try:
+        yield
+    finally:
+        if tagged:
+            _remove(table, name)
+
+
+def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
+    """False: the catalog does not take it.
+
+    :raises CommitConflictError: the snapshot is expired
+    """
+    name = ".".join(table.name())
+    try:
+        _commit(table, tag)
+    except (CommitFailedException, BadRequestError, ValueError) as error:
+        if table.catalog.load_table(table.name()).snapshot_by_id(snapshot) is None:
+            raise CommitConflictError(f"table {name}: its snapshot is expired") from error
+        refusal: Exception = error
+    except (ForbiddenError, UnauthorizedError) as error:
+        refusal = error
+    else:
+        return True
+    logger.warning("table %s is read without a tag, which the catalog refused: %s", name, refusal)
+    return False
+
+
+def _remove(table: Table, name: str) -> None:
+    try:
+        _commit(table, RemoveSnapshotRefUpdate.model_validate({"ref-name": name}))
+    except Exception as error:  # what was read is read; maintenance removes the tag
+        logger.info("table %s: tag %s stays behind: %s", ".".join(table.name()), name, error)
+
+
+def _commit(table: Table, update: TableUpdate) -> None:
+    """Commit, and try again when another commit came first."""
+    requirement = AssertTableUUID(uuid=table.metadata.table_uuid)
+    retrying = Retrying(
+        retry=retry_if_exception_type((CommitFailedException, CommitStateUnknownException)),
+        stop=stop_after_attempt(_ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.2, max=5),
+        reraise=True,
+    )
+    retrying(table.catalog.commit_table, table, (requirement,), (update,))

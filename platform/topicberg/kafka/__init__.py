@@ -1,0 +1,462 @@
+"""Topics and subjects: make them as their spec says, and read a topic's offsets and identity.
+
+Nothing here deletes anything. Every call has a timeout, and says who did not answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.settings import settings
+from topicberg.tableflow import control
+from topicberg.topics.schema import read_schema
+from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message, Producer
+    from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
+
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 15.0
+LEADER_SECONDS = 10.0
+CONFLICT = 409
+_GRACE_SECONDS = 5.0
+_REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+
+T = TypeVar("T")
+
+
+class NoSuchTopicError(TopicbergError):
+    """The topic does not exist."""
+
+
+class TopicDriftError(TopicbergError):
+    """A topic or subject differs from its spec in a way that topicberg must not change."""
+
+
+class IncompatibleSchemaError(TopicbergError):
+    """The registry refuses a schema beside the versions that its subject has."""
+
+
+@dataclass(frozen=True)
+class EnsuredTopic:
+    """What :func:`ensure_topic` found or made. Schema ids are None where there is no schema."""
+
+    created: bool
+    partitions: int
+    value_schema_id: int | None
+    key_schema_id: int | None
+
+
+def ensure_topic(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None
+) -> EnsuredTopic:
+    """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
+
+    An append topic with fewer partitions than its spec gets more; an upsert topic does not, since
+    that would move keys to other partitions. Safe to call at any time, and by many at once.
+
+    :raises TopicDriftError: a difference that is not ours to change
+    :raises TopicbergError: the broker or the registry does not answer, or refuses
+    """
+    admin = _admin(endpoints)
+    created = _create_topic(admin, spec, endpoints)
+    if created:
+        control.topic_created(config or settings(), spec.name)
+    _await_topic(endpoints, spec.name)
+    partitions = spec.partitions
+    if not created:
+        partitions = _converge_partitions(admin, spec, endpoints)
+        _check_cleanup_policy(spec, endpoints)
+    return EnsuredTopic(
+        created=created,
+        partitions=partitions,
+        value_schema_id=register_schema(
+            endpoints, spec.value_subject, spec.value_schema, spec.value_schema_path(config)
+        ),
+        key_schema_id=register_schema(
+            endpoints, spec.key_subject, spec.key, spec.key_schema_path(config)
+        ),
+    )
+
+
+def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None) -> None:
+    """Create the topic if it is missing; one that differs from its spec stays as it is.
+
+    :raises TopicbergError: the broker does not answer, or refuses
+    """
+    if _create_topic(_admin(endpoints), spec, endpoints):
+        control.topic_created(config or settings(), spec.name)
+    _await_topic(endpoints, spec.name)
+
+
+def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
+    """A compacted topic of one partition for topicberg's own records, created if it is missing."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(topic, 1, replication_factor=-1, config={"cleanup.policy": "compact"})
+    future = _admin(endpoints).create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
+    try:
+        _result(future, endpoints, f"create topic {topic}")
+    except TopicbergError as error:
+        cause = error.__cause__
+        exists = KafkaError.TOPIC_ALREADY_EXISTS
+        if not isinstance(cause, KafkaException) or cause.args[0].code() != exists:
+            raise
+
+
+def beginning_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
+    """Partition → first offset that the log still has.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    return _offsets(endpoints, topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+
+def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
+    """Partition → offset after the last record that a read_committed consumer may read.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    return _offsets(endpoints, topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+
+def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
+    """Partition → offset after the last record, of open transactions as well.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    return _offsets(endpoints, topic, OffsetSpec.latest(), committed=False)  # type: ignore[no-untyped-call]
+
+
+def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
+    """Partition → first offset of that time or later; -1: there is none.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    return _offsets(endpoints, topic, OffsetSpec.for_timestamp(timestamp_ms))
+
+
+def produce(
+    producer: Producer,
+    topic: str,
+    value: bytes | None,
+    key: bytes | None,
+    delivered: Callable[[Any, Message], None] | None = None,
+    timestamp_ms: int = 0,
+) -> None:
+    """Hand a record to the producer, waiting while its queue is full.
+
+    :param delivered: called with an error or None, and the record
+    :param timestamp_ms: 0: now
+    """
+    while True:
+        try:
+            producer.produce(topic, value, key, on_delivery=delivered, timestamp=timestamp_ms)
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            producer.poll(0)
+            return
+
+
+def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
+    """The topic's configuration, with the broker's defaults.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    future = _admin(endpoints).describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
+    entries = _result(future[resource], endpoints, f"describe the configuration of {topic}")
+    return {name: entry.value for name, entry in entries.items()}
+
+
+def topic_id(endpoints: Endpoints, topic: str) -> str:
+    """Kafka's UUID of the topic, in base64 as Kafka's tools print it; a new topic has a new one.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    return str(_describe(endpoints, topic).topic_id)
+
+
+@contextmanager
+def registry_errors(what: str) -> Iterator[None]:
+    """Turn the registry client's errors into one clear error that names ``what``.
+
+    :raises TopicbergError: the registry does not answer, or refuses
+    :raises AnswerError: what answers is no registry
+    """
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+    from httpx2 import HTTPError
+
+    from topicberg.clients.answers import answered
+
+    library = "confluent_kafka.schema_registry"
+    try:
+        with answered(f"the schema registry ({what})", "JSON of a registry", library):
+            yield
+    except SchemaRegistryError as error:
+        kind = IncompatibleSchemaError if error.http_status_code == CONFLICT else TopicbergError
+        raise kind(
+            f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"
+        ) from error
+    except (HTTPError, OSError) as error:
+        raise UnreachableError(
+            f"the schema registry does not answer ({what}): {error}",
+            hint="`topicberg status` shows whether it runs",
+        ) from error
+
+
+# --- topics ---
+
+
+@lru_cache(maxsize=8)
+def _cached_admin(config: tuple[tuple[str, Any], ...]) -> AdminClient:
+    from confluent_kafka.admin import AdminClient
+
+    # log_level 2: a broker that is down is reported by our errors, not line by line on stderr
+    return AdminClient({"log_level": 2, **dict(config)})
+
+
+def _admin(endpoints: Endpoints) -> AdminClient:
+    """One client for each cluster: it is thread-safe, and keeps its connection."""
+    return _cached_admin(tuple(sorted(endpoints.kafka_config().items())))
+
+
+def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
+    """Wait for an answer of the broker.
+
+    :raises NoSuchTopicError: it knows no such topic
+    :raises TopicbergError: it does not answer in time, or refuses
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    silent = UnreachableError(
+        f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
+        hint="`topicberg status` shows whether it runs",
+    )
+    try:
+        return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
+    except FutureTimeoutError:
+        raise silent from None
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise NoSuchTopicError(
+                f"{what}: the topic does not exist on {endpoints.kafka_bootstrap}",
+                hint="`topicberg datagen start` and the Tableflow engine create topics of a spec",
+            ) from None
+        if reason.code() in (
+            KafkaError._TIMED_OUT,
+            KafkaError._TRANSPORT,
+            KafkaError._ALL_BROKERS_DOWN,
+            KafkaError._RESOLVE,
+            KafkaError.REQUEST_TIMED_OUT,
+        ):
+            raise silent from error
+        if reason.code() in (
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+            KafkaError.LEADER_NOT_AVAILABLE,
+            KafkaError.FENCED_LEADER_EPOCH,  # the client, or the broker, has yet to hear of it
+            KafkaError.UNKNOWN_LEADER_EPOCH,
+        ):
+            raise _NoLeaderError(
+                f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
+            ) from error
+        raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
+
+
+def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> bool:
+    """False if the topic exists already."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(
+        spec.name,
+        num_partitions=spec.partitions,
+        replication_factor=-1,  # the broker's default
+        config={"cleanup.policy": spec.cleanup_policy},
+    )
+    future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[spec.name]
+    try:
+        _result(future, endpoints, f"create topic {spec.name}")
+    except TopicbergError as error:
+        cause = error.__cause__
+        if (
+            isinstance(cause, KafkaException)
+            and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+        ):
+            return False
+        raise
+    logger.info("created topic %s with %d partitions", spec.name, spec.partitions)
+    return True
+
+
+@retry(
+    retry=retry_if_exception_type(NoSuchTopicError),
+    stop=stop_after_delay(LEADER_SECONDS),
+    wait=wait_fixed(0.1),
+    reraise=True,
+)
+def _await_topic(endpoints: Endpoints, topic: str) -> None:
+    """A topic that was just created, by us or by another, is not described at once."""
+    _describe(endpoints, topic)
+
+
+def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> int:
+    """The number of partitions, after adding what is missing."""
+    from confluent_kafka.admin import NewPartitions
+
+    existing = len(_describe(endpoints, spec.name).partitions)
+    if existing == spec.partitions:
+        return existing
+    if existing > spec.partitions or spec.write_mode == "upsert":
+        raise TopicDriftError(
+            f"topic {spec.name} has {count(existing, 'partition')}, "
+            f"its spec says {spec.partitions}",
+            hint=f"Kafka cannot take partitions away: set `partitions: {existing}`"
+            if existing > spec.partitions
+            else "more partitions would scatter the keys of an upsert topic: "
+            f"set `partitions: {existing}`, or create the topic anew",
+        )
+    grow = [NewPartitions(spec.name, spec.partitions)]
+    future = admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
+    _result(future, endpoints, f"add partitions to {spec.name}")
+    logger.info("topic %s: %d partitions became %d", spec.name, existing, spec.partitions)
+    return spec.partitions
+
+
+def _check_cleanup_policy(spec: TopicSpec, endpoints: Endpoints) -> None:
+    """``delete,compact`` counts as compacted, as it does for Tableflow's write mode."""
+    policy = topic_config(endpoints, spec.name).get("cleanup.policy") or "delete"
+    compacted = "compact" in policy.split(",")
+    if compacted != (spec.write_mode == "upsert"):
+        raise TopicDriftError(
+            f"topic {spec.name} has cleanup.policy {policy}, "
+            f"write mode {spec.write_mode} needs {spec.cleanup_policy}",
+            hint="the write mode cannot change while the table exists: "
+            "mend the spec, or change the topic and let its table be made anew",
+        )
+
+
+def _describe(endpoints: Endpoints, topic: str) -> TopicDescription:
+    from confluent_kafka import TopicCollection
+
+    admin = _admin(endpoints)
+    future = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)[topic]
+    description: TopicDescription = _result(future, endpoints, f"describe topic {topic}")
+    return description
+
+
+class _NoLeaderError(TopicbergError):
+    """A partition has no leader: it is being created, or its broker has just restarted."""
+
+
+@retry(
+    retry=retry_if_exception_type(_NoLeaderError),
+    stop=stop_after_delay(LEADER_SECONDS),
+    wait=wait_fixed(0.25),
+    reraise=True,
+)
+def _offsets(
+    endpoints: Endpoints, topic: str, which: OffsetSpec, *, committed: bool = True
+) -> dict[int, int]:
+    from confluent_kafka import IsolationLevel, TopicPartition
+
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    partitions = [partition.id for partition in _describe(endpoints, topic).partitions]
+    futures = _admin(endpoints).list_offsets(
+        {TopicPartition(topic, partition): which for partition in partitions},
+        isolation_level=level,
+        request_timeout=TIMEOUT_SECONDS,
+    )
+    return {
+        partition.partition: _result(future, endpoints, f"list the offsets of {topic}").offset
+        for partition, future in sorted(futures.items(), key=lambda item: item[0].partition)
+    }
+
+
+# --- subjects ---
+
+
+def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) -> int | None:
+    """Id of the schema in the subject; registered only if no version of the subject has it.
+
+    :param schema: what the topic's spec says of it
+    :param path: its file; None: there is no schema
+    :raises TopicbergError: the registry does not answer, or refuses
+    """
+    from confluent_kafka.schema_registry import Schema
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    if path is None:
+        return None
+    registry = endpoints.schema_registry_client()
+    text = read_schema(path, schema.format, schema.message).text
+    wanted = Schema(text, _REGISTRY_TYPES[schema.format])
+    with registry_errors(f"the schema of {subject}"):
+        try:
+            found = registry.lookup_schema(subject, wanted)
+        except SchemaRegistryError as error:
+            if error.http_status_code != 404:
+                raise
+        else:
+            return found.schema_id
+        schema_id = registry.register_schema(subject, wanted)
+    logger.info("registered schema %d as %s", schema_id, subject)
+    return schema_id
+
+
+def restore_schemas(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None
+) -> list[tuple[str, int]]:
+    """Delete the versions of the topic's subjects that came after the schema of its spec.
+
+    :returns: subject and version of what was deleted
+    :raises TopicbergError: a subject does not have the spec's schema
+    """
+    from confluent_kafka.schema_registry import Schema
+
+    registry = endpoints.schema_registry_client()
+    deleted: list[tuple[str, int]] = []
+    for subject, schema, path in (
+        (spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
+        (spec.key_subject, spec.key, spec.key_schema_path(config)),
+    ):
+        if path is None:
+            continue
+        assert schema.format in _REGISTRY_TYPES  # noqa: S101  it has a file
+        text = read_schema(path, schema.format, schema.message).text
+        with registry_errors(f"the schema of {subject}"):
+            ours = registry.lookup_schema(subject, Schema(text, _REGISTRY_TYPES[schema.format]))
+            for version in registry.get_versions(subject):
+                if ours.version is not None and version > ours.version:
+                    registry.delete_version(subject, version)
+                    deleted.append((subject, version))
+    return deleted

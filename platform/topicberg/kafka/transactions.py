@@ -1,0 +1,113 @@
+"""Transactional producers that note in the same transaction, in a topic of state, how far they are.
+
+Who begins fences off whoever had the same id before, dead or alive, and then reads the newest
+state. So nothing is sent twice, whatever is killed and however many run at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from topicberg.errors import CommitConflictError, TopicbergError, UnreachableError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+    from topicberg.endpoints import Endpoints
+
+WAIT_SECONDS = 60.0
+_PRODUCER: dict[str, Any] = {
+    "log_level": 2,
+    "compression.type": "zstd",
+    "linger.ms": 20,
+    "partitioner": "murmur2_random",  # a key goes where the Java producer would put it
+    "delivery.report.only.error": True,
+}
+
+
+def transactional_producer(
+    transactional_id: str, endpoints: Endpoints, timeout_seconds: int, **more: Any
+) -> Producer:
+    """Return a producer with this id; another one, dead or alive, cannot commit any more.
+
+    :param timeout_seconds: after so long the broker aborts a transaction of a dead producer
+    :raises KafkaException: the broker refuses; see :func:`transaction_errors`
+    """
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {
+            **_PRODUCER,
+            "transaction.timeout.ms": timeout_seconds * 1000,
+            **endpoints.kafka_config(),
+            "transactional.id": transactional_id,
+            **more,
+        }
+    )
+    producer.init_transactions(WAIT_SECONDS)
+    return producer
+
+
+@contextmanager
+def transaction_errors(what: str, hint: str) -> Iterator[None]:
+    """Say what failed, of calls of a transactional producer.
+
+    :raises CommitConflictError: a later producer with the same id took over
+    :raises TopicbergError: Kafka did not take the transaction
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() in (
+            KafkaError._FENCED,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+        ):
+            raise CommitConflictError(f"{what}: another producer took over") from error
+        raise TopicbergError(
+            f"{what}: Kafka did not take a transaction: {reason.str()}", hint=hint
+        ) from error
+
+
+def abort(producer: Producer) -> None:
+    """End an open transaction, if there is one, so that consumers do not wait for it."""
+    from confluent_kafka import KafkaException
+
+    with suppress(KafkaException):  # there is none after a commit
+        producer.abort_transaction(WAIT_SECONDS)
+
+
+def newest_states(
+    endpoints: Endpoints, topic: str, wait_seconds: float = WAIT_SECONDS
+) -> dict[str, bytes]:
+    """Return the newest value of each key of a state topic of one partition.
+
+    Others' open transactions hide what was committed after they began, so their end is waited for.
+
+    :param wait_seconds: how long; longer than the producers' ``timeout_seconds``
+    :raises TopicbergError: it cannot be read, or another transaction stays open
+    """
+    from topicberg import kafka
+    from topicberg.kafka.consumer import messages
+
+    end = kafka.high_watermarks(endpoints, topic)[0]
+    deadline = time.monotonic() + wait_seconds
+    while kafka.end_offsets(endpoints, topic)[0] < end:
+        if time.monotonic() > deadline:
+            raise UnreachableError(
+                f"topic {topic}: an open transaction of another producer hides the newest state",
+                hint="nothing has to be done: the broker ends such a transaction after its timeout",
+            )
+        time.sleep(0.5)
+    first = kafka.beginning_offsets(endpoints, topic)[0]
+    states: dict[str, bytes] = {}
+    for message in messages(endpoints, topic, {0: (first, end)}):
+        if (key := message.key()) and (value := message.value()):
+            states[key.decode()] = value
+    return states

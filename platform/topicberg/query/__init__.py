@@ -1,0 +1,374 @@
+"""One question to any of the three engines that read the tables.
+
+Unqualified names work in all of them: topic tables and derived tables are found by their name alone
+(a topic's table first, if a pipeline has one of the same name). Names with dots or hyphens are
+quoted as the engine wants it: ``"airline.sunset"`` in DuckDB, `` `airline.sunset` `` in Spark; in
+Snowflake it is ``AIRLINE_SUNSET``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
+from topicberg.errors import TopicbergError
+from topicberg.query.help import hint, quoted
+from topicberg.settings import Settings, settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from duckdb import DuckDBPyConnection
+
+Engine = Literal["duckdb", "spark", "snowflake"]
+
+CONNECT_SECONDS = 5.0
+LOGIN_SECONDS = 15
+_EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
+_READS = re.compile(
+    r"SELECT|WITH|FROM|VALUES|TABLE|SHOW|DESCRIBE|DESC|EXPLAIN|SUMMARIZE|PIVOT", re.IGNORECASE
+)
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|COPY|CALL)\b", re.IGNORECASE)
+_COMMENT = r"""
+    --(?:[^\r\n]*[^\r\n\\])?(?=\r?(?:\n|\Z))  # a backslash at the end: Spark reads on
+  | /\*\+[\w\s,.()]*\*/                      # a hint: Spark finds strings in it
+  | /\*(?!\+)(?:(?!/\*).)*?\*/              # one in another: the first */ ends it in Snowflake
+"""
+_QUOTES: dict[Engine, str] = {
+    # But for E'…': a backslash escapes there, and in what follows it on the next line.
+    "duckdb": r"""(?<!(?<![A-Za-z_])[eE])'(?:[^']|'')*' | "(?:[^"]|"")*" """,
+    # In r'…' a backslash is one; whether it is r'…' depends on what stands before it.
+    "spark": r"""
+        (?<![A-Za-z_])[rR](?:'(?:[^'\\]|\\[^'])*' | "(?:[^"\\]|\\[^"])*")
+      | (?<!(?<![A-Za-z_])[rR])(?:'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
+      | `(?:[^`]|``)*`
+    """,
+    "snowflake": r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"]|"")*" """,
+}
+_QUOTED = {
+    engine: re.compile(rf"(?P<comment>{_COMMENT})|{quotes}", re.DOTALL | re.VERBOSE)
+    for engine, quotes in _QUOTES.items()
+}
+"""Comments, and what is quoted, as each engine reads it."""
+_LEFT = r"""['"`]|--|/\*|\*/|(?<![A-Za-z_])\$\w*\$"""
+_UNCLEAR: dict[Engine, re.Pattern[str]] = {
+    "duckdb": re.compile(_LEFT),
+    "spark": re.compile(_LEFT),
+    "snowflake": re.compile(rf"{_LEFT}|//"),  # a comment; DuckDB divides by it
+}
+"""What is left of them if it is not sure where they end; no query needs ``$$…$$``."""
+_SEPARATORS: dict[Engine, str] = {"duckdb": ";", "spark": ";", "snowflake": r";|->>"}
+"""Snowflake runs every statement of ``a ->> b``; DuckDB takes a value out of JSON by it."""
+
+
+class QueryError(TopicbergError):
+    """An engine refused the query, or does not answer."""
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """``columns`` in order, and rows of as many values. ``more``: there were more rows."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    more: bool = False
+
+    def scalar(self) -> Any:
+        """The only value of a result of one row and one column."""
+        ((value,),) = self.rows
+        return value
+
+
+def run_query(
+    sql: str,
+    engine: Engine = "duckdb",
+    endpoints: Endpoints | None = None,
+    config: Settings | None = None,
+    *,
+    max_rows: int | None = None,
+) -> QueryResult:
+    """Ask one engine.
+
+    :param endpoints: None: those of the deployment
+    :param max_rows: fetch no more than these
+    :raises QueryError: with the engine's own words in one line
+    """
+    check_reads(sql, engine)
+    endpoints = endpoints or load_endpoints(config)
+    try:
+        return _ENGINES[engine](sql, endpoints, config or settings(), max_rows)
+    except TopicbergError:
+        raise
+    except Exception as error:
+        if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
+            raise
+        help_ = hint(
+            str(error), engine, lambda: _known_columns(sql, endpoints, config or settings())
+        )
+        raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
+
+
+def check_reads(sql: str, engine: Engine) -> None:
+    """Tables have one writer each; a query is one statement, and only reads.
+
+    :param engine: the one that is asked: each has its own quotes
+    :raises QueryError: it is empty, more than one, or writes, or may be read in more than one way
+    """
+    bare = _QUOTED[engine].sub(lambda match: " " if match["comment"] else "…", sql)
+    if name := re.search(r"\$\$[\w-]+(?!\w*\$)", bare):
+        raise QueryError(
+            f"the name {name[0]} is not quoted", hint=f"write {quoted(name[0], engine)}"
+        )
+    if unclear := _UNCLEAR[engine].search(bare):
+        raise QueryError(
+            f"it is not clear where a string or a comment ends, at {unclear[0]}",
+            hint="close every quote and comment, write '' for a quote in a string, "
+            "and leave out E'…', $$…$$, // and comments in comments",
+        )
+    statements = [text.strip() for text in re.split(_SEPARATORS[engine], bare) if text.strip()]
+    if len(statements) != 1:
+        what = "more than one statement" if statements else "empty"
+        raise QueryError(f"the query is {what}", hint="give one SELECT statement")
+    first = re.search(r"\w+", statements[0])
+    reads = first is not None and _READS.fullmatch(first[0])
+    write = _WRITES.search(statements[0])
+    # WITH … INSERT and FROM … INSERT are statements of Spark, WITH … AS PROCEDURE … CALL is one of
+    # Snowflake, and EXPLAIN ANALYZE runs them
+    if not reads or (write and first and first[0].upper() in ("WITH", "FROM", "EXPLAIN")):
+        what = write[0] if reads and write else statements[0].partition(" ")[0]
+        raise QueryError(
+            f"{what.upper()} is no query",
+            hint="a query reads: SELECT, SHOW, DESCRIBE, EXPLAIN; "
+            "tables are written by Tableflow and by their assets alone",
+        )
+
+
+def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> DuckDBPyConnection:
+    """DuckDB with the Iceberg catalog attached, read-only, as ``lake``, in UTC.
+
+    :raises QueryError: the catalog does not answer
+    """
+    import duckdb
+
+    from topicberg.catalogs.snowflake import quote  # DuckDB quotes as Snowflake does
+
+    config = config or settings()
+    _check_listening("the Iceberg catalog", endpoints.iceberg_rest)
+    connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+    for name in _EXTENSIONS:  # from wheels: they are signed for DuckDB's own download folder alone
+        folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
+        connection.load_extension(str(folder / f"{name}.duckdb_extension"))
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute(_s3_secret(endpoints, config))
+    warehouse, log_in = config.warehouse, "AUTHORIZATION_TYPE 'none'"
+    if endpoints.is_glue:  # by the same secret as the object store
+        warehouse, log_in = config.aws_account_id, "AUTHORIZATION_TYPE 'sigv4'"
+    elif token := endpoints.iceberg_rest_token:
+        held = _literal(token.get_secret_value())
+        connection.execute(f"CREATE SECRET lake_catalog (TYPE iceberg, TOKEN {held})")
+        log_in = "SECRET lake_catalog"
+    connection.execute(
+        f"ATTACH {_literal(warehouse)} AS {CATALOG} (TYPE iceberg, READ_ONLY, "
+        f"ENDPOINT {_literal(endpoints.iceberg_rest)}, "
+        f"{log_in}, ACCESS_DELEGATION_MODE 'none')"
+    )
+    schemas = [config.cluster_id] + [
+        row[0]
+        for row in connection.execute(
+            "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ? ORDER BY ALL",
+            [CATALOG],
+        ).fetchall()
+        if row[0] != config.cluster_id
+    ]
+    path = ",".join(quote(CATALOG, schema) for schema in schemas)
+    connection.execute(f"SET search_path = {_literal(path)}")
+    return connection
+
+
+def _ask_duckdb(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> QueryResult:
+    with duckdb_connection(endpoints, config) as connection:
+        relation = connection.sql(sql)
+        if relation is None:
+            return QueryResult((), [])
+        limited = relation if max_rows is None else relation.limit(max_rows + 1)
+        return _from_arrow(limited.to_arrow_table(), max_rows)
+
+
+def _ask_spark(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> QueryResult:
+    from topicberg.spark import new_session, quote
+
+    session = new_session(endpoints.spark_connect, give_up_after=LOGIN_SECONDS)
+    try:
+        session.sql(f"USE {quote(CATALOG, config.cluster_id)}")
+        for namespace, table in _mentioned_elsewhere(sql, endpoints, config):
+            session.table(quote(CATALOG, namespace, table)).createOrReplaceTempView(quote(table))
+        frame = session.sql(sql)
+        limited = frame if max_rows is None else frame.limit(max_rows + 1)
+        return _from_arrow(limited.toArrow(), max_rows)
+    finally:
+        session.stop()
+
+
+def _ask_snowflake(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> QueryResult:
+    import snowflake.connector
+
+    account = endpoints.snowflake
+    if account.host and account.port:
+        _check_listening("Snowflake", f"http://{account.host}:{account.port}")
+    address = {
+        name: value
+        for name in ("host", "port", "protocol")
+        if (value := getattr(account, name)) is not None
+    }
+    from topicberg.catalogs.snowflake import ask, logging_in
+
+    with logging_in():
+        connection = snowflake.connector.connect(
+            account=account.account,
+            user=account.user,
+            **account.connector_login(),
+            database=config.snowflake_name("database"),
+            schema=config.snowflake_name("schema"),
+            login_timeout=LOGIN_SECONDS,
+            **address,
+        )
+    with connection:
+        columns, rows = ask(connection, sql, None if max_rows is None else max_rows + 1)
+        return _limited(columns, rows, max_rows)
+
+
+_ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], QueryResult]] = {
+    "duckdb": _ask_duckdb,
+    "spark": _ask_spark,
+    "snowflake": _ask_snowflake,
+}
+
+
+def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> list[tuple[str, str]]:
+    """(namespace, table) of tables whose name is in the query, outside of the topics' namespace.
+
+    Spark has one current namespace and no search path, so these become temporary views.
+    """
+    words = set(re.findall(r"[\w.$-]+", sql.lower()))
+    catalog = endpoints.catalog(config)
+    topics = {table for _, table in catalog.list_tables(config.cluster_id)}
+    found: dict[str, str] = {}
+    for (namespace,) in catalog.list_namespaces():
+        if namespace == config.cluster_id:
+            continue
+        for _, table in catalog.list_tables(namespace):
+            if table.lower() in words and table not in topics:
+                found.setdefault(table, namespace)
+    return [(namespace, table) for table, namespace in found.items()]
+
+
+def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str, list[str]]:
+    """Return the tables of the catalog, those that a query names with their columns."""
+    found: dict[str, list[str]] = {}
+    words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.$-]+", sql)}
+    try:
+        catalog = endpoints.catalog(config)
+        for namespace in catalog.list_namespaces():
+            for identifier in catalog.list_tables(namespace):
+                is_named = re.sub(r"\W", "_", identifier[-1].lower()) in words
+                found[identifier[-1]] = (
+                    list(catalog.load_table(identifier).schema().column_names) if is_named else []
+                )
+    except Exception:  # the help of a query that failed already: without it, then
+        return found
+    return found
+
+
+def _from_arrow(table: pa.Table, max_rows: int | None) -> QueryResult:
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    return _limited(tuple(table.column_names), rows, max_rows)
+
+
+def _limited(
+    columns: tuple[str, ...], rows: list[tuple[Any, ...]], max_rows: int | None
+) -> QueryResult:
+    if max_rows is None or len(rows) <= max_rows:
+        return QueryResult(columns, rows)
+    return QueryResult(columns, rows[:max_rows], more=True)
+
+
+def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
+    """The statement that tells DuckDB how to reach the object store."""
+    options = {"REGION": config.aws_region}
+    if endpoints.s3_access_key and endpoints.s3_secret_key:
+        options["KEY_ID"] = endpoints.s3_access_key.get_secret_value()
+        options["SECRET"] = endpoints.s3_secret_key.get_secret_value()
+    else:
+        options |= _aws_login()
+    if endpoints.s3:
+        address = urlsplit(endpoints.s3)
+        options |= {
+            "ENDPOINT": address.netloc,
+            "URL_STYLE": "path",
+            "USE_SSL": str(address.scheme == "https").lower(),
+        }
+    listed = ", ".join(f"{name} {_literal(value)}" for name, value in options.items())
+    return f"CREATE SECRET lake_s3 (TYPE s3, {listed})"
+
+
+def _aws_login() -> dict[str, str]:
+    """Keys as every AWS tool finds them, for DuckDB's secret.
+
+    :raises QueryError: there are none
+    """
+    from botocore.exceptions import BotoCoreError
+
+    from topicberg.clients.aws import aws_session
+
+    try:
+        found = aws_session().get_credentials()
+    except BotoCoreError as error:
+        raise QueryError(f"AWS: {error}", hint="`aws sts get-caller-identity` tells more") from None
+    if found is None:
+        raise QueryError(
+            "there are no AWS credentials",
+            hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    keys = found.get_frozen_credentials()
+    login = {"KEY_ID": keys.access_key, "SECRET": keys.secret_key, "SESSION_TOKEN": keys.token}
+    return {name: value for name, value in login.items() if value}
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _check_listening(what: str, url: str) -> None:
+    """
+    :raises QueryError: nothing answers there
+    """
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise QueryError(
+            f"{what} does not answer at {url}: {error}",
+            hint="`topicberg status` shows what runs, `topicberg up` starts it",
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    """The first line that says something, without a stack trace."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1]}"
+    return lines[0]

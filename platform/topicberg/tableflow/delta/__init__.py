@@ -1,9 +1,0 @@
-"""A Delta log over the Parquet files of an Iceberg table: no data is written twice.
-
-:func:`sync` is all that others need. See ``docs/delta.md`` for what it does and its limits.
-"""
-
-from topicberg.tableflow.delta.log import DeltaVersion, storage_options
-from topicberg.tableflow.delta.sync import sync
-
-__all__ = ["DeltaVersion", "storage_options", "sync"]

@@ -1,0 +1,399 @@
+"""A derived table: for a window of event time, exactly what its function makes of its sources.
+
+Writing a window replaces it, so writing it twice changes nothing, and of two writers at once the
+one that read the newer sources wins: each remembers the head of the target *before* it looks at the
+sources, and Iceberg refuses an overwrite of a window in which others wrote since that head. Who is
+refused computes again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationError,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+
+from topicberg.endpoints import CATALOG
+from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg.hours import BEFORE_EVERYTHING
+from topicberg.iceberg.read_tags import reading
+from topicberg.iceberg.snapshots import added_rows
+from topicberg.spark import quote
+from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, ancestry, summary
+from topicberg.tableflow.table import bounds_kept, keep_bounds
+from topicberg.transforms.unread import READ, SourceTable, after, unread
+from topicberg.transforms.windows import FOREVER, WINDOW, Window
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+WRITE_ID = "topicberg.write-id"
+ATTEMPTS = 5
+_CONFLICTS = ("ValidationException", "CommitFailedException")
+_OUTSIDE = "topicberg-outside-of-the-window"
+_RETENTION_MARGIN = timedelta(hours=1)
+"""What is requested now is computed within this time, or else it may be past its retention."""
+_PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.merge.mode": "merge-on-read",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+
+Transform = Callable[..., "DataFrame"]
+"""The user's function: a DataFrame for each source in, rows of the derived table out."""
+
+TableName = tuple[str, str]
+"""Namespace and name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table that is read: the window of its event time, or as a whole."""
+
+    table: TableName
+    time: str | None
+    """None: it is read as a whole, and nothing follows from its changes."""
+    whole: bool = False
+    kept: timedelta | None = None
+    """Its data retention; None: for ever."""
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.table)
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How a table comes from its sources."""
+
+    sources: tuple[Source, ...]
+    target: TableName
+    transform: Transform
+    target_time: str
+    """The event time in the target, by which a window is replaced."""
+    lookback: timedelta | None = None
+    """How far before the window the sources are read; None: the function sees the window alone."""
+    partitioned_by: str = "hour"
+    """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.target)
+
+    def reach(self, source: Source) -> timedelta:
+        """How far beyond an hour in which a source changed the table changes.
+
+        Nobody knows for how long a row of a table counts that is read as a whole.
+        """
+        return FOREVER if source.whole else self.lookback or timedelta()
+
+    def first_hour(self, now: datetime) -> int:
+        """Return the first hour since 1970 that may be computed again without being asked for.
+
+        What lies before it is past the data retention of a source, or is about to be, so that
+        computing it again would take away what was computed of rows that are deleted since.
+        """
+        kept = [each.kept for each in self.sources if each.kept is not None and not each.whole]
+        if not kept:
+            return BEFORE_EVERYTHING
+        back = self.lookback if self.lookback and self.lookback != FOREVER else timedelta()
+        first = now - min(kept) + back + _RETENTION_MARGIN
+        return -int(-first.timestamp() // 3600)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A window as it was written.
+
+    ``rows_by_hour``: first hour of a partition (since 1970) → rows. ``sources``: table → snapshot
+    that was read. There is no snapshot if no source has one yet; nothing was written then.
+    """
+
+    rows: int = 0
+    rows_by_hour: Mapping[int, int] | None = None
+    snapshot_id: int | None = None
+    sources: Mapping[str, int | None] | None = None
+
+
+def write_window(
+    spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
+) -> Written:
+    """Compute a window from the heads of the sources and replace it in the target.
+
+    :raises TopicbergError: a source does not exist, or the function lost or changed the time column
+    :raises CommitConflictError: other writers kept changing the same window
+    """
+    _load(catalog, derivation)
+    columns = _columns(spark, derivation)
+    partition = derivation.target_time, derivation.partitioned_by
+    for attempt in range(ATTEMPTS):
+        table = ensure_table(catalog, derivation.target, columns, partition)
+        sources = _load(catalog, derivation)
+        heads = {name: _head(each) for name, each in sources.items()}
+        if not any(heads.values()) and not _has_rows(table):
+            return Written()
+        properties = {**summary_of(derivation, table, sources, window), WRITE_ID: uuid.uuid4().hex}
+        try:
+            with reading(sources.values(), derivation.name):
+                _overwrite(spark, table, derivation, window, heads, properties)
+        except Exception as error:
+            if _OUTSIDE in str(error):
+                raise _time_changed(derivation) from error
+            if not isinstance(error, CommitConflictError) and not is_conflict(error):
+                raise
+            logger.info("table %s: conflict, attempt %d", derivation.name, attempt + 1)
+            continue
+        written = next(
+            snapshot
+            for snapshot in ancestry(table.refresh())
+            if summary(snapshot).get(WRITE_ID) == properties[WRITE_ID]
+        )
+        return Written(
+            rows=int(summary(written).get("added-records", 0)),
+            rows_by_hour=added_rows(table, written, derivation.target_time),
+            snapshot_id=written.snapshot_id,
+            sources=heads,
+        )
+    raise CommitConflictError(
+        f"table {derivation.name}: {ATTEMPTS} attempts met another writer of {window}",
+        hint="materialize the partitions again when the other run is done",
+    )
+
+
+def read_window(
+    spark: SparkSession, table: TableName, time: str, window: Window | None
+) -> DataFrame:
+    """The rows of a table in a window of its event time, as of now; without a window all rows."""
+    frame = spark.read.table(spark_name(table))
+    if window is None:
+        return frame
+    return frame.filter(window.condition(time, frame.schema[time].dataType))
+
+
+def summary_of(
+    derivation: Derivation, target: Table, sources: Mapping[str, Table], window: Window
+) -> dict[str, str]:
+    """Return what a snapshot says in its summary that computes a window of the sources' heads."""
+    tables = {
+        each.name: SourceTable(sources[each.name], each.time, derivation.reach(each))
+        for each in derivation.sources
+        if each.time is not None
+    }
+    first_hour = derivation.first_hour(datetime.now(UTC))
+    read = unread(target, derivation.target_time, tables, first_hour)
+    return {
+        SOURCE_SNAPSHOTS: json.dumps({name: _head(table) for name, table in sources.items()}),
+        WINDOW: str(window),
+        READ: after(read, window),
+    }
+
+
+def _load(catalog: Catalog, derivation: Derivation) -> dict[str, Table]:
+    """Return the sources by their names.
+
+    :raises TopicbergError: one does not exist
+    """
+    tables: dict[str, Table] = {}
+    for source in derivation.sources:
+        try:
+            tables[source.name] = catalog.load_table(source.table)
+        except NoSuchTableError:
+            raise TopicbergError(
+                f"table {derivation.name}: its source {source.name} does not exist yet",
+                hint="materialize the Iceberg asset of the source first",
+            ) from None
+    return tables
+
+
+def _head(table: Table) -> int | None:
+    head = table.current_snapshot()
+    return head.snapshot_id if head else None
+
+
+def _has_rows(table: Table) -> bool:
+    head = table.current_snapshot()
+    return head is not None and int(summary(head).get("total-records", 0)) > 0
+
+
+def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
+    """The columns that the function returns, all of them optional."""
+    frames = [spark.read.table(spark_name(source.table)) for source in derivation.sources]
+    schema = derivation.transform(*frames).limit(0).toArrow().schema
+    if derivation.target_time not in schema.names:
+        raise TopicbergError(
+            f"table {derivation.name}: its function returns no column {derivation.target_time}",
+            hint=f"it returns {', '.join(schema.names)}; name the event-time column",
+        )
+    return optional(schema)
+
+
+def optional(columns: pa.Schema) -> pa.Schema:
+    """The columns, each of which may be null."""
+    import pyarrow as pa
+
+    return pa.schema([field.with_nullable(True) for field in columns])
+
+
+def ensure_table(
+    catalog: Catalog,
+    name: TableName,
+    columns: pa.Schema,
+    partition: tuple[str, str] | None = None,
+) -> Table:
+    """Create or evolve a table so that it has these columns and at least one snapshot.
+
+    Without rows the snapshot is empty; the first overwrite is validated against it.
+
+    :param partition: column and Iceberg transform
+    :raises TopicbergError: a column cannot have the type that it should have now
+    """
+    try:
+        table = catalog.load_table(name)
+    except NoSuchTableError:
+        table = _create(catalog, name, columns, partition)
+    else:
+        _evolve(table, columns)
+        if partition:
+            keep_bounds(table, partition[:1])
+    if table.current_snapshot() is None:  # new, or the run that created it was killed
+        with suppress(CommitFailedException):  # another run was faster
+            table.append(table.schema().as_arrow().empty_table())
+        table.refresh()
+    return table
+
+
+def _evolve(table: Table, columns: pa.Schema) -> None:
+    try:
+        with table.update_schema() as update:
+            update.union_by_name(columns)
+    except (ValidationError, ValueError, TypeError) as error:
+        name = ".".join(table.name())
+        raise TopicbergError(
+            f"table {name} cannot have the columns that are computed for it: {error}",
+            hint="give the changed column another name, or drop the table and backfill it",
+        ) from error
+
+
+def _create(
+    catalog: Catalog,
+    name: TableName,
+    columns: pa.Schema,
+    partition: tuple[str, str] | None,
+) -> Table:
+    """Create the table with one request: AWS Glue refuses staged creation and wants a location.
+
+    https://docs.aws.amazon.com/glue/latest/dg/iceberg-rest-apis.html, "CreateTable"
+    """
+    from pyiceberg.schema import assign_fresh_schema_ids
+    from pyiceberg.transforms import parse_transform
+
+    from topicberg.clients.catalog import TABLES
+
+    with suppress(NamespaceAlreadyExistsError):
+        catalog.create_namespace(name[0])
+    schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
+    spec = PartitionSpec()
+    if partition:
+        column, transform = partition
+        source = schema.find_field(column).field_id
+        field = PartitionField(source, 1000, parse_transform(transform), f"{column}_{transform}")
+        spec = PartitionSpec(field)
+    properties = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
+    # Like a topic's table: a location of its own, never that of a table that was dropped.
+    location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
+    with suppress(TableAlreadyExistsError):  # another run was faster
+        return catalog.create_table(
+            name, schema, location=location, partition_spec=spec, properties=properties
+        )
+    return catalog.load_table(name)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether Spark says that another commit came first; it names the cause in its text alone."""
+    return any(conflict in str(error) for conflict in _CONFLICTS)
+
+
+def _overwrite(
+    spark: SparkSession,
+    table: Table,
+    derivation: Derivation,
+    window: Window,
+    heads: Mapping[str, int | None],
+    properties: dict[str, str],
+) -> None:
+    from pyspark.sql import functions as F
+
+    read = window.back(derivation.lookback) if derivation.lookback else window
+    frame = derivation.transform(
+        *(_rows(spark, source, heads[source.name], read) for source in derivation.sources)
+    )
+    columns = spark.table(spark_name(derivation.target)).schema
+    time = derivation.target_time
+    inside = window.condition(time, columns[time].dataType)
+    if derivation.lookback:
+        frame = frame.filter(inside)
+    else:
+        moved = F.raise_error(F.lit(_OUTSIDE))
+        frame = frame.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
+    present = set(frame.columns)
+    frame = frame.select(
+        *(
+            F.col(quote(column.name))
+            if column.name in present  # the others are of an earlier version of the function
+            else F.lit(None).cast(column.dataType).alias(column.name)
+            for column in columns
+        )
+    )
+    head = table.current_snapshot()
+    assert head is not None  # noqa: S101  see ensure_table
+    options = {
+        "isolation-level": "serializable",
+        "validate-from-snapshot-id": str(head.snapshot_id),
+        **{f"snapshot-property.{key}": value for key, value in properties.items()},
+    }
+    writer = frame.writeTo(spark_name(derivation.target))
+    for key, value in options.items():
+        writer = writer.option(key, value)
+    writer.overwrite(inside)
+
+
+def _rows(spark: SparkSession, source: Source, head: int | None, window: Window) -> DataFrame:
+    """What a window shows of a source, as of one snapshot."""
+    if head is None:
+        return spark.read.table(spark_name(source.table)).limit(0)
+    frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
+    if source.time is None or source.whole:
+        return frame
+    return frame.filter(window.condition(source.time, frame.schema[source.time].dataType))
+
+
+def _time_changed(derivation: Derivation) -> TopicbergError:
+    return TopicbergError(
+        f"table {derivation.name}: its function returns rows outside of the window it was given",
+        hint=f"{derivation.target_time} must carry the event time of the source as it is",
+    )
+
+
+def spark_name(table: TableName) -> str:
+    """The table in Spark SQL."""
+    return f"{CATALOG}.{quote(*table)}"

@@ -1,0 +1,147 @@
+"""Job runs of EMR Serverless that compute a window of a derived table: what is asked, what is told.
+
+Both sides speak through Dagster Pipes (:mod:`assets.emr.client` starts a run,
+:mod:`assets.emr.job` is what runs); here is what they say, and the request that starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from topicberg.endpoints import TOKEN_VARIABLE, LakeEndpoints
+from topicberg.errors import (
+    CommitConflictError,
+    ThrottledError,
+    TopicbergError,
+    UnreachableError,
+)
+from topicberg.settings import EmrSettings, Settings
+from topicberg.transforms.derived import Written
+from topicberg.transforms.windows import Window
+from topicberg.transient import CONFLICT, THROTTLED, UNREACHABLE, kind_of
+
+ICEBERG_JAR = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
+"""Where EMR's images have Iceberg.
+https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/using-iceberg.html
+"""
+NAME_LENGTH = 256
+_HERE_ALONE = {"project_root", "state_dir", "ports", "spark_master"}
+"""Settings that say something about this machine."""
+_NO_ROOM = re.compile(
+    r"MaxCapacityExceeded|exceeded maximumCapacity|concurrent vCPU|ServiceQuotaExceeded|"
+    r"Throttling|Rate exceeded",
+    re.IGNORECASE,
+)
+"""AWS has one state for every failure and does not list its texts; these are known ones."""
+_PASSING: dict[str, type[TopicbergError]] = {
+    CONFLICT.name: CommitConflictError,
+    UNREACHABLE.name: UnreachableError,
+    THROTTLED.name: ThrottledError,
+}
+
+
+class Asked(BaseModel):
+    """What a job run is to compute: the extras of its Pipes context. It holds no secret."""
+
+    table: str
+    """Name of the derived table."""
+    window: Window
+    settings: dict[str, Any]
+    lake: LakeEndpoints
+
+    @classmethod
+    def of(cls, table: str, window: Window, config: Settings, lake: LakeEndpoints) -> Asked:
+        return cls(
+            table=table,
+            window=window,
+            settings=config.model_dump(mode="json", exclude=_HERE_ALONE),
+            lake=LakeEndpoints(iceberg_rest=lake.iceberg_rest, s3=lake.s3),
+        )
+
+    def endpoints(self) -> LakeEndpoints:
+        """The addresses, with the catalog's token if the job's environment has one."""
+        token = os.environ.get(TOKEN_VARIABLE)
+        return self.lake.model_copy(
+            update={"iceberg_rest_token": SecretStr(token) if token else None}
+        )
+
+    def config(self) -> Settings:
+        """The settings of the one who asks, but for what is this machine's own."""
+        return Settings(**self.settings)
+
+
+class Failure(BaseModel):
+    """Why a job run could not compute its window."""
+
+    message: str
+    kind: str | None
+    """Of what passes by itself: see :mod:`topicberg.transient`."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        kind = kind_of(error)
+        return cls(message=f"{type(error).__name__}: {error}", kind=kind.name if kind else None)
+
+
+class Told(BaseModel):
+    """What a job run says at its end: a custom message of Pipes."""
+
+    written: Written | None = None
+    failure: Failure | None = None
+
+
+def start_job_run(table: str, emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> Any:
+    """The request ``StartJobRun``, but for what Pipes adds.
+
+    https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_StartJobRun.html
+    """
+    return {
+        "applicationId": emr.application_id,
+        "executionRoleArn": emr.execution_role_arn,
+        "name": f"topicberg {table}"[:NAME_LENGTH],
+        "jobDriver": {
+            "sparkSubmit": {
+                "entryPoint": emr.entry_point,
+                "sparkSubmitParameters": _spark_submit_parameters(emr, config, lake),
+            }
+        },
+        "configurationOverrides": {
+            "monitoringConfiguration": {"s3MonitoringConfiguration": {"logUri": emr.log_uri}}
+        },
+    }
+
+
+def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> str:
+    """The catalog, and what boto3 has to know in the job; the user's own come last and win."""
+    environment = {"AWS_DEFAULT_REGION": config.aws_region}
+    if lake.s3:
+        environment["AWS_ENDPOINT_URL_S3"] = lake.s3
+    properties = {
+        "spark.jars": ICEBERG_JAR,
+        **lake.spark_properties(config),
+        **{f"spark.emr-serverless.driverEnv.{name}": text for name, text in environment.items()},
+    }
+    words = [word for name, text in properties.items() for word in ("--conf", f"{name}={text}")]
+    return f"{shlex.join(words)} {emr.spark_submit_parameters}".strip()
+
+
+def failed(what: str, told: Told | None, state: str, details: str, logs: str) -> TopicbergError:
+    """The error of a job run that did not succeed.
+
+    :param what: names the table and the job run
+    :param told: what the run said itself, if it came so far
+    :param details: what EMR Serverless says of its state
+    """
+    hint = f"its logs are under {logs}"
+    if told and told.failure:
+        kind = _PASSING.get(told.failure.kind or "", TopicbergError)
+        return kind(f"{what} failed: {told.failure.message}", hint=hint)
+    message = f"{what} ended as {state}: {details or 'EMR Serverless gives no reason'}"
+    if state == "FAILED" and _NO_ROOM.search(details):
+        return ThrottledError(message, hint="give the application more capacity, or a queue")
+    return TopicbergError(message, hint=hint)

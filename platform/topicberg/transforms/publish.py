@@ -1,0 +1,517 @@
+"""A table's rows as records of a topic, exactly once, whatever is killed and however often.
+
+What is published is the difference of two snapshots: the one that the topic holds already, and the
+newest. Spark works it out and encodes it; a transactional producer sends it in the order of event
+time, some 20,000 records a transaction, and *in the same transaction* says in the topic
+:data:`STATE_TOPIC` up to which event time it is. All records of one time are in one transaction.
+The next publisher first fences off the one before it, then finishes what that has begun: the same
+two snapshots, encoded with the same schemas, from that event time on. So it does not matter what
+became of the table, the spec and the registry meanwhile. (Spark's own Kafka sink has no
+transactions: a run that is repeated would send everything twice.)
+
+* A topic in write mode upsert gets the new value of every key that changed, and a tombstone for
+  every key that is gone.
+* A topic in write mode append gets the rows that are new. A row that is gone stays in the topic:
+  an append log cannot take it back. Its number is reported.
+
+Records carry the row's event time as their timestamp. Tags on the two snapshots keep both from
+being expired.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pyiceberg.exceptions import NoSuchTableError
+
+from topicberg import kafka
+from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.formats.json_nodes import read_node
+from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+from topicberg.iceberg.snapshots import changes_since, touched_hours
+from topicberg.spark import quote
+from topicberg.topics.schema import read_schema
+from topicberg.transforms.derived import TableName, spark_name
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+STATE_TOPIC = "topicberg.published"
+"""Compacted: topic → :class:`Progress`."""
+BATCH = 20_000
+"""Records of a transaction; more, if more have the same event time."""
+TRANSACTION_SECONDS = 900
+"""The most that a broker allows by default."""
+WAIT_SECONDS = 60.0
+_MAX_PREDICATES = 50
+_NO_TIME = -(2**62)
+"""Of a row without an event time, in ms: it comes first."""
+_PRODUCER: dict[str, Any] = {
+    "log_level": 2,
+    "compression.type": "zstd",
+    "linger.ms": 20,
+    "partitioner": "murmur2_random",  # a key goes where the Java producer would put it
+    "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
+    "delivery.report.only.error": True,
+}
+
+
+class PublishError(TopicbergError):
+    """A table cannot be published to its topic."""
+
+
+class Half(BaseModel, frozen=True):
+    """How a key or a value is made of a row."""
+
+    format: str
+    field: str | None = None
+    """Of a key that is text: the column."""
+    schema_id: int | None = None
+    text: str = ""
+    """Of the schema."""
+
+
+class Encoding(BaseModel, frozen=True):
+    """How records are made of rows."""
+
+    key: Half
+    value: Half
+
+
+class Progress(BaseModel):
+    """What a topic holds of its table."""
+
+    topic_id: str
+    table_uuid: str
+    snapshot: int | None = None
+    """All of this snapshot, …"""
+    encoding: Encoding | None = None
+    """… with these keys …"""
+    target: int | None = None
+    """… and of what changed from there to this one …"""
+    attempt: Encoding | None = None
+    """… in this encoding …"""
+    until: int | None = None
+    """… all records up to this event time, in ms. None: no record."""
+    sent: int = 0
+    """Of an attempt of an older version: so many records instead."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a call of :func:`publish` sent; ``snapshot``: what the topic holds now."""
+
+    snapshot: int | None
+    records: int = 0
+    tombstones: int = 0
+    not_taken_back: int = 0
+    """Rows that are gone from the table, but stay in an append topic."""
+
+
+def publish(
+    spark: SparkSession,
+    catalog: Catalog,
+    endpoints: Endpoints,
+    config: Settings,
+    spec: TopicSpec,
+    table_name: TableName,
+    time: str,
+    *,
+    batch: int = BATCH,
+) -> Published:
+    """Bring a topic to the newest snapshot of its table.
+
+    :param time: the table's event time, which becomes the records' timestamp
+    :raises PublishError: the topic holds records of another table, or a key has several rows
+    :raises CommitConflictError: another publisher of this topic took over
+    """
+    try:
+        table = catalog.load_table(table_name)
+    except NoSuchTableError:
+        return Published(None)
+    ensured = kafka.ensure_topic(spec, endpoints, config)
+    kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
+    current = _encoding(spec, config, ensured)
+    with _transactions(spec.name, endpoints) as producer:  # from here on nobody else publishes
+        progress = _progress(table, spec.name, endpoints)
+        done = 0, 0, 0
+        while (target := _target(table, progress)) is not None:
+            # In this order: the tag that moves may be the only one on what the topic holds.
+            if progress.snapshot is not None:
+                _tag(table, progress.snapshot, f"published-{spec.name}")
+            _tag(table, target, f"publishing-{spec.name}")
+            attempt = progress.attempt or current
+            progress = progress.model_copy(update={"target": target, "attempt": attempt})
+            changes = _changes(spark, table, spec, progress, time)
+            counts = _send(producer, spec, _ordered(spec, changes, progress), progress, batch)
+            gone = 0 if spec.write_mode == "upsert" else _gone(changes)
+            done = done[0] + counts[0], done[1] + counts[1], done[2] + gone
+            progress = _finished(progress)
+            _tag(table, target, f"published-{spec.name}")
+    return Published(progress.snapshot, *done)
+
+
+def _target(table: Table, progress: Progress) -> int | None:
+    """The snapshot to publish now; an unfinished one is finished first."""
+    if progress.target is not None:
+        return progress.target
+    head = table.current_snapshot()
+    return head.snapshot_id if head and head.snapshot_id != progress.snapshot else None
+
+
+# --- what changed ---
+
+
+def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) -> Encoding:
+    """Return how the spec says that records are made, with the schemas as they are registered."""
+
+    def half(kind: str, path: Any, schema_id: int | None, field: str | None = None) -> Half:
+        text = read_schema(path, kind).text if path else ""
+        return Half(format=kind, field=field, schema_id=schema_id, text=text)
+
+    key, value = spec.key, spec.value_schema
+    return Encoding(
+        key=half(key.format, spec.key_schema_path(config), ensured.key_schema_id, key.field),
+        value=half(value.format, spec.value_schema_path(config), ensured.value_schema_id),
+    )
+
+
+def _encoded(topic: str, half: Half, columns: set[str]) -> Column:
+    """Return a key or a value; with a schema, in the Confluent wire format."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.avro.functions import to_avro
+
+    from topicberg.topics.columns import avro_columns, json_columns
+
+    if half.format == "none":
+        return F.lit(None).cast("binary")
+    if half.format == "string":
+        _require(topic, [half.field or ""], columns)
+        return F.encode(F.col(quote(half.field or "")).cast("string"), "utf-8")
+    if half.format == "avro":
+        names = list(avro_columns(topic, half.text))
+        _require(topic, names, columns)
+        payload = to_avro(F.struct(*(F.col(quote(name)) for name in names)), half.text)
+    elif half.format == "json":
+        _require(topic, json_columns(topic, half.text), columns)
+        payload = _json(half.text)
+    else:
+        raise PublishError(f"topic {topic}: rows cannot be published as {half.format}")
+    return F.concat(F.lit(bytearray(wire_prefix(half.schema_id or 0))), payload)
+
+
+def _require(topic: str, names: Iterable[str], columns: set[str]) -> None:
+    if missing := sorted(set(names) - columns):
+        raise PublishError(
+            f"topic {topic}: its table has no column {', '.join(missing)}",
+            hint="the fields of the topic's schemas are columns of the table",
+        )
+
+
+def _ordered(spec: TopicSpec, changes: DataFrame, progress: Progress) -> DataFrame:
+    """Return the records that are left to send, in the order of their event times."""
+    from pyspark.sql import functions as F
+
+    if spec.write_mode == "append":
+        changes = changes.filter("copies > 0")
+    else:
+        several = F.sum(F.when(F.col("copies") > 0, F.col("copies")))
+        changes = (
+            changes.groupBy("key")
+            .agg(
+                F.max_by("value", "copies").alias("value"),
+                F.max_by("time", "copies").alias("time"),
+                F.max("copies").alias("copies"),
+                F.coalesce(several, F.lit(0)).alias("rows"),
+            )
+            .withColumn("value", F.when(F.col("copies") > 0, F.col("value")))
+        )
+    if progress.until is not None:
+        changes = changes.filter(F.col("time") > progress.until)
+    return changes.orderBy("time", "key", "value")
+
+
+def _json(schema: str) -> Column:
+    """A row as a JSON object, with the logical types of Connect: times and dates are numbers.
+
+    A null is left out, unless the schema requires some property: then every null is there.
+    """
+    from pyspark.sql import functions as F
+
+    record = read_node("of the topic", RegisteredSchema(0, "JSON", schema))
+    numbers = {"timestamptz": "unix_millis", "timestamp": "unix_millis", "date": "unix_date"}
+
+    def value(name: str, kind: str) -> Column:
+        column = F.col(quote(name))
+        if kind in ("timestamp", "timestamptz"):
+            column = column.cast("timestamp")  # sessions are in UTC
+        return F.call_function(numbers[kind], column) if kind in numbers else column
+
+    values = (value(name, node.kind).alias(name) for name, node in record.children.items())
+    text = F.to_json(F.struct(*values), {"ignoreNullFields": str(not record.required).lower()})
+    return F.encode(text, "utf-8")
+
+
+def _changes(
+    spark: SparkSession, table: Table, spec: TopicSpec, progress: Progress, time: str
+) -> DataFrame:
+    """Rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``, negative if rows are gone.
+
+    Only files of the partitions that snapshots in between touched are read.
+    """
+    from pyspark.sql import functions as F
+
+    assert progress.target is not None  # noqa: S101  see publish()
+    assert progress.attempt is not None  # noqa: S101  see publish()
+    base, attempt = progress.snapshot, progress.attempt
+    # What the topic holds has the keys that were sent: if they changed, all of them are replaced.
+    keys_of_base = (progress.encoding or attempt).key
+    if any(table.snapshot_by_id(s) is None for s in (base, progress.target) if s is not None):
+        raise PublishError(
+            f"topic {spec.name}: the snapshot of its table that it holds is expired",
+            hint=f"delete the topic {spec.name}; it is then published again as a whole",
+        )
+
+    namespace, name = table.name()
+
+    def rows(snapshot: int, key: Half, copies: int) -> DataFrame:
+        frame = spark.read.option("versionAsOf", str(snapshot)).table(spark_name((namespace, name)))
+        columns = set(frame.columns)
+        if touched is not None:
+            frame = frame.filter(touched)
+        at = F.unix_millis(F.col(quote(time)).cast("timestamp"))
+        return frame.select(
+            _encoded(spec.name, key, columns).alias("key"),
+            _encoded(spec.name, attempt.value, columns).alias("value"),
+            F.coalesce(at, F.lit(_NO_TIME)).alias("time"),
+            F.lit(copies).alias("copies"),
+        )
+
+    touched = None
+    if keys_of_base == attempt.key:
+        touched = _touched(table, base, progress.target, time)
+    changes = rows(progress.target, attempt.key, 1)
+    if base is not None:
+        changes = changes.unionByName(rows(base, keys_of_base, -1))
+    return (
+        changes.groupBy("key", "value", "time")
+        .agg(F.sum("copies").alias("copies"))
+        .filter("copies != 0")
+    )
+
+
+def _touched(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
+    """The hours in which the two snapshots may differ; None: any."""
+    from pyspark.sql import functions as F
+
+    if base is None or target is None:
+        return None
+    changes = changes_since(table, base, table.snapshot_by_id(target))
+    hours = sorted(
+        {
+            (touched.start, touched.stop)
+            for changed in (*changes.new, *changes.undone)
+            for touched in touched_hours(table, changed, time)
+        }
+    )
+    if changes.gap or any(start < 0 for start, _ in hours):
+        return None
+    merged: list[tuple[int, int]] = []
+    for start, stop in hours:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    if len(merged) > _MAX_PREDICATES:
+        merged = [(merged[0][0], merged[-1][1])]
+
+    def between(start: int, stop: int) -> Column:
+        column = F.col(quote(time))
+        first, end = (F.timestamp_seconds(F.lit(hour * 3600)) for hour in (start, stop))
+        return (column >= first) & (column < end)
+
+    return reduce(lambda a, b: a | b, (between(*each) for each in merged), F.lit(False))
+
+
+def _gone(changes: DataFrame) -> int:
+    from pyspark.sql import functions as F
+
+    found = changes.filter("copies < 0").agg(F.sum("copies")).collect()[0][0]
+    return -int(found or 0)
+
+
+# --- sending ---
+
+
+@contextmanager
+def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
+    """The one producer of this topic: another one, dead or alive, cannot commit any more.
+
+    :raises CommitConflictError: a later one did the same to this one
+    """
+    from confluent_kafka import KafkaError, KafkaException, Producer
+
+    producer = Producer(
+        {**_PRODUCER, **endpoints.kafka_config(), "transactional.id": f"topicberg-publish-{topic}"}
+    )
+    try:
+        producer.init_transactions(WAIT_SECONDS)
+        yield producer
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() in (
+            KafkaError._FENCED,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+        ):
+            raise CommitConflictError(f"topic {topic}: another publisher took over") from error
+        raise PublishError(
+            f"topic {topic}: Kafka did not take a transaction: {reason.str()}",
+            hint="publish again: nothing is lost, and nothing is sent twice",
+        ) from error
+    finally:
+        with suppress(KafkaException):  # there is none after a commit
+            producer.abort_transaction(WAIT_SECONDS)
+
+
+def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
+    """What the topic holds; nothing if it was created anew since.
+
+    :raises PublishError: it holds another table
+    """
+    topic_id, uuid = kafka.topic_id(endpoints, topic), str(table.metadata.table_uuid)
+    found = _states(endpoints).get(topic)
+    if found is not None and found.topic_id == topic_id:
+        if found.table_uuid != uuid:
+            raise PublishError(
+                f"topic {topic} holds the rows of another table of this name, which was dropped",
+                hint=f"delete the topic {topic}; it is then published again as a whole",
+            )
+        return found
+    fresh = Progress(topic_id=topic_id, table_uuid=uuid)
+    if not any(kafka.end_offsets(endpoints, topic).values()):
+        return fresh
+    if found is not None:  # it says what the topic of this name held that was deleted since
+        raise PublishError(
+            f"topic {topic} was created again, and others have produced to it",
+            hint=f"delete the topic {topic}; it is then published again as a whole",
+        )
+    # The state is lost. The tags say what the topic holds, unless publishing was interrupted.
+    refs = table.refresh().refs()
+    held, begun = (refs.get(f"{kind}-{topic}") for kind in ("published", "publishing"))
+    if held is None or begun is None or begun.snapshot_id != held.snapshot_id:
+        raise PublishError(
+            f"topic {topic} holds records, but {STATE_TOPIC} no longer says which",
+            hint=f"delete the topic {topic}; it is then published again as a whole",
+        )
+    return fresh.model_copy(update={"snapshot": held.snapshot_id})
+
+
+def _finished(progress: Progress) -> Progress:
+    return Progress(
+        topic_id=progress.topic_id,
+        table_uuid=progress.table_uuid,
+        snapshot=progress.target,
+        encoding=progress.attempt,
+    )
+
+
+def _states(endpoints: Endpoints) -> dict[str, Progress]:
+    """The newest state of every topic."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    consumer = Consumer(
+        {
+            "log_level": 2,
+            **endpoints.kafka_config(),
+            "group.id": "topicberg-publish",  # demanded, but nothing is committed
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    states: dict[str, Progress] = {}
+    try:
+        consumer.assign([TopicPartition(STATE_TOPIC, 0, 0)])
+        while True:
+            message = consumer.poll(WAIT_SECONDS)
+            error = message.error() if message else None
+            if message is None or (error and error.code() != KafkaError._PARTITION_EOF):
+                why = error.str() if error else "no answer"
+                raise PublishError(f"topic {STATE_TOPIC} cannot be read: {why}")
+            if error:
+                return states
+            name = (message.key() or b"").decode()
+            states.pop(name, None)
+            if value := message.value():
+                states[name] = Progress.model_validate_json(value)
+    finally:
+        consumer.close()
+
+
+def _tag(table: Table, snapshot: int, name: str) -> None:
+    """Keep a snapshot from being expired."""
+    reference = table.refresh().refs().get(name)
+    if reference is None or reference.snapshot_id != snapshot:
+        table.manage_snapshots().create_tag(snapshot, name).commit()
+
+
+def _send(
+    producer: Producer, spec: TopicSpec, changes: DataFrame, progress: Progress, batch: int
+) -> tuple[int, int]:
+    """Send what is not sent yet; the number of records and of tombstones."""
+    sent = tombstones = 0
+    records = islice(_records(spec, changes), progress.sent, None)
+    following = next(records, None)
+    while True:
+        producer.begin_transaction()
+        some, at = 0, progress.until
+        while following and (some < batch or following[2] == at):
+            key, value, at = following
+            kafka.produce(producer, spec.name, value, key, timestamp_ms=max(at, 0))
+            some += 1
+            tombstones += value is None
+            following = next(records, None)
+        sent += some
+        reached = progress.model_copy(update={"until": at, "sent": 0})
+        if following is None:
+            reached = _finished(progress)
+        state = reached.model_dump_json().encode()
+        kafka.produce(producer, STATE_TOPIC, state, spec.name.encode())
+        producer.commit_transaction(WAIT_SECONDS)
+        if following is None:
+            return sent, tombstones
+
+
+def _records(
+    spec: TopicSpec, changes: DataFrame
+) -> Iterator[tuple[bytes | None, bytes | None, int]]:
+    for row in changes.toLocalIterator():
+        copies = 1 if spec.write_mode == "upsert" else row["copies"]
+        if spec.write_mode == "upsert" and row["rows"] > 1:
+            raise PublishError(
+                f"topic {spec.name}: several rows of the table have the key {bytes(row['key'])!r}",
+                hint="the key of an upsert topic must be unique in its table",
+            )
+        for _ in range(copies):
+            yield _bytes(row["key"]), _bytes(row["value"]), row["time"]
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)

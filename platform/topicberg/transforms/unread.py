@@ -1,0 +1,274 @@
+"""What a derived table has not computed yet of what its sources hold.
+
+Every snapshot that was computed says in its summary up to which state of each source the table is
+complete, and but for which hours (:class:`Read`). With what changed in the sources since, and what
+other writers computed at the same time, this is all there is to know. Neither sensors nor checks
+have to remember anything, and it does not matter which snapshots expire.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from topicberg.iceberg.changes import Change, Changed, Mark, changed
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
+from topicberg.iceberg.snapshots import held_hours
+from topicberg.tableflow.commit import ancestry, summary
+from topicberg.transforms.windows import WINDOW, Window, computations, reached
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+READ = "topicberg.read"
+"""Snapshot summary, JSON: source → :class:`Read`."""
+MAX_RANGES = 300
+"""Of :class:`Read`: of more, the narrowest gaps count as unread as well."""
+_EPOCH = 2**40
+
+
+class Unread(NamedTuple):
+    """Hours that changed and were not computed since.
+
+    ``first`` and ``last``: the clock (see :class:`Read`) at the first and at the last such change;
+    ``since`` and ``until``: their times in ms.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    since: int
+    until: int
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the source at the last change."""
+        return self.last % _EPOCH
+
+
+class Read(BaseModel):
+    """How far a source is read: all of a state, but for some hours."""
+
+    mark: Mark
+    epoch: int = 0
+    """How often the source was rolled back or replaced, as far as it was noticed."""
+    unread: list[Unread] = []
+    new: bool = Field(default=False, exclude=True)
+    """The source was never read, so it is not known since when it is unread."""
+
+    @property
+    def clock(self) -> int:
+        """Orders what was read: sequence numbers alone do not, after a rollback."""
+        return self.epoch * _EPOCH + self.mark.sequence
+
+
+class Known(BaseModel):
+    """What was found of a derived table."""
+
+    head: int | None
+    """Its newest snapshot then."""
+    read: dict[str, Read]
+
+    def holds(self, target: Table | None) -> bool:
+        """Whether what the table had computed then still is part of it."""
+        return target is not None and any(s.snapshot_id == self.head for s in ancestry(target))
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """``reach``: how far beyond an hour that changed the derived table changes."""
+
+    table: Table
+    time: str
+    reach: timedelta = timedelta()
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A window that was computed, and up to where the sources were read then."""
+
+    hours: Hours
+    read: Mapping[str, Read]
+    snapshots: Mapping[str, int | None]
+
+
+def unread(
+    target: Table | None,
+    time: str,
+    sources: Mapping[str, SourceTable],
+    first_hour: int = BEFORE_EVERYTHING,
+    known: Known | None = None,
+) -> dict[str, Read]:
+    """Return how far each source is read at the moment.
+
+    :param target: the derived table; None: it does not exist yet
+    :param time: its event time
+    :param first_hour: what lies before it is never computed again
+    :param known: what was found before: it tells more than the summaries of the target where
+        snapshots of a source expired since the newest of them
+    """
+    writes = list(_writes(target)) if target else []
+    found: dict[str, Read] = {}
+    for name, source in sources.items():
+        before = _read(writes[0], name, source.table) if writes else None
+        read = _since(before, name, source, writes, target, time, sources)
+        if read.unread and known and name in known.read and known.holds(target):
+            other = _since(known.read[name], name, source, writes, target, time, sources)
+            hours = union(Hours(each.start, each.stop) for each in read.unread)
+            left = [_within(each, part) for each in other.unread for part in hours]
+            read = read.model_copy(update={"unread": [each for each in left if each]})
+        ranges = _coarse(_joined(_from(first_hour, read.unread)))
+        found[name] = read.model_copy(update={"unread": ranges})
+    return found
+
+
+def _since(
+    before: Read | None,
+    name: str,
+    source: SourceTable,
+    writes: Iterable[_Write],
+    target: Table | None,
+    time: str,
+    sources: Mapping[str, SourceTable],
+) -> Read:
+    """Return how far a source is read, by how far it was read before."""
+    news = changed(source.table, source.time, before.mark if before else None)
+    epoch = before.epoch + (news.everything or news.rolled_back) if before else 0
+    ranges = [*(before.unread if before else ()), *_unread(news.changes, source.reach, epoch)]
+    if news.everything:
+        anywhere = _anywhere(source.table, news, _held(target, time, sources))
+        ranges += _unread(anywhere, timedelta(), epoch)
+    for write in writes:
+        if read := write.read.get(name):
+            left = (_without(each, write.hours, read.clock) for each in ranges)
+            ranges = [rest for some in left for rest in some]
+    mark = Mark.of(source.table, source.table.current_snapshot())
+    return Read(mark=mark, epoch=epoch, unread=ranges, new=before is None)
+
+
+def after(read: Mapping[str, Read], window: Window) -> str:
+    """Return the property :data:`READ` of a snapshot that computes a window.
+
+    :param read: before it, of the states that it computes the window from
+    """
+    left = {
+        name: each.model_copy(
+            update={
+                "unread": [
+                    rest
+                    for hours in each.unread
+                    for rest in _without(hours, window.hours, each.clock)
+                ]
+            }
+        )
+        for name, each in read.items()
+    }
+    return json.dumps({name: each.model_dump(mode="json") for name, each in left.items()})
+
+
+def _writes(target: Table) -> Iterator[_Write]:
+    """From the newest on."""
+    for snapshot, snapshots in computations(target):
+        facts = summary(snapshot)
+        if window := facts.get(WINDOW):
+            read = {
+                name: Read.model_validate(each)
+                for name, each in json.loads(facts.get(READ, "{}")).items()
+            }
+            yield _Write(Window.parse(window).hours, read, snapshots)
+
+
+def _read(newest: _Write, name: str, source: Table) -> Read | None:
+    """Return how far the newest write says that a source is read; None: it does not say."""
+    if name in newest.read or name not in newest.snapshots:
+        return newest.read.get(name)
+    number = newest.snapshots[name]  # a write of an older version, which names snapshots alone
+    snapshot = source.snapshot_by_id(number) if number is not None else None
+    return Read(mark=Mark.of(source, snapshot)) if snapshot or number is None else None
+
+
+def _unread(changes: Iterable[Change], reach: timedelta, epoch: int) -> Iterator[Unread]:
+    for change in changes:
+        until = datetime.fromtimestamp(change.until / 1000, UTC)
+        hours, clock = reached(change.hours, reach, until), epoch * _EPOCH + change.sequence
+        yield Unread(hours.start, hours.stop, clock, clock, change.since, change.since)
+
+
+def _anywhere(source: Table, news: Changed, held: Iterable[Hours]) -> Iterator[Change]:
+    """Rows that were removed may have been in any hour of which something is left anywhere."""
+    head = source.current_snapshot()
+    sequence = (head.sequence_number or 0) if head else 0
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    since = min((change.since for change in news.changes), default=now)
+    for hours in held:
+        yield Change(hours, sequence, since, now)
+
+
+def _held(target: Table | None, time: str, sources: Mapping[str, SourceTable]) -> list[Hours]:
+    found = [hours for each in sources.values() for hours in held_hours(each.table, each.time)]
+    return union([*found, *(held_hours(target, time) if target else ())])
+
+
+def _from(first_hour: int, ranges: Iterable[Unread]) -> Iterator[Unread]:
+    for each in ranges:
+        if each.stop > first_hour:
+            yield each._replace(start=max(each.start, first_hour))
+
+
+def _joined(unread: Iterable[Unread]) -> list[Unread]:
+    """One for each range of hours."""
+    found: dict[tuple[int, int], Unread] = {}
+    for each in unread:
+        found[each.start, each.stop] = _both(each, found.get((each.start, each.stop), each))
+    return list(found.values())
+
+
+def _both(one: Unread, other: Unread) -> Unread:
+    return Unread(
+        min(one.start, other.start),
+        max(one.stop, other.stop),
+        min(one.first, other.first),
+        max(one.last, other.last),
+        min(one.since, other.since),
+        max(one.until, other.until),
+    )
+
+
+def _within(unread: Unread, hours: Hours) -> Unread | None:
+    start, stop = max(unread.start, hours.start), min(unread.stop, hours.stop)
+    return unread._replace(start=start, stop=stop) if start < stop else None
+
+
+def _without(unread: Unread, hours: Hours, clock: int) -> Iterator[Unread]:
+    """What is left when some hours were computed from a state of the source."""
+    start, stop = max(unread.start, hours.start), min(unread.stop, hours.stop)
+    if start >= stop or clock < unread.first:
+        yield unread
+        return
+    if unread.start < start:
+        yield unread._replace(stop=start)
+    if clock < unread.last:
+        yield Unread(start, stop, unread.last, unread.last, unread.until, unread.until)
+    if stop < unread.stop:
+        yield unread._replace(start=stop)
+
+
+def _coarse(unread: Iterable[Unread]) -> list[Unread]:
+    ordered = sorted(unread)
+    if len(ordered) <= MAX_RANGES:
+        return ordered
+    gaps = sorted(after.start - before.stop for before, after in pairwise(ordered))
+    found = ordered[:1]
+    for each in ordered[1:]:
+        if each.start - found[-1].stop > gaps[-MAX_RANGES]:
+            found.append(each)
+        else:
+            found[-1] = _both(found[-1], each)
+    return found

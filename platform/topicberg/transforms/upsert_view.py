@@ -1,0 +1,180 @@
+"""An upsert view of a topic's table: of every value of some columns the newest record.
+
+It is a table of its own, so that every engine reads it. Only records that are new since it was
+brought up to date last are read, and merged into it; what is computed anew, because the topic's
+table lost rows otherwise than by its retention, replaces everything. Records are ordered by event
+time, then by partition and offset, so the result is the same in whatever order they come.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.snapshots import Operation
+
+from topicberg.errors import CommitConflictError
+from topicberg.iceberg.read_tags import reading
+from topicberg.iceberg.snapshots import changes_since
+from topicberg.spark import quote
+from topicberg.tableflow.commit import DATA_TTL_RUN, SOURCE_SNAPSHOTS, summary
+from topicberg.transforms.derived import (
+    ATTEMPTS,
+    TableName,
+    ensure_table,
+    is_conflict,
+    optional,
+    spark_name,
+)
+from topicberg.transforms.windows import computations
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+_PROPERTY = "spark.sql.iceberg.snapshot-property."
+_NEW = "topicberg_new_records"
+
+
+@dataclass(frozen=True)
+class UpsertView:
+    """``keys``: of each of their values the newest record; ``order``: what newest means."""
+
+    source: TableName
+    target: TableName
+    keys: tuple[str, ...]
+    order: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.target)
+
+
+def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
+    """Bring the view to the newest snapshot of its source.
+
+    :raises CommitConflictError: other writers kept changing it
+    """
+    for attempt in range(ATTEMPTS):
+        source = catalog.load_table(view.source)
+        target = ensure_table(catalog, view.target, optional(source.schema().as_arrow()))
+        head = source.current_snapshot()
+        base = merged(target, view.source)
+        if (head.snapshot_id if head else None) == base:
+            return target
+        note = {SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head and head.snapshot_id})}
+        incremental = False
+        try:
+            with reading([source], view.name):
+                new = _new_records(spark, view, source, base, head)
+                incremental = new is not None
+                if new is None:
+                    _replace(spark, view, target, head, note)
+                else:
+                    _merge(spark, view, new, note)
+        except Exception as error:
+            conflict = isinstance(error, CommitConflictError) or is_conflict(error)
+            # Only the head is kept while it is read: snapshots before it may have expired.
+            expired = incremental and changes_since(source.refresh(), base, head).gap
+            if not conflict and not expired:
+                raise
+            logger.info("table %s: conflict, attempt %d", view.name, attempt + 1)
+            continue
+        return target.refresh()
+    raise CommitConflictError(
+        f"table {view.name}: {ATTEMPTS} attempts met another writer",
+        hint="materialize it again when the other run is done",
+    )
+
+
+def merged(target: Table, source: tuple[str, ...]) -> int | None:
+    """The source's snapshot that the view holds; compaction says nothing about it."""
+    _, read = next(computations(target), (None, {}))
+    return read.get(".".join(source))
+
+
+def _new_records(
+    spark: SparkSession, view: UpsertView, source: Table, base: int | None, head: Snapshot | None
+) -> DataFrame | None:
+    """The newest records of each key among those since ``base``; None: all have to be read."""
+    changes = changes_since(source, base, head)
+    if head is None or base is None or changes.gap or changes.undone:
+        return None
+    if not all(_appends_only(snapshot) for snapshot in changes.new):
+        return None
+    rows = (
+        spark.read.option("start-snapshot-id", str(base))
+        .option("end-snapshot-id", str(head.snapshot_id))
+        .table(spark_name(view.source))
+    )
+    return _newest(rows, view)
+
+
+def _appends_only(snapshot: Snapshot) -> bool:
+    """Also if rows past their retention are gone: they stay in the view."""
+    operation = snapshot.summary.operation if snapshot.summary else None
+    return operation in (Operation.APPEND, Operation.REPLACE) or DATA_TTL_RUN in summary(snapshot)
+
+
+def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    order = F.struct(*(F.col(quote(column)) for column in view.order))
+    record = F.struct(*(F.col(quote(column)) for column in rows.columns))
+    keys = [F.col(quote(column)) for column in view.keys]
+    found = rows.groupBy(*keys).agg(F.max_by(record, order).alias("record"))
+    return found.select("record.*")
+
+
+def _replace(
+    spark: SparkSession,
+    view: UpsertView,
+    target: Table,
+    head: Snapshot | None,
+    note: dict[str, str],
+) -> None:
+    from pyspark.sql import functions as F
+
+    if head is None:  # the source was created again, and has no records yet
+        rows = spark.read.table(spark_name(view.source)).limit(0)
+    else:
+        version = spark.read.option("versionAsOf", str(head.snapshot_id))
+        rows = version.table(spark_name(view.source))
+    before = target.current_snapshot()
+    assert before is not None  # noqa: S101  see ensure_table
+    writer = _newest(rows, view).writeTo(spark_name(view.target))
+    writer = writer.option("isolation-level", "serializable")
+    writer = writer.option("validate-from-snapshot-id", str(before.snapshot_id))
+    for key, value in note.items():
+        writer = writer.option(f"snapshot-property.{key}", value)
+    writer.overwrite(F.lit(True))
+
+
+def _merge(spark: SparkSession, view: UpsertView, new: DataFrame, note: dict[str, str]) -> None:
+    """Of two records of a key the newer one stays, so merging the same ones again is harmless."""
+    name = f"{_NEW}_{uuid.uuid4().hex}"
+    new.createOrReplaceTempView(name)
+    same = " AND ".join(f"old.{quote(key)} <=> new.{quote(key)}" for key in view.keys)
+
+    def order(of: str) -> str:
+        return "struct(" + ", ".join(f"{of}.{quote(column)}" for column in view.order) + ")"
+
+    for key, value in note.items():
+        spark.conf.set(f"{_PROPERTY}{key}", value)
+    try:
+        spark.sql(
+            f"MERGE INTO {spark_name(view.target)} old USING {name} new ON {same} "
+            f"WHEN MATCHED AND {order('new')} > {order('old')} THEN UPDATE SET * "
+            "WHEN NOT MATCHED THEN INSERT *"
+        )
+    finally:
+        for key in note:
+            spark.conf.unset(f"{_PROPERTY}{key}")
+        spark.catalog.dropTempView(name)

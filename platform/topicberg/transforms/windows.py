@@ -1,0 +1,83 @@
+"""Windows of event time, and which of them the snapshots of a derived table computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import ceil
+from typing import TYPE_CHECKING
+
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.spark import quote
+from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, ancestry, summary
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+WINDOW = "topicberg.window"
+FOREVER = timedelta.max
+"""A lookback over everything that was before."""
+
+
+def reached(hours: Hours, lookback: timedelta, now: datetime) -> Hours:
+    """A touched hour range with what looks back at it; ``now``: when it was touched, or later."""
+    if lookback == FOREVER:
+        return Hours(hours.start, max(hours.stop, int(now.timestamp()) // 3600 + 1))
+    return Hours(hours.start, hours.stop + ceil(lookback / timedelta(hours=1)))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Event times from ``start`` up to, not including, ``end``.
+
+    No ``start``: everything before ``end``, and the rows that have no time at all.
+    """
+
+    start: datetime | None
+    end: datetime
+
+    def condition(self, column: str, kind: DataType) -> Column:
+        """:param kind: the column's type; a literal of another one would hinder pruning"""
+        from pyspark.sql import functions as F
+
+        time = F.col(quote(column))
+        before_end = time < F.lit(self.end).cast(kind)
+        if self.start is None:
+            return before_end | time.isNull()
+        return (time >= F.lit(self.start).cast(kind)) & before_end
+
+    def back(self, lookback: timedelta) -> Window:
+        """The window with what lies before it."""
+        if self.start is None or lookback == FOREVER:
+            return Window(None, self.end)
+        return Window(self.start - lookback, self.end)
+
+    @property
+    def hours(self) -> Hours:
+        """Windows begin and end with an hour."""
+        start = int(self.start.timestamp()) // 3600 if self.start else BEFORE_EVERYTHING
+        return Hours(start, int(self.end.timestamp()) // 3600)
+
+    def __str__(self) -> str:
+        return f"{self.start.isoformat() if self.start else ''}/{self.end.isoformat()}"
+
+    @staticmethod
+    def parse(text: str) -> Window:
+        """The other way round.
+
+        :raises ValueError: it is no window
+        """
+        start, _, end = text.partition("/")
+        return Window(datetime.fromisoformat(start) if start else None, datetime.fromisoformat(end))
+
+
+def computations(table: Table) -> Iterator[tuple[Snapshot, dict[str, int | None]]]:
+    """Snapshots that were computed, from the newest on: source → the snapshot that was read."""
+    for snapshot in ancestry(table):
+        if text := summary(snapshot).get(SOURCE_SNAPSHOTS):
+            yield snapshot, json.loads(text)
