@@ -16,8 +16,8 @@ from dagster import (
 )
 
 from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
+from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED, summary
 from topicberg.security.text import markdown_cell, markdown_line
-from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED, summary
 
 if TYPE_CHECKING:
     import pyarrow as pa

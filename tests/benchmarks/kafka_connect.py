@@ -23,10 +23,10 @@ from confluent_kafka.admin import NewTopic
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints
+from topicberg.iceberg.summaries import summary
 from topicberg.local.jars import maven_context
 from topicberg.local.lock_jars import Bundle, resolve
 from topicberg.settings import Settings
-from topicberg.tableflow.commit import summary
 
 KAFKA = "4.1.1"
 ICEBERG = "1.11.0"

@@ -28,9 +28,9 @@ from versions import Family, Version
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
+from topicberg.iceberg import summaries
 from topicberg.query import run_query
 from topicberg.settings import Settings
-from topicberg.tableflow import commit
 from topicberg.tableflow.engine import Ingestor, run_once
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
@@ -446,7 +446,7 @@ class History:
     def _rows(self, identifier: tuple[str, str]) -> list[Row]:
         """What DuckDB reads: PyIceberg takes null for an empty list of structs."""
         table = self.endpoints.catalog(self.config).load_table(identifier)
-        self.skipped = int(table.properties.get(commit.ROWS_SKIPPED, 0))
+        self.skipped = int(table.properties.get(summaries.ROWS_SKIPPED, 0))
         self.names = [field.name for field in table.schema().fields]
         if table.current_snapshot() is None:
             return []

@@ -14,8 +14,8 @@ from judge import wire
 from kafka_topics import Topic
 
 from topicberg.errors import TableflowError
+from topicberg.iceberg import summaries
 from topicberg.query import run_query
-from topicberg.tableflow import commit
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +75,7 @@ class Outside:
         ]
 
     def skipped(self) -> int:
-        return int(self.topic.table().properties.get(commit.ROWS_SKIPPED, 0))
+        return int(self.topic.table().properties.get(summaries.ROWS_SKIPPED, 0))
 
 
 def avro(schema_id: int, schema: Any, datum: Any) -> bytes:

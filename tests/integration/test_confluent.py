@@ -25,6 +25,7 @@ from topicberg.tableflow import control
 from topicberg.tableflow.confluent import read_status
 from topicberg.tableflow.status import TopicStatus
 from topicberg.topics import load_topic
+from topicberg.topics.requests import read_request
 
 pytestmark = pytest.mark.integration
 
@@ -433,7 +434,7 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         changed = cloud.call("PATCH", f"{path}/{TOPIC}", change, cloud.tableflow).json()
         assert changed["spec"]["config"]["retention_ms"] == "172800000"
         assert changed["spec"]["config"]["error_handling"] == {"mode": "SUSPEND"}
-        asked = control.read_request(settings(), TOPIC)
+        asked = read_request(settings(), TOPIC)
         assert asked
         assert asked.enabled
         assert asked.tableflow["retention_ms"] == 172800000

@@ -29,9 +29,9 @@ from assets.lake import Lake, find_derived
 from assets.partitions import RANGE_END, RANGE_START
 from definitions import defs
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
+from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.local import jars, spark
 from topicberg.settings import PROJECT_ROOT, settings
-from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, summary
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
 from topicberg.transforms.derived import TableName, spark_name

@@ -15,6 +15,7 @@ from kafka_topics import ORDER, Topic, encode
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg import summaries
 from topicberg.tableflow import commit, skips
 from topicberg.tableflow.engine import Ingestor
 from topicberg.topics.deadletters import dead_letter_spec
@@ -47,7 +48,7 @@ def orders(topic: Topic, *numbers: int) -> list[bytes]:
 
 
 def skipped(topic: Topic) -> int:
-    return int(topic.table().properties.get(commit.ROWS_SKIPPED, 0))
+    return int(topic.table().properties.get(summaries.ROWS_SKIPPED, 0))
 
 
 def handling(mode: str, **more: Any) -> dict[str, Any]:
@@ -255,5 +256,5 @@ def test_a_failing_record_is_logged_and_counted(damaged: Topic) -> None:
     # What is left behind: nothing that is staged.
     table = damaged.table()
     assert {s.snapshot_id for s in table.metadata.snapshots} == {
-        s.snapshot_id for s in commit.ancestry(table)
+        s.snapshot_id for s in summaries.ancestry(table)
     }

@@ -15,7 +15,7 @@ from kafka_topics import ORDER, Topic, avro, encode
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import wire_prefix
-from topicberg.tableflow import commit
+from topicberg.iceberg import summaries
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.foreign import MISSING_SECONDS
 
@@ -58,7 +58,7 @@ def foreign(make_topic: Callable[..., Topic], request: pytest.FixtureRequest) ->
 def test_foreign_types_skip_counts_them(foreign: Topic) -> None:
     foreign.ingest()
     assert [row["id"] for row in foreign.rows("id")] == [1, 2]
-    assert int(foreign.table().properties[commit.ROWS_SKIPPED]) == len(FOREIGN) + 1
+    assert int(foreign.table().properties[summaries.ROWS_SKIPPED]) == len(FOREIGN) + 1
 
 
 @pytest.mark.parametrize("foreign", ["SUSPEND"], indirect=True)

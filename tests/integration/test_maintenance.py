@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.iceberg import summaries
 from topicberg.iceberg.maintenance import (
     MaintenanceReport,
     Policy,
@@ -124,7 +125,7 @@ def test_small_files_become_one_and_old_snapshots_go(make_topic: MakeTopic) -> N
     table = topic.table()
     assert report.after.snapshots == len(table.metadata.snapshots) == 2
     assert report.snapshots_expired == 7
-    tag = table.metadata.refs[commit.CHECKPOINT_TAG].snapshot_id
+    tag = table.metadata.refs[summaries.CHECKPOINT_TAG].snapshot_id
     assert tag in {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
     assert commit.committed(table).offsets == commit.committed(before).offsets
     assert report.files_deleted > 0
@@ -145,7 +146,7 @@ def append(table: Table, first: int, rows: int = 5, **more: Any) -> None:
 
     when = more.get("when", datetime.now(UTC))
     times = when if isinstance(when, list) else [when] * rows
-    properties = {commit.END_OFFSETS: f'{{"0": {first + rows}}}', commit.TOPIC_ID: "t"}
+    properties = {summaries.END_OFFSETS: f'{{"0": {first + rows}}}', summaries.TOPIC_ID: "t"}
     if wap_id := more.get("wap_id"):
         properties[commit.WAP_ID] = wap_id
     table.append(
@@ -157,7 +158,7 @@ def append(table: Table, first: int, rows: int = 5, **more: Any) -> None:
             }
         ),
         snapshot_properties=properties,
-        branch=more.get("branch", commit.MAIN),
+        branch=more.get("branch", summaries.MAIN),
     )
 
 
@@ -181,7 +182,7 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     offsets = commit.committed(table)
     checkpoint = table.refresh().current_snapshot()
     assert checkpoint is not None
-    table.manage_snapshots().create_tag(checkpoint.snapshot_id, commit.CHECKPOINT_TAG).commit()
+    table.manage_snapshots().create_tag(checkpoint.snapshot_id, summaries.CHECKPOINT_TAG).commit()
     for number in range(4):  # commits without offsets, as of maintenance
         table.delete(f"id = {number}")
     table.manage_snapshots().create_tag(
@@ -238,7 +239,7 @@ def test_what_a_killed_engine_staged_goes(topic: Topic) -> None:
     # Two data files, two manifests, two manifest lists.
     assert report.files_deleted == 6
     # Nothing tells how old an unused branch on the head is; it is kept, and costs nothing.
-    assert set(table.refresh().metadata.refs) == {commit.MAIN, fresh}
+    assert set(table.refresh().metadata.refs) == {summaries.MAIN, fresh}
     # An engine that wakes up publishes nothing.
     with pytest.raises(Exception, match="snapshot"):
         commit.publish(stale, staged, head.snapshot_id)
@@ -248,7 +249,7 @@ def test_what_a_killed_engine_staged_goes(topic: Topic) -> None:
         topic,
         replace(PATIENT, staged_age=NOW, compact_after=timedelta(1)),
     )
-    assert set(table.refresh().metadata.refs) == {commit.MAIN}
+    assert set(table.refresh().metadata.refs) == {summaries.MAIN}
     assert counts(topic) == 15
 
 

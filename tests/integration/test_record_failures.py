@@ -16,6 +16,7 @@ from kafka_topics import ORDER, Topic, avro
 from topicberg import kafka
 from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow import commit
 from topicberg.tableflow.engine import Ingestor
@@ -69,7 +70,7 @@ def test_skip_counts_what_it_leaves_out(dates: Topic) -> None:
     dates.send_raw([b"again"])
     dates.ingest()
     table = dates.table()
-    assert int(table.properties[commit.ROWS_SKIPPED]) == len(poison(dates)) + 1
+    assert int(table.properties[summaries.ROWS_SKIPPED]) == len(poison(dates)) + 1
 
 
 @pytest.mark.parametrize("number", range(9))
@@ -121,7 +122,7 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
     assert sorted(row["source_record"]["value"] for row in logged) == sorted(broken)
     assert all(row["error_message"] for row in logged)
     table = dates.table()
-    assert int(table.properties[commit.ROWS_SKIPPED]) == len(broken)
+    assert int(table.properties[summaries.ROWS_SKIPPED]) == len(broken)
 
 
 def entries(topic: Topic) -> list[dict[str, Any]]:
@@ -211,7 +212,7 @@ def test_two_engines_log_each_record_once(dates: Topic) -> None:
     assert len(dates.rows("id")) == 7
     mine = [e for e in entries(dates) if e["source_record"]["topic"] == dates.spec.name]
     assert sorted(entry["source_record"]["value"] for entry in mine) == sorted(broken)
-    assert int(dates.table().properties[commit.ROWS_SKIPPED]) == 300
+    assert int(dates.table().properties[summaries.ROWS_SKIPPED]) == 300
 
 
 @pytest.mark.parametrize("mode", ["SUSPEND", "SKIP"])

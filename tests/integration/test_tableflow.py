@@ -27,6 +27,7 @@ from topicberg import kafka
 from topicberg.checks.topic import check_lag, lag_of
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg import summaries
 from topicberg.spark import new_session
 from topicberg.tableflow import commit, service
 from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
@@ -353,7 +354,7 @@ def test_offsets_survive_other_commits(make_topic: Callable[..., Topic]) -> None
     topic.send(ORDER, [{"id": i, "note": "x"} for i in range(10, 20)])
     assert topic.ingest() == 10
     assert sorted(row["id"] for row in topic.rows("id")) == list(range(5, 20))
-    assert commit.CHECKPOINT_TAG in table.refresh().metadata.refs
+    assert summaries.CHECKPOINT_TAG in table.refresh().metadata.refs
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
 from topicberg.tableflow.wait import wait_for
+from topicberg.topics import requests
 
 pytestmark = pytest.mark.integration
 PATIENCE_SECONDS = 120
@@ -66,7 +67,7 @@ def test_a_topic_that_is_not_there_is_refused(stack: Endpoints) -> None:
     refused = CliRunner().invoke(app, ["tableflow", "enable", topic])
     assert refused.exit_code != 0
     assert f"topic {topic} does not exist" in str(refused.exception)
-    assert control.read_request(settings(), topic) is None
+    assert requests.read_request(settings(), topic) is None
 
 
 def test_a_topic_that_is_deleted_is_waited_for(stack: Endpoints) -> None:

@@ -13,8 +13,8 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from topicberg.endpoints import Endpoints
+from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.settings import settings
-from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, summary
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.transforms.derived import spark_name
 from topicberg.transforms.upsert_view import UpsertView, refresh

@@ -19,8 +19,9 @@ from topicberg import kafka
 from topicberg.datagen.producer import avro_encoder
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
+from topicberg.iceberg import summaries
 from topicberg.settings import settings
-from topicberg.tableflow import commit, control
+from topicberg.tableflow import control
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.testing import rows, spark_session, topic_frame
@@ -139,6 +140,6 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
     try:  # what was asked for since holds for it as well; the dead letters are the topic's own
         assert [offset for offset, *_ in history()] == [0, 1, 2, 3, 5]
         table = stack.catalog(settings()).load_table(history_table(spec))
-        assert table.properties[commit.ROWS_SKIPPED] == "1"
+        assert table.properties[summaries.ROWS_SKIPPED] == "1"
     finally:
         control.disable(settings(), name)

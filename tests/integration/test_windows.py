@@ -20,8 +20,8 @@ from test_stock_tables import RULES, Row, ordered, reference_flagged
 from assets.pipelines.stock_trades import flagged_stock_trades
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.snapshots import touched_hours
+from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.settings import settings
-from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
 from topicberg.transforms.upsert_view import UpsertView, refresh

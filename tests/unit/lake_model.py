@@ -42,7 +42,7 @@ from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.position_deletes import FileRows, stage_deletes
 from topicberg.iceberg.read_tags import PREFIX, reading
-from topicberg.tableflow.commit import ancestry, summary
+from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derived import Derivation, Source, summary_of
 from topicberg.transforms.unread import SourceTable

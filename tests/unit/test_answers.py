@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import ask, logging_in, parsed
 from topicberg.clients.answers import Answer, AnswerError, answered
+from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
 from topicberg.deploy.confluent.api import Api, GarbledError, UncertainError
 from topicberg.deploy.passing import unanswered
@@ -183,7 +183,7 @@ def test_schema_registry(liar: Liar) -> None:
     refused(lambda: SubjectReader(registry).read("orders-value"), "subject orders-value")
 
     def latest() -> None:
-        with kafka.registry_errors("subject orders-value"):
+        with registry_errors("subject orders-value"):
             registry.get_versions("orders-value")
 
     if liar.body.startswith((b"<", b"\xff", b"\x1f")):

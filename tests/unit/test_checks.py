@@ -59,8 +59,8 @@ from topicberg.checks.topic import (
     check_skipped,
 )
 from topicberg.errors import UnreachableError
+from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
 from topicberg.settings import settings
-from topicberg.tableflow.commit import END_OFFSETS, ROWS_SKIPPED
 from topicberg.tableflow.offsets import dump_offsets
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed

@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.read_tags import PREFIX, reading
-from topicberg.tableflow.commit import ancestry
+from topicberg.iceberg.summaries import ancestry
 from topicberg.transforms.windows import Window
 
 

@@ -17,7 +17,8 @@ from topicberg.iceberg.maintenance.compaction import due_tiers, many_deletes, ti
 from topicberg.iceberg.maintenance.expiry import expirable
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.run import topic_policy
-from topicberg.tableflow.commit import STAGING_PREFIX, ancestry
+from topicberg.iceberg.summaries import ancestry
+from topicberg.tableflow.commit import STAGING_PREFIX
 from topicberg.topics import TopicSpec
 
 MB = 1024 * 1024

@@ -23,7 +23,7 @@ from topicberg.tableflow.status import (
     write_status,
 )
 from topicberg.tableflow.tombstones import Missed
-from topicberg.topics import load_topic
+from topicberg.topics import load_topic, requests
 
 SPEC = "name: orders\npipeline: shop\nschema: {format: none}\n"
 
@@ -63,12 +63,12 @@ def test_a_topic_whose_broken_records_are_logged_brings_the_dead_letters(config:
 
 
 def test_a_deleted_topic_is_disabled_until_it_is_created(config: Settings) -> None:
-    control.topic_deleted(config, "orders")
+    requests.topic_deleted(config, "orders")
     assert control.enabled_topics(config) == {}
-    control.topic_created(config, "orders")
+    requests.topic_created(config, "orders")
     assert set(control.enabled_topics(config)) == {"orders"}
     control.disable(config, "orders")
-    control.topic_created(config, "orders")
+    requests.topic_created(config, "orders")
     assert control.enabled_topics(config) == {}
 
 
@@ -76,7 +76,7 @@ def test_query_after_a_delete_says_so(config: Settings) -> None:
     """The table outlives its topic, and a query of it still counts rows."""
     control.enable(config, "web.clicks")
     assert not list(deleted_topics("SELECT count(*) FROM web_clicks", config))
-    control.topic_deleted(config, "web.clicks")
+    requests.topic_deleted(config, "web.clicks")
     for sql in ("SELECT count(*) FROM WEB_CLICKS", 'SELECT 1 FROM "lkc-local"."web.clicks"'):
         (note,) = deleted_topics(sql, config)
         assert "topic web.clicks was deleted" in note
@@ -89,9 +89,9 @@ def test_command_after_a_new_deployment_wins(config: Settings) -> None:
     logs = {"error_handling": {"mode": "LOG", "target": "broken"}}
     control.enable(config, "orders", logs, command=True)
     control.disable(config, "orders")
-    control.topic_deleted(config, "orders")
+    requests.topic_deleted(config, "orders")
     assert control.enabled_topics(config) == {}
-    control.topic_created(config, "orders")
+    requests.topic_created(config, "orders")
     (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
     assert control.enabled_topics(config) == {}, "the spec decides whether it is enabled"
     (config.topics_dir / "orders.yaml").write_text(SPEC)
@@ -115,7 +115,7 @@ def test_a_topic_without_a_spec(config: Settings) -> None:
 def test_wrong_settings_are_refused_and_nothing_is_written(config: Settings) -> None:
     with pytest.raises(SpecError, match=r"topic orders: tableflow.retention_ms"):
         control.enable(config, "orders", {"retention_ms": 1})
-    assert control.read_request(config, "orders") is None
+    assert requests.read_request(config, "orders") is None
     with pytest.raises(SpecError, match="not enabled"):
         control.resume(config, "nothing")
 
@@ -123,7 +123,7 @@ def test_wrong_settings_are_refused_and_nothing_is_written(config: Settings) -> 
 def test_resume_keeps_what_was_asked_before(config: Settings) -> None:
     control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
     control.resume(config, "orders")
-    request = control.read_request(config, "orders")
+    request = requests.read_request(config, "orders")
     assert request is not None
     assert request.resumed_at > 0
     assert request.tableflow == {"error_handling": {"mode": "SKIP"}}
@@ -144,10 +144,10 @@ def test_one_wrong_topic_does_not_concern_the_others(config: Settings) -> None:
         (config.topics_dir / f"{name}.yaml").write_text(SPEC.replace("orders", name))
     control.enable(config, "clicks")
     control.enable(config, "views")
-    requests = config.state_dir / "tableflow" / "requests"
-    (requests / "clicks.json").write_text("{")
-    unusable = control.Request(topic="views", enabled=True, tableflow={"retention_ms": 1})
-    (requests / "views.json").write_text(unusable.model_dump_json())
+    folder = config.state_dir / "tableflow" / "requests"
+    (folder / "clicks.json").write_text("{")
+    unusable = requests.Request(topic="views", enabled=True, tableflow={"retention_ms": 1})
+    (folder / "views.json").write_text(unusable.model_dump_json())
     (config.topics_dir / "wrong.yaml").write_text("name: wrong\n")
     usable, wrong = control.usable_topics(config)
     assert set(usable) == {"orders"}

@@ -23,7 +23,7 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.iceberg.hours import Hours
-from topicberg.tableflow.commit import SOURCE_SNAPSHOTS
+from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
 from topicberg.transforms.unread import (
     MAX_RANGES,
     READ,

@@ -28,8 +28,9 @@ from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.position_deletes import live_rows, read_deletes, stage_deletes, trim_deletes
 from topicberg.iceberg.snapshots import report
+from topicberg.iceberg.summaries import ancestry
 from topicberg.tableflow import keys as key_files
-from topicberg.tableflow.commit import ancestry, publish
+from topicberg.tableflow.commit import publish
 from topicberg.tableflow.engine import Staged
 from topicberg.tableflow.keys import KeyIndex
 

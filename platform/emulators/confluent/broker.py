@@ -14,7 +14,7 @@ from emulators.confluent.account import TOPIC, Account
 from emulators.confluent.errors import Refusal
 from topicberg.errors import TopicbergError
 from topicberg.kafka import TIMEOUT_SECONDS
-from topicberg.tableflow import control
+from topicberg.topics import requests
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def delete_all(account: Account, cluster: str) -> None:
         except Refusal as refusal:
             if refusal.status is not HTTPStatus.NOT_FOUND:
                 raise
-        control.topic_deleted(account.config, name)
+        requests.topic_deleted(account.config, name)
         account.store.delete(TOPIC, [(cluster, name)])
 
 

@@ -23,7 +23,7 @@ from emulators.confluent.topic_configs import Config
 from emulators.confluent.wire import Answer, Body, Query
 from emulators.store import Stored
 from topicberg.kafka import TIMEOUT_SECONDS
-from topicberg.tableflow import control
+from topicberg.topics import requests
 
 DEFAULT_PARTITIONS = 6
 """Confluent Cloud's, not the broker's."""
@@ -137,7 +137,7 @@ def _delete(call: Call) -> Answer:
     name, _ = topic_of(call, cluster)
     admin = call.account.kafka_admin()
     broker.wait(admin.delete_topics([name], request_timeout=TIMEOUT_SECONDS)[name], name)
-    control.topic_deleted(call.account.config, name)
+    requests.topic_deleted(call.account.config, name)
     call.account.store.delete(TOPIC, [(cluster, name)])
     return Answer()
 

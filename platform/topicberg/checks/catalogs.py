@@ -16,7 +16,7 @@ from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import NoSuchIcebergTableError, read_back
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.iceberg.position_deletes import live_rows
-from topicberg.tableflow.commit import summary
+from topicberg.iceberg.summaries import summary
 from topicberg.wording import count
 
 if TYPE_CHECKING:

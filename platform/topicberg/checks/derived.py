@@ -16,7 +16,7 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.checks.finding import Finding, age, from_ms, good, late
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import changes_since, held_hours
-from topicberg.tableflow.commit import DATA_TTL_RUN, summary
+from topicberg.iceberg.summaries import DATA_TTL_RUN, summary
 from topicberg.transforms.unread import Known, SourceTable, unread
 from topicberg.transforms.upsert_view import merged
 from topicberg.wording import count

@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Operation
 
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.iceberg.snapshots import report, rows_by_partition
-from topicberg.tableflow.commit import ancestry
+from topicberg.iceberg.summaries import ancestry
 from topicberg.wording import count
 
 if TYPE_CHECKING:

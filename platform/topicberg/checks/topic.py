@@ -10,9 +10,10 @@ from pyiceberg.table.snapshots import Operation
 from topicberg import kafka
 from topicberg.checks.finding import Finding, age, from_ms, good, late, moment
 from topicberg.iceberg.snapshots import report
+from topicberg.iceberg.summaries import ROWS_SKIPPED, ancestry
 from topicberg.kafka.consumer import first_times
 from topicberg.settings import settings
-from topicberg.tableflow.commit import ROWS_SKIPPED, ancestry, committed
+from topicberg.tableflow.commit import committed
 from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets

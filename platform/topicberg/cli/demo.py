@@ -221,7 +221,7 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
     from pyiceberg.exceptions import NoSuchTableError
 
     from topicberg.iceberg.snapshots import report, touched_hours
-    from topicberg.tableflow.commit import ancestry
+    from topicberg.iceberg.summaries import ancestry
 
     lake, catalog = _lake(config), endpoints.catalog(config)
 

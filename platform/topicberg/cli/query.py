@@ -87,7 +87,7 @@ def query(
 def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
     """Return a note for each table in a query whose topic was deleted."""
     from topicberg.errors import TopicbergError
-    from topicberg.tableflow.control import read_requests
+    from topicberg.topics.requests import read_requests
 
     try:
         requests = read_requests(config)

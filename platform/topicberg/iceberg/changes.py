@@ -31,7 +31,7 @@ from topicberg.iceberg.hours import (
     without,
 )
 from topicberg.iceberg.snapshots import changes_since, touched_hours
-from topicberg.tableflow.commit import ancestry, summary
+from topicberg.iceberg.summaries import ancestry, summary
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -37,8 +37,8 @@ from pyiceberg.table.snapshots import (
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import EMPTY_DICT
 
+from topicberg.iceberg.commits import commit_on_head
 from topicberg.iceberg.files import live_files, partition_of
-from topicberg.tableflow.commit import commit_on_head
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO

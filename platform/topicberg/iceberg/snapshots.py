@@ -15,13 +15,7 @@ from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import IntegerType
 
 from topicberg.iceberg.hours import FileHours, Hours, microseconds, partition_hours
-from topicberg.tableflow.commit import (
-    DATA_TTL_RUN,
-    END_OFFSETS,
-    START_OFFSETS,
-    ancestry,
-    summary,
-)
+from topicberg.iceberg.summaries import DATA_TTL_RUN, END_OFFSETS, START_OFFSETS, ancestry, summary
 from topicberg.tableflow.offsets import Offsets, parse_offsets
 
 if TYPE_CHECKING:

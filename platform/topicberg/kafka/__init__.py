@@ -6,20 +6,20 @@ Nothing here deletes anything. Every call has a timeout, and says who did not an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from topicberg.clients.registry import registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import settings
-from topicberg.tableflow import control
+from topicberg.topics import requests
 from topicberg.topics.schema import read_schema
 from topicberg.wording import count
 
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
-CONFLICT = 409
 _GRACE_SECONDS = 5.0
 _REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
@@ -47,10 +46,6 @@ class NoSuchTopicError(TopicbergError):
 
 class TopicDriftError(TopicbergError):
     """A topic or subject differs from its spec in a way that topicberg must not change."""
-
-
-class IncompatibleSchemaError(TopicbergError):
-    """The registry refuses a schema beside the versions that its subject has."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def ensure_topic(
     admin = _admin(endpoints)
     created = _create_topic(admin, spec, endpoints)
     if created:
-        control.topic_created(config or settings(), spec.name)
+        requests.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:
@@ -101,7 +96,7 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None 
     :raises TopicbergError: the broker does not answer, or refuses
     """
     if _create_topic(_admin(endpoints), spec, endpoints):
-        control.topic_created(config or settings(), spec.name)
+        requests.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
 
 
@@ -203,34 +198,6 @@ def topic_id(endpoints: Endpoints, topic: str) -> str:
     :raises NoSuchTopicError: there is no such topic
     """
     return str(_describe(endpoints, topic).topic_id)
-
-
-@contextmanager
-def registry_errors(what: str) -> Iterator[None]:
-    """Turn the registry client's errors into one clear error that names ``what``.
-
-    :raises TopicbergError: the registry does not answer, or refuses
-    :raises AnswerError: what answers is no registry
-    """
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
-    from httpx2 import HTTPError
-
-    from topicberg.clients.answers import answered
-
-    library = "confluent_kafka.schema_registry"
-    try:
-        with answered(f"the schema registry ({what})", "JSON of a registry", library):
-            yield
-    except SchemaRegistryError as error:
-        kind = IncompatibleSchemaError if error.http_status_code == CONFLICT else TopicbergError
-        raise kind(
-            f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"
-        ) from error
-    except (HTTPError, OSError) as error:
-        raise UnreachableError(
-            f"the schema registry does not answer ({what}): {error}",
-            hint="`topicberg status` shows whether it runs",
-        ) from error
 
 
 # --- topics ---

@@ -13,52 +13,44 @@ Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``up
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyiceberg.exceptions import CommitFailedException, RESTError
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
-    RemovePropertiesUpdate,
     RemoveSnapshotRefUpdate,
-    SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
 )
 
 from topicberg.errors import CommitConflictError
+from topicberg.iceberg.commits import property_updates
+from topicberg.iceberg.summaries import (
+    BATCH_SIZE,
+    CHECKPOINT_TAG,
+    COMMITTED_AT_MS,
+    END_OFFSETS,
+    MAIN,
+    START_OFFSETS,
+    TOPIC,
+    TOPIC_ID,
+    ancestry,
+    summary,
+)
 from topicberg.tableflow.offsets import Batch, Offsets, dump_offsets, parse_offsets
 
 if TYPE_CHECKING:
-    from pyiceberg.table.update.snapshot import _SnapshotProducer
+    pass
 
 logger = logging.getLogger(__name__)
 
-MAIN = "main"
-CHECKPOINT_TAG = "tableflow"
-"""Tag on the newest snapshot that carries offsets, so that no snapshot expiry can remove it."""
-
-FIRST_OFFSETS = "topicberg.first-offsets"
-"""Table property: where the topic's records begin for this table."""
-TOPIC = "topicberg.topic"
-TOPIC_ID = "topicberg.topic-id"
-START_OFFSETS = "topicberg.start-offsets"
-END_OFFSETS = "topicberg.end-offsets"
-COMMITTED_AT_MS = "topicberg.committed-at-ms"
-BATCH_SIZE = "topicberg.batch-size"
-"""What the engine has learnt of how large a batch may be."""
-DATA_TTL_RUN = "topicberg.data-ttl-run"
-"""Marks a snapshot that removed rows past the topic's data retention."""
-ROWS_SKIPPED = "topicberg.rows-skipped"
-"""Table property: records left out so far, because they could not be decoded."""
-SOURCE_SNAPSHOTS = "topicberg.source-snapshots"
-"""Of a derived table: JSON, source table → id of the snapshot that was read, or null."""
 WAP_ID = "wap.id"
 STAGING_PREFIX = "tableflow-staging-"
 """Branches on which a batch of several snapshots is staged."""
@@ -75,20 +67,6 @@ class Committed:
     """When the engine planned the batch."""
     batch_size: str | None = None
     """What it had learnt then, see :class:`topicberg.tableflow.sizing.BatchSize`."""
-
-
-def summary(snapshot: Snapshot) -> Mapping[str, str]:
-    """The summary of a snapshot as plain strings (``operation`` is apart in PyIceberg)."""
-    return snapshot.summary.additional_properties if snapshot.summary else {}
-
-
-def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
-    """The snapshots of ``main`` (or up to ``head``), newest first, as far as they are kept."""
-    snapshot = head or table.current_snapshot()
-    while snapshot:
-        yield snapshot
-        parent = snapshot.parent_snapshot_id
-        snapshot = table.snapshot_by_id(parent) if parent is not None else None
 
 
 def committed(table: Table, head: Snapshot | None = None) -> Committed:
@@ -181,7 +159,7 @@ def publish(
             (CHECKPOINT_TAG, SnapshotRefType.TAG),
         )
     ]
-    updates += _property_updates(table, properties, dropped)
+    updates += property_updates(table, properties, dropped)
     if branch is not None:
         updates.append(RemoveSnapshotRefUpdate.model_validate({"ref-name": branch}))
     try:
@@ -189,46 +167,6 @@ def publish(
     except CommitFailedException as error:
         raise CommitConflictError(f"table {name}: another commit came before this batch") from error
     return staged
-
-
-def commit_on_head(
-    table: Table,
-    change: _SnapshotProducer[Any],
-    properties: Mapping[str, str] | None = None,
-    dropped: Collection[str] = (),
-) -> None:
-    """Commit a snapshot on ``main`` if the head is still the one that ``table`` has.
-
-    (A transaction of PyIceberg's would apply the change to whatever head there is then.)
-
-    :param properties: table properties that change in the same commit
-    :param dropped: table properties that go in the same commit
-    :raises CommitConflictError: another commit came first; nothing was committed
-    """
-    updates, requirements = change._commit()
-    more = _property_updates(table, properties, dropped)
-    unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
-    try:
-        table.catalog.commit_table(table, (unchanged, *requirements), (*updates, *more))
-    except (CommitFailedException, RESTError) as error:
-        # Not every catalog says that a snapshot came too late as the specification asks.
-        head = table.current_snapshot()
-        now = table.refresh().current_snapshot()
-        if isinstance(error, RESTError) and now == head:
-            raise
-        name = ".".join(table.name())
-        raise CommitConflictError(f"table {name}: another commit came first: {error}") from error
-
-
-def _property_updates(
-    table: Table, properties: Mapping[str, str] | None, dropped: Collection[str]
-) -> list[TableUpdate]:
-    updates: list[TableUpdate] = []
-    if properties:
-        updates.append(SetPropertiesUpdate(updates=dict(properties)))
-    if removals := sorted(set(dropped) & table.properties.keys()):
-        updates.append(RemovePropertiesUpdate(removals=removals))
-    return updates
 
 
 def _lies_on(table: Table, staged: Snapshot, head_id: int | None, steps: int) -> bool:

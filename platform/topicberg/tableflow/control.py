@@ -11,35 +11,23 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
+from topicberg.topics.requests import (
+    Request,
+    command_settings,
+    read_request,
+    read_requests,
+    requested_topics,
+    write_request,
+)
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""
-
-
-class Request(BaseModel):
-    """What was asked for; ``tableflow``: settings that replace those of the spec.
-
-    ``command``: settings that a person chose with `topicberg tableflow enable`. They win over both,
-    also when a deployment enables the topic again, or deletes and creates it.
-    """
-
-    topic: str
-    enabled: bool | None
-    """None: the spec decides."""
-    write_mode: Literal["append", "upsert"] | None = None
-    tableflow: dict[str, Any] = Field(default_factory=dict)
-    command: dict[str, Any] = Field(default_factory=dict)
-    resumed_at: float = 0.0
-    """Seconds since 1970."""
-    deleted: bool = False
-    """Disabled because the topic was deleted, until somebody creates it."""
 
 
 def enable(
@@ -63,36 +51,16 @@ def enable(
     if command:
         asked.command = given
     else:
-        asked.tableflow, asked.command = given, _command(config, topic)
+        asked.tableflow, asked.command = given, command_settings(config, topic)
     spec = _applied(asked, _specs(config, topic).get(topic))
-    _write(config, asked)
+    write_request(config, asked)
     return spec
 
 
 def disable(config: Settings, topic: str) -> None:
     """Stop materializing the topic; its table stays as it is."""
     before = read_request(config, topic) or Request(topic=topic, enabled=False)
-    _write(config, before.model_copy(update={"enabled": False, "deleted": False}))
-
-
-def topic_deleted(config: Settings, topic: str) -> None:
-    """Stop materializing a deleted topic: the engine would create it from its spec again."""
-    command = _command(config, topic)
-    _write(config, Request(topic=topic, enabled=False, deleted=True, command=command))
-
-
-def topic_created(config: Settings, topic: str) -> None:
-    """Let the topic spec decide whether a topic that was deleted is enabled.
-
-    Settings that a command chose stay.
-    """
-    request = read_request(config, topic)
-    if request is None or not request.deleted:
-        return
-    if request.command:
-        _write(config, Request(topic=topic, enabled=None, command=request.command))
-    else:
-        _file(config, topic).unlink(missing_ok=True)
+    write_request(config, before.model_copy(update={"enabled": False, "deleted": False}))
 
 
 def resume(config: Settings, topic: str) -> None:
@@ -107,7 +75,7 @@ def resume(config: Settings, topic: str) -> None:
             hint=f"`topicberg tableflow enable {topic}`",
         )
     before = read_request(config, topic) or Request(topic=topic, enabled=True)
-    _write(config, before.model_copy(update={"resumed_at": time.time()}))
+    write_request(config, before.model_copy(update={"resumed_at": time.time()}))
 
 
 def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
@@ -127,7 +95,7 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
     good, problems = check_topics(config)
     wrong = {Path(problem.file).stem: str(problem) for problem in reversed(problems)}
     requests = {}
-    for topic in _requested(config):
+    for topic in requested_topics(config):
         try:
             if (request := read_request(config, topic)) is not None:
                 requests[request.topic] = request
@@ -196,33 +164,6 @@ def as_asked(config: Settings, spec: TopicSpec) -> TopicSpec:
     return _applied(request, spec) if request and _is_enabled(request, spec) else spec
 
 
-def read_request(config: Settings, topic: str) -> Request | None:
-    """What was last asked for; None: nothing."""
-    try:
-        return Request.model_validate_json(_file(config, topic).read_text())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise TopicbergError(
-            f"{_file(config, topic)} is damaged", hint="remove it: the topic spec decides then"
-        ) from error
-
-
-def read_requests(config: Settings) -> dict[str, Request]:
-    """Every request, by topic."""
-    requests = (read_request(config, name) for name in _requested(config))
-    return {request.topic: request for request in requests if request is not None}
-
-
-def _command(config: Settings, topic: str) -> dict[str, Any]:
-    """Return the settings that a command chose; none if the request is damaged."""
-    try:
-        request = read_request(config, topic)
-    except TopicbergError:
-        return {}
-    return request.command if request else {}
-
-
 def _is_enabled(request: Request, spec: TopicSpec | None) -> bool:
     if request.enabled is None:
         return spec is not None and spec.tableflow.enabled
@@ -251,20 +192,3 @@ def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
             hint="choose another one with --log-target TOPIC",
         )
     return applied
-
-
-def _requested(config: Settings) -> list[str]:
-    """The topics that have a request."""
-    return [path.stem for path in sorted(_folder(config).glob("[!.]*.json"))]
-
-
-def _folder(config: Settings) -> Path:
-    return config.state_dir / "tableflow" / "requests"
-
-
-def _file(config: Settings, topic: str) -> Path:
-    return topic_file(_folder(config), topic)
-
-
-def _write(config: Settings, request: Request) -> None:
-    replace_file(_file(config, request.topic), request.model_dump_json())

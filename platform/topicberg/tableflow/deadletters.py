@@ -27,6 +27,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from pydantic import BaseModel, Field
 
 from topicberg import kafka
+from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.formats.subjects import NOT_FOUND, wire_prefix
@@ -168,7 +169,7 @@ class DeadLetters:
         register = partial(kafka.register_schema, self._endpoints)
         try:
             number = register(subject, self.target.value_schema, path)
-        except kafka.IncompatibleSchemaError:
+        except IncompatibleSchemaError:
             if subject == own:
                 raise
             number = register(own, self.target.value_schema, path)
@@ -178,7 +179,7 @@ class DeadLetters:
     def _is_ours(self, name: str) -> bool:
         """Whether the topic's subject has dead letters, or nothing at all."""
         subject = self.target.value_subject
-        with kafka.registry_errors(f"the schema of {subject}"):
+        with registry_errors(f"the schema of {subject}"):
             try:
                 latest = self._endpoints.schema_registry_client().get_latest_version(subject)
             except SchemaRegistryError as error:

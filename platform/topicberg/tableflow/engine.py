@@ -28,10 +28,11 @@ from topicberg.errors import (
     UnreachableError,
 )
 from topicberg.formats.subjects import SubjectReader
+from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
-from topicberg.tableflow import commit, control, failures, skips, tombstones, upsert
+from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.isolation import Isolation
@@ -55,6 +56,7 @@ from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, decode
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.table import ensure_table, start_again
 from topicberg.tableflow.turns import Turn, Turns
+from topicberg.topics import requests
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -239,7 +241,7 @@ class Ingestor:
         skip = {*requests, *([failing.place] if failing else [])}
         batch, size = self._plan(held.offsets or first, beginning, latest, skip)
         missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms)
-        skipped = int(table.properties.get(commit.ROWS_SKIPPED, 0))
+        skipped = int(table.properties.get(summaries.ROWS_SKIPPED, 0))
         if not batch.records:
             self._is_suspect = False
             missed.nothing_new()
@@ -265,7 +267,7 @@ class Ingestor:
             lost = logged_record(self.endpoints, self.spec, failing.place, failing.reason)
             self._dead_letters.write(table, topic_id, batch.start, [lost])
         if left_out := staged.skipped + len(batch.skipped):
-            changed[commit.ROWS_SKIPPED] = str(skipped + left_out)
+            changed[summaries.ROWS_SKIPPED] = str(skipped + left_out)
         fresh = self._catalog.load_table(table.name())
         snapshot = commit.publish(
             fresh,
@@ -350,7 +352,7 @@ class Ingestor:
         known = skips.failing(table)
         if known is None or known.offset < start.get(known.partition, 0):
             return None
-        asked = control.read_request(self.config, self.spec.name)
+        asked = requests.read_request(self.config, self.spec.name)
         if asked is not None and asked.resumed_at * 1000 > known.at_ms:
             return None  # it is tried once more
         suspends = self.spec.tableflow.error_handling.mode == "SUSPEND"
@@ -410,7 +412,7 @@ class Ingestor:
         position = self.spec.tableflow.start_position
         if position == "earliest" or held.offsets:
             return {}
-        if (known := table.properties.get(commit.FIRST_OFFSETS)) is not None:
+        if (known := table.properties.get(summaries.FIRST_OFFSETS)) is not None:
             return {p: max(o, beginning.get(p, o)) for p, o in parse_offsets(known).items()}
         if position == "latest":
             first = latest
@@ -418,7 +420,7 @@ class Ingestor:
             found = kafka.offsets_at(self.endpoints, self.spec.name, position)
             first = {p: latest[p] if offset < 0 else offset for p, offset in found.items()}
         with table.transaction() as transaction:
-            transaction.set_properties({commit.FIRST_OFFSETS: dump_offsets(first)})
+            transaction.set_properties({summaries.FIRST_OFFSETS: dump_offsets(first)})
         return first
 
     def _table(self, layout: Layout) -> Table:
@@ -530,7 +532,7 @@ class Ingestor:
             raise SchemasFoundError("records name schemas of other subjects")
         if self._dead_letters is not None:
             broken = logged_records(decoding)
-            self._dead_letters.write(table, properties[commit.TOPIC_ID], batch.start, broken)
+            self._dead_letters.write(table, properties[summaries.TOPIC_ID], batch.start, broken)
         else:
             self._log_skipped(skipped, json.loads(seen["first"]))
         return replace(staged, skipped=skipped)
@@ -607,7 +609,7 @@ class Ingestor:
 
 
 def _number(snapshot: Snapshot | None, key: str) -> int:
-    return int(commit.summary(snapshot).get(key, 0)) if snapshot else 0
+    return int(summaries.summary(snapshot).get(key, 0)) if snapshot else 0
 
 
 def _raising(frame: DataFrame) -> DataFrame:

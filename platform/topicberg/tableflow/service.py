@@ -32,7 +32,7 @@ from topicberg.tableflow.status import (
     remove_status,
     write_status,
 )
-from topicberg.topics import TopicSpec, check_topics
+from topicberg.topics import TopicSpec, check_topics, requests
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +270,7 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
 def _resumed(config: Settings) -> dict[str, float]:
     """When somebody last let a topic try again; those that are no use are reported elsewhere."""
     try:
-        return {name: each.resumed_at for name, each in control.read_requests(config).items()}
+        return {name: each.resumed_at for name, each in requests.read_requests(config).items()}
     except (TopicbergError, OSError):
         return {}
 

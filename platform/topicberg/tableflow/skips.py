@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from topicberg import kafka
 from topicberg.errors import CommitConflictError, SpecError, TopicbergError
+from topicberg.iceberg.commits import commit_on_head
+from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka.consumer import DamagedRecordsError, messages
-from topicberg.tableflow.commit import FIRST_OFFSETS, commit_on_head
 from topicberg.tableflow.commit import committed as held_by
 from topicberg.tableflow.offsets import Offsets, Place, parse_offsets
 

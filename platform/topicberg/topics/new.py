@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from topicberg.clients.registry import registry_errors
 from topicberg.errors import SpecError
-from topicberg.kafka import registry_errors
 from topicberg.topics.loader import check_topics
 from topicberg.topics.spec import TopicSpec
 

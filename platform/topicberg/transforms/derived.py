@@ -31,8 +31,8 @@ from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows
+from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.spark import quote
-from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.tableflow.table import bounds_kept, keep_bounds
 from topicberg.transforms.unread import READ, SourceTable, after, unread
 from topicberg.transforms.windows import FOREVER, WINDOW, Window

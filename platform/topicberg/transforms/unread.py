@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from topicberg.iceberg.changes import Change, Changed, Mark, changed
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import held_hours
-from topicberg.tableflow.commit import ancestry, summary
+from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.transforms.windows import WINDOW, Window, computations, reached
 
 if TYPE_CHECKING:

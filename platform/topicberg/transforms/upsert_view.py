@@ -19,8 +19,8 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since
+from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, summary
 from topicberg.spark import quote
-from topicberg.tableflow.commit import DATA_TTL_RUN, SOURCE_SNAPSHOTS, summary
 from topicberg.transforms.derived import (
     ATTEMPTS,
     TableName,

@@ -10,8 +10,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.spark import quote
-from topicberg.tableflow.commit import SOURCE_SNAPSHOTS, ancestry, summary
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -21,8 +21,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.iceberg.files import partition_of
 from topicberg.iceberg.maintenance.conflicts import call, literal
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, Policy
+from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.spark import quote
-from topicberg.tableflow.commit import ancestry, summary
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

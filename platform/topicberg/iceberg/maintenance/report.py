@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from topicberg.tableflow.commit import summary
+from topicberg.iceberg.summaries import summary
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

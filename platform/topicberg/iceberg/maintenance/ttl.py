@@ -23,8 +23,8 @@ from pyiceberg.types import PrimitiveType
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.maintenance.conflicts import spark_sql
+from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
 from topicberg.spark import quote
-from topicberg.tableflow.commit import DATA_TTL_RUN, ancestry, summary
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

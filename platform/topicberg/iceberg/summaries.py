@@ -1,0 +1,42 @@
+"""What the snapshots of a table say of themselves, and the line of ``main``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+MAIN = "main"
+CHECKPOINT_TAG = "tableflow"
+"""Tag on the newest snapshot that carries offsets, so that no snapshot expiry can remove it."""
+
+FIRST_OFFSETS = "topicberg.first-offsets"
+"""Table property: where the topic's records begin for this table."""
+TOPIC = "topicberg.topic"
+TOPIC_ID = "topicberg.topic-id"
+START_OFFSETS = "topicberg.start-offsets"
+END_OFFSETS = "topicberg.end-offsets"
+COMMITTED_AT_MS = "topicberg.committed-at-ms"
+BATCH_SIZE = "topicberg.batch-size"
+"""What the engine has learnt of how large a batch may be."""
+DATA_TTL_RUN = "topicberg.data-ttl-run"
+"""Marks a snapshot that removed rows past the topic's data retention."""
+ROWS_SKIPPED = "topicberg.rows-skipped"
+"""Table property: records left out so far, because they could not be decoded."""
+SOURCE_SNAPSHOTS = "topicberg.source-snapshots"
+"""Of a derived table: JSON, source table → id of the snapshot that was read, or null."""
+
+
+def summary(snapshot: Snapshot) -> Mapping[str, str]:
+    """The summary of a snapshot as plain strings (``operation`` is apart in PyIceberg)."""
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
+    """The snapshots of ``main`` (or up to ``head``), newest first, as far as they are kept."""
+    snapshot = head or table.current_snapshot()
+    while snapshot:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.snapshot_by_id(parent) if parent is not None else None

@@ -1,0 +1,98 @@
+"""What was requested of Tableflow for a topic beside its spec: a file for each topic.
+
+:mod:`topicberg.tableflow.control` applies the requests to the specs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from topicberg.errors import TopicbergError
+from topicberg.files import replace_file, topic_file
+from topicberg.settings import Settings
+
+
+class Request(BaseModel):
+    """What was asked for; ``tableflow``: settings that replace those of the spec.
+
+    ``command``: settings that a person chose with `topicberg tableflow enable`. They win over both,
+    also when a deployment enables the topic again, or deletes and creates it.
+    """
+
+    topic: str
+    enabled: bool | None
+    """None: the spec decides."""
+    write_mode: Literal["append", "upsert"] | None = None
+    tableflow: dict[str, Any] = Field(default_factory=dict)
+    command: dict[str, Any] = Field(default_factory=dict)
+    resumed_at: float = 0.0
+    """Seconds since 1970."""
+    deleted: bool = False
+    """Disabled because the topic was deleted, until somebody creates it."""
+
+
+def topic_deleted(config: Settings, topic: str) -> None:
+    """Stop materializing a deleted topic: the engine would create it from its spec again."""
+    command = command_settings(config, topic)
+    write_request(config, Request(topic=topic, enabled=False, deleted=True, command=command))
+
+
+def topic_created(config: Settings, topic: str) -> None:
+    """Let the topic spec decide whether a topic that was deleted is enabled.
+
+    Settings that a command chose stay.
+    """
+    request = read_request(config, topic)
+    if request is None or not request.deleted:
+        return
+    if request.command:
+        write_request(config, Request(topic=topic, enabled=None, command=request.command))
+    else:
+        _file(config, topic).unlink(missing_ok=True)
+
+
+def read_request(config: Settings, topic: str) -> Request | None:
+    """What was last asked for; None: nothing."""
+    try:
+        return Request.model_validate_json(_file(config, topic).read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise TopicbergError(
+            f"{_file(config, topic)} is damaged", hint="remove it: the topic spec decides then"
+        ) from error
+
+
+def read_requests(config: Settings) -> dict[str, Request]:
+    """Every request, by topic."""
+    requests = (read_request(config, name) for name in requested_topics(config))
+    return {request.topic: request for request in requests if request is not None}
+
+
+def command_settings(config: Settings, topic: str) -> dict[str, Any]:
+    """Return the settings that a command chose; none if the request is damaged."""
+    try:
+        request = read_request(config, topic)
+    except TopicbergError:
+        return {}
+    return request.command if request else {}
+
+
+def requested_topics(config: Settings) -> list[str]:
+    """The topics that have a request."""
+    return [path.stem for path in sorted(_folder(config).glob("[!.]*.json"))]
+
+
+def _folder(config: Settings) -> Path:
+    return config.state_dir / "tableflow" / "requests"
+
+
+def _file(config: Settings, topic: str) -> Path:
+    return topic_file(_folder(config), topic)
+
+
+def write_request(config: Settings, request: Request) -> None:
+    replace_file(_file(config, request.topic), request.model_dump_json())
