@@ -51,9 +51,11 @@ format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: $(BIN)/uv  ## compile requirements.lock from pyproject.toml
+lock: $(BIN)/uv  ## compile requirements.lock, and the images' own, from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --extra dev --extra production pyproject.toml -o requirements.lock
+	  --extra dev --extra local --extra production pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --extra production --constraint requirements.lock pyproject.toml -o requirements-production.lock
 
 audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabilities
 	$(BIN)/uv tool run --from pip-audit==$(PIP_AUDIT_VERSION) pip-audit \

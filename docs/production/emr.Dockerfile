@@ -8,9 +8,9 @@ USER root
 WORKDIR /opt/topicberg
 
 # Spark is the release's own: spark-submit puts its pyspark before the one of this environment.
-COPY requirements.lock ./
+COPY requirements-production.lock ./
 RUN python3.11 -m venv .venv \
-    && .venv/bin/pip install --no-cache-dir --require-hashes --no-deps -r requirements.lock
+    && .venv/bin/pip install --no-cache-dir --require-hashes --no-deps -r requirements-production.lock
 
 COPY pyproject.toml README.md LICENSE ./
 COPY platform platform

@@ -38,7 +38,11 @@ ASSIGNED = re.compile(
 """A value given to something that is called a secret; it is one if it looks random."""
 RANDOM_BITS = 3.7
 """Entropy a character: names and sentences have less, random letters and digits more."""
-OPEN_TO_ALL = {"requirements.lock", "platform/topicberg/local/jars.lock"}
+OPEN_TO_ALL = {
+    "requirements.lock",
+    "requirements-production.lock",
+    "platform/topicberg/local/jars.lock",
+}
 """Nothing but names and checksums."""
 
 

