@@ -116,6 +116,20 @@ def test_upsert_topics_are_compacted_and_keep_their_partitions(
         kafka.ensure_topic(changed(spec, partitions=2), stack, config)
 
 
+def test_topic_config_is_set_and_changed_in_place(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
+    def found() -> tuple[str | None, str | None]:
+        values = kafka.topic_config(stack, spec.name)
+        return values["retention.ms"], values["segment.ms"]
+
+    kafka.ensure_topic(changed(spec, topic_config={"retention.ms": "86400000"}), stack, config)
+    default = found()[1]
+    assert found() == ("86400000", default)
+    kafka.ensure_topic(changed(spec, topic_config={"segment.ms": "3600000"}), stack, config)
+    assert found() == ("86400000", "3600000")
+
+
 def test_a_schema_that_is_not_compatible_is_refused(
     stack: Endpoints, spec: TopicSpec, config: Settings
 ) -> None:

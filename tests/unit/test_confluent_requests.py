@@ -140,7 +140,7 @@ def drift(server: Stackless) -> None:
     account = world.need("confluent/service_account/app_consumer").id
     world.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
     server.topics["stock_trades"]["partitions_count"] = 3
-    server.topics["stock_trades"]["configs"]["cleanup.policy"] = "compact"
+    server.topics["stock_trades"]["configs"] |= {"cleanup.policy": "compact", "retention.ms": "1"}
     server.connectors["SampleSourceConnector"]["state"] = "PAUSED"
     server.connectors["SampleSourceConnector"]["config"]["quickstart"] = "USERS"
     table = server.enabled["stock_trades"]

@@ -101,6 +101,35 @@ def test_key_schema_makes_columns_and_value_fields_win(project: Project) -> None
     assert spec.cleanup_policy == "compact"
 
 
+def test_topic_config_values_become_kafka_text(project: Project) -> None:
+    values = {"retention.ms": 86_400_000, "preallocate": True, "min.cleanable.dirty.ratio": 0.50}
+    project.topic(minimal(topic_config=values))
+    spec = load_topic("trades", project.config)
+    assert spec.kafka_config == {
+        "retention.ms": "86400000",
+        "preallocate": "true",
+        "min.cleanable.dirty.ratio": "0.5",
+        "cleanup.policy": "delete",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"retention_ms": 1}, "'retention_ms' is not a topic configuration.* mean retention.ms"),
+        ({"retention.ms": [1]}, r"retention.ms: \[1\] is not text, a number or a boolean"),
+        ({"cleanup.policy": "compact"}, "cleanup.policy compact contradicts write_mode append"),
+        ({"cleanup.policy": "compact, delete"}, "compact,delete contradicts write_mode append"),
+    ],
+)
+def test_topic_config_of_another_kind_is_refused(
+    project: Project, values: dict[str, Any], expected: str
+) -> None:
+    project.topic(minimal(topic_config=values))
+    with pytest.raises(SpecError, match=expected):
+        load_topic("trades", project.config)
+
+
 @pytest.mark.parametrize("text", ["side", "hour($$timestamp)", "bucket[16](key)", "truncate[2](a)"])
 def test_partition_fields_print_as_they_are_written(text: str) -> None:
     assert str(parse_partition_field(text)) == text

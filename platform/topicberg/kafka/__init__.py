@@ -77,7 +77,7 @@ def ensure_topic(
     partitions = spec.partitions
     if not created:
         partitions = _converge_partitions(admin, spec, endpoints)
-        _check_cleanup_policy(spec, endpoints)
+        _converge_config(admin, spec, endpoints)
     return EnsuredTopic(
         created=created,
         partitions=partitions,
@@ -268,7 +268,7 @@ def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> 
         spec.name,
         num_partitions=spec.partitions,
         replication_factor=-1,  # the broker's default
-        config={"cleanup.policy": spec.cleanup_policy},
+        config=spec.kafka_config,
     )
     future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[spec.name]
     try:
@@ -319,9 +319,27 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
     return spec.partitions
 
 
-def _check_cleanup_policy(spec: TopicSpec, endpoints: Endpoints) -> None:
+def _converge_config(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> None:
+    """Set what the spec names and the topic has otherwise."""
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    found = topic_config(endpoints, spec.name)
+    _check_cleanup_policy(spec, found.get("cleanup.policy") or "delete")
+    changes = {k: v for k, v in spec.topic_config.items() if found.get(k) != v}
+    if not changes:
+        return
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in changes.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, spec.name, incremental_configs=entries)
+    future = admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
+    _result(future, endpoints, f"change the configuration of {spec.name}")
+    logger.info("topic %s: set %s", spec.name, ", ".join(f"{k}={v}" for k, v in changes.items()))
+
+
+def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
     """``delete,compact`` counts as compacted, as it does for Tableflow's write mode."""
-    policy = topic_config(endpoints, spec.name).get("cleanup.policy") or "delete"
     compacted = "compact" in policy.split(",")
     if compacted != (spec.write_mode == "upsert"):
         raise TopicDriftError(

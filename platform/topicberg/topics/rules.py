@@ -162,6 +162,18 @@ def _upsert_key(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         yield "key.format", "write_mode upsert needs a key: it is the primary key of the table"
 
 
+@_rule("topic_config", "write_mode")
+def _cleanup_policy(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    policies = {"append": ("delete",), "upsert": ("compact", "compact,delete", "delete,compact")}
+    allowed = policies[spec.write_mode]
+    if spec.cleanup_policy not in allowed:
+        yield (
+            "topic_config",
+            f"cleanup.policy {spec.cleanup_policy} contradicts write_mode {spec.write_mode}, which "
+            f"needs {' or '.join(allowed[:2])}",
+        )
+
+
 @_rule("history", "write_mode", "tableflow.enabled")
 def _history(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.history and (spec.write_mode != "upsert" or not spec.tableflow.enabled):

@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from topicberg.naming import Names
 from topicberg.settings import Settings, settings
+from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
 from topicberg.topics.schema import SchemaFormat, read_schema
 
 DAY_MS = 86_400_000
@@ -50,6 +51,10 @@ def _topic_name(name: str) -> str:
     if len(name) > MAX_NAME:
         raise ValueError(f"has {len(name)} characters, Kafka takes {MAX_NAME}")
     return name
+
+
+def _topic_config(values: Any) -> Any:
+    return topic_config(values) if isinstance(values, dict) else values
 
 
 def _plain_name(name: str) -> str:
@@ -287,6 +292,9 @@ class TopicSpec(SpecModel):
     value_schema: ValueSchema = Field(alias="schema")
     key: KeySpec = KeySpec()
     partitions: PositiveInt = Field(default=6, le=10_000)
+    topic_config: Annotated[dict[str, str], BeforeValidator(_topic_config)] = {}
+    """The topic's configuration in Kafka, e.g. ``retention.ms: 604800000``; what is not named here
+    stays as the broker has it."""
     write_mode: Literal["append", "upsert"] = "append"
     """upsert: the key is the primary key, and the topic is compacted."""
     history: bool = Field(default=False, strict=True)
@@ -314,9 +322,18 @@ class TopicSpec(SpecModel):
     # Kafka and the schema registry
 
     @property
-    def cleanup_policy(self) -> Literal["delete", "compact"]:
-        """Tableflow's write mode follows the topic's cleanup policy, so we set it by the mode."""
-        return "compact" if self.write_mode == "upsert" else "delete"
+    def cleanup_policy(self) -> str:
+        """Tableflow's write mode follows the topic's cleanup policy, so we set it by the mode.
+
+        An upsert topic may have ``compact,delete``, too.
+        """
+        by_mode = "compact" if self.write_mode == "upsert" else "delete"
+        return self.topic_config.get(CLEANUP_POLICY, by_mode)
+
+    @property
+    def kafka_config(self) -> dict[str, str]:
+        """The configuration that the topic is created with, and kept at."""
+        return {**self.topic_config, CLEANUP_POLICY: self.cleanup_policy}
 
     @property
     def value_subject(self) -> str:

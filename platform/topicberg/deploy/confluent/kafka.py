@@ -37,23 +37,18 @@ class Topic(Resource):
             return None
         configs = world.kafka.get(self._path(world, "/configs"))["data"]
         values = {one["name"]: one.get("value") for one in configs}
-        fields = {"partitions": topic["partitions_count"]}
-        return Live(self.name, {**fields, "cleanup.policy": values.get("cleanup.policy")})
+        return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
     def desired(self, world: World) -> Fields:
         assert self.spec is not None  # noqa: S101  every topic is made with one
-        return {
-            "partitions": self.spec.partitions,
-            "cleanup.policy": self.spec.cleanup_policy,
-        }
+        return {"partitions": self.spec.partitions, **self.spec.kafka_config}
 
     def create(self, world: World) -> None:
-        wanted = self.desired(world)
-        configs = [{"name": "cleanup.policy", "value": wanted["cleanup.policy"]}]
+        assert self.spec is not None  # noqa: S101
         body = {
             "topic_name": self.name,
-            "partitions_count": wanted["partitions"],
-            "configs": configs,
+            "partitions_count": self.spec.partitions,
+            "configs": [{"name": k, "value": v} for k, v in self.spec.kafka_config.items()],
         }
         world.kafka.post(f"/kafka/v3/clusters/{world.cluster}/topics", body)
 
@@ -68,10 +63,11 @@ class Topic(Resource):
                     f"an upsert topic: set `partitions: {has}`",
                 )
             world.kafka.patch(self._path(world), {"partitions_count": wanted})
-        if "cleanup.policy" in changes:
-            value = {"name": "cleanup.policy", "value": changes["cleanup.policy"][1]}
-            body = {"data": [{**value, "operation": "SET"}]}
-            world.kafka.post(self._path(world, "/configs:alter"), body, repeatable=True)
+        configs = {name: wanted for name, (_, wanted) in changes.items() if name != "partitions"}
+        if configs:
+            data = [{"name": k, "value": v, "operation": "SET"} for k, v in configs.items()]
+            path = self._path(world, "/configs:alter")
+            world.kafka.post(path, {"data": data}, repeatable=True)
 
     def delete(self, world: World, live: Live) -> None:
         world.kafka.delete(self._path(world))
