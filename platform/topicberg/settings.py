@@ -54,6 +54,11 @@ class Settings(BaseSettings):
         pattern=r"^[a-z0-9][a-z0-9_-]*$",
         description="id of the Kafka cluster: namespace of its tables, name of its Glue database",
     )
+    cluster_type: Literal["Basic", "Standard"] | None = Field(
+        default=None,
+        description="of the Kafka cluster that `topicberg deploy` creates: Basic by default; a "
+        "cluster that exists keeps its type, and a Basic one can become a Standard one",
+    )
     ports: dict[str, int] = Field(
         default_factory=dict,
         description='ports of the local services, as JSON: {"kafka": 9092}; else free ones',

@@ -26,7 +26,7 @@ from topicberg.tableflow.status import FailingFormat
 from topicberg.topics import load_topic, load_topics
 
 PREFIX = "demo"
-KAFKA = f"/confluent_cloud_resource/{PREFIX}/kafka_cluster/app_manager/python_client"
+KAFKA = f"/confluent_cloud_resource/{PREFIX}/kafka_cluster/{{}}/python_client"
 REGISTRY = f"/confluent_cloud_resource/{PREFIX}/schema_registry_cluster/python_client"
 SNOWFLAKE = f"/snowflake_resource/{PREFIX}"
 
@@ -60,6 +60,7 @@ def test_pyarrow_gets_the_keys_of_a_profile_that_it_cannot_read(
     static = "[profile plain]\naws_access_key_id = A\naws_secret_access_key = B\n"
     (tmp_path / "config").write_text(config + static)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)  # it would count, not the profile
     for profile, expected in (("work", {"AK", "SK", "T"}), ("plain", set())):
         monkeypatch.setenv("AWS_PROFILE", profile)
         endpoints._aws_session.cache_clear()
@@ -124,11 +125,9 @@ def test_the_environment_comes_before_the_note(
 
 def test_keys_are_those_of_the_secrets(account: Any) -> None:
     pair = rsa.generate()
-    _store(
-        account,
-        KAFKA,
-        {"sasl.username": "K", "sasl.password": "S", "bootstrap.servers": "broker:9092"},
-    )
+    for role in ("app_consumer", "app_producer", "app_manager"):
+        key = {"sasl.username": role, "sasl.password": "S", "bootstrap.servers": "broker:9092"}
+        _store(account, KAFKA.format(role), key)
     _store(
         account,
         REGISTRY,
@@ -140,7 +139,9 @@ def test_keys_are_those_of_the_secrets(account: Any) -> None:
     found = load_endpoints()  # as every command does
 
     assert found.kafka_config()["bootstrap.servers"] == "broker:9092"
-    assert found.kafka_config()["sasl.username"] == "K"
+    assert found.kafka_config()["sasl.username"] == "app_consumer"
+    assert found.kafka_config(writes=True)["sasl.username"] == "app_producer"
+    assert "app_consumer" in found.kafka_spark_options()["kafka.sasl.jaas.config"]
     assert found.schema_registry_user_info is not None
     assert found.schema_registry_user_info.get_secret_value() == "R:T"
     assert found.iceberg_rest == "https://glue.us-east-1.amazonaws.com/iceberg"
@@ -150,8 +151,20 @@ def test_keys_are_those_of_the_secrets(account: Any) -> None:
     assert pair.private.decode() not in repr(found)
 
 
+def test_own_engine_manages_the_cluster(account: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICBERG_TABLEFLOW", "topicberg")
+    for name in ("SCHEMA_REGISTRY_URL", "SNOWFLAKE_ACCOUNT", "SNOWFLAKE_USER"):
+        monkeypatch.setenv(f"TOPICBERG_{name}", "http://localhost:1")
+    monkeypatch.setenv("TOPICBERG_SNOWFLAKE_PASSWORD", "x")
+    key = {"sasl.username": "K", "sasl.password": "S", "bootstrap.servers": "broker:9092"}
+    _store(account, KAFKA.format("app_manager"), key)
+    found = cloud.connect(Settings())
+    assert found.kafka_config() == found.kafka_config(writes=True)
+    assert found.kafka_config()["sasl.username"] == "K"
+
+
 def test_what_is_missing_is_named(account: Any) -> None:
-    with pytest.raises(TopicbergError, match=KAFKA) as raised:
+    with pytest.raises(TopicbergError, match=KAFKA.format("app_consumer")) as raised:
         cloud.connect(Settings())
     assert "TOPICBERG_KAFKA_BOOTSTRAP" in str(raised.value)
 

@@ -43,11 +43,10 @@ def complaints(account: Account, cluster: Stored, config: Configuration) -> dict
             complain(field, "not supported by the local Confluent stand-in")
     if config.get("confluent.connector.type", "MANAGED") != "MANAGED":
         complain("confluent.connector.type", "the local Confluent stand-in has managed ones only")
-    if config.get("tasks.max") != "1":
-        complain("tasks.max", "it must be 1: the local generator is one task")
-    interval = config.get("max.interval", "1")
-    if not interval.isdecimal() or int(interval) < 1:
-        complain("max.interval", f"{interval} is no number of milliseconds")
+    for field, default, least in (("tasks.max", "", 1), ("max.interval", "1000", 10)):
+        value = config.get(field, default)
+        if not value.isdecimal() or int(value) < least:
+            complain(field, f"{value!r} is not a number from {least}")
     _check_identity(account, cluster, config, complain)
     _check_topic(account, cluster, config, complain)
     return wrong

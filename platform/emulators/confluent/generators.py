@@ -92,9 +92,11 @@ class Generators(threading.Thread):
             if time.monotonic() < self._not_before.get(topic, 0.0):
                 return
             self._not_before[topic] = time.monotonic() + RETRY_SECONDS
-            interval = now.properties["config"].get("max.interval")
-            # Datagen waits a random part of the interval after each record: half of it on average.
-            runner.start(self._account.config, topic, 2000 / int(interval) if interval else None)
+            config = now.properties["config"]
+            # Datagen's default; a task waits a random part of it after each record.
+            interval = int(config.get("max.interval", 1000))
+            rate = 2000 / interval * int(config["tasks.max"])
+            runner.start(self._account.config, topic, rate)
         self._tell(connector, "")
 
     def _tell(self, connector: Stored, trace: str) -> None:

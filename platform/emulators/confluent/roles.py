@@ -117,6 +117,17 @@ def _refuse_unknown(account: Account, body: NewBinding) -> None:
         sort = {"environment": ENVIRONMENT, "cloud-cluster": CLUSTER}.get(what)
         if sort and name != "*" and account.store.get(sort, (name,)) is None:
             raise bad_request(f"{body.crn_pattern}: the {sort} {name} does not exist.")
+        if what == "kafka" and (cluster := account.store.get(CLUSTER, (name,))):
+            _refuse_basic(cluster, body)
+
+
+def _refuse_basic(cluster: Stored, body: NewBinding) -> None:
+    """https://docs.confluent.io/cloud/current/security/access-control/rbac/overview.html"""
+    if cluster.properties["spec"]["config"]["kind"] == "Basic":
+        raise bad_request(
+            f"{body.role_name} on {body.crn_pattern}: Basic clusters have no role bindings for "
+            "topics, consumer groups and transactional ids."
+        )
 
 
 def _create(call: Call) -> Answer:

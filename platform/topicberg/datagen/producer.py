@@ -148,7 +148,8 @@ class GeneratorRun:
         from confluent_kafka import Producer
 
         encode = self._encoder()
-        producer = Producer({"log_level": 2, **PRODUCER_CONFIG, **self._endpoints.kafka_config()})
+        login = self._endpoints.kafka_config(writes=True)
+        producer = Producer({"log_level": 2, **PRODUCER_CONFIG, **login})
         report(0)
         pace = Pace(self._rate)
         produced = 0

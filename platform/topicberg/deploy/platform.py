@@ -26,7 +26,7 @@ from topicberg.deploy.confluent.integrations import (
     CatalogIntegration,
     ProviderIntegration,
 )
-from topicberg.deploy.confluent.kafka import ClusterAcl, Subject, Topic
+from topicberg.deploy.confluent.kafka import Acl, Subject, Topic
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
 from topicberg.deploy.confluent.tableflow import TableflowTopic
@@ -59,6 +59,8 @@ ACCOUNTS = {
 }
 """Service account → what it is for."""
 SUBJECTS = "/subject=*"
+OWN_PREFIX = "topicberg"
+"""Of the topics, groups and transactional ids that topicberg itself uses."""
 ROLE_TO_SYSADMIN = "snowflake/role_grant/to_sysadmin"
 CONNECTOR_ACL = "confluent/acl/app_connector"
 
@@ -76,7 +78,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
     """Every resource of the deployment, and those that a spec has turned off."""
     names = Names(config.prefix)
     found = [
-        *_organization(names),
+        *_organization(names, config),
         *_keys(names),
         *_aws(names),
         *_namespaces(names, specs),
@@ -88,10 +90,10 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
     return found
 
 
-def _organization(names: Names) -> Iterator[Resource]:
+def _organization(names: Names, config: Settings) -> Iterator[Resource]:
     yield Environment(ENVIRONMENT, names.environment)
     within = (ENVIRONMENT,)
-    yield Cluster(CLUSTER, names.cluster, within, within)
+    yield Cluster(CLUSTER, names.cluster, within, within, type=config.cluster_type)
     yield SchemaRegistry(REGISTRY, "of the environment", (ENVIRONMENT, CLUSTER), within)
     for role, purpose in ACCOUNTS.items():
         yield ServiceAccount(
@@ -103,20 +105,40 @@ def _organization(names: Names) -> Iterator[Resource]:
     for role in ("DeveloperRead", "DeveloperWrite"):
         name = f"subjects_{role.removeprefix('Developer').lower()}"
         yield _binding(name, "schema_registry", role, REGISTRY, pattern=SUBJECTS)
-    yield ClusterAcl(
-        CONNECTOR_ACL,
-        "DESCRIBE of app_connector on the cluster",
-        (account("app_connector"), CLUSTER, "key/kafka_app_manager"),
-        (account("app_connector"), CLUSTER),
-        account=account("app_connector"),
-    )
-    yield _binding(
-        "consumer_group",
-        "app_consumer",
-        "DeveloperRead",
-        CLUSTER,
-        fact="kafka_crn",
-        pattern=f"/group={names.prefix}*",
+    yield _acl("app_connector", "app_connector", "DESCRIBE")
+    # What Dagster's processes need beside the topics of the specs.
+    yield _acl("consumer_group", "app_consumer", "READ", "GROUP", names.prefix, prefixed=True)
+    for name, role, operation, of in (
+        ("own_group", "app_consumer", "READ", "GROUP"),
+        ("own_topics_read", "app_consumer", "READ", "TOPIC"),
+        ("own_topics_create", "app_producer", "CREATE", "TOPIC"),
+        ("own_topics_write", "app_producer", "WRITE", "TOPIC"),
+        ("own_transactions", "app_producer", "WRITE", "TRANSACTIONAL_ID"),
+    ):
+        yield _acl(name, role, operation, of, OWN_PREFIX, prefixed=True)
+    yield _acl("topic_configs", "app_producer", "DESCRIBE_CONFIGS", "TOPIC", "*")
+
+
+def _acl(
+    name: str,
+    role_of: str,
+    operation: str,
+    of: str = "CLUSTER",
+    on: str = "kafka-cluster",
+    *,
+    prefixed: bool = False,
+) -> Acl:
+    within = (account(role_of), CLUSTER)
+    return Acl(
+        f"confluent/acl/{name}",
+        f"{operation} of {role_of} on {of} {on}{'*' if prefixed else ''}",
+        (*within, "key/kafka_app_manager"),
+        within,
+        account=account(role_of),
+        operation=operation,
+        of=of,
+        on=on,
+        prefixed=prefixed,
     )
 
 
@@ -165,10 +187,8 @@ def _keys(names: Names) -> Iterator[Resource]:
 
 
 def _kafka_rights(role: str) -> tuple[str, ...]:
-    return {
-        "app_manager": (binding("cluster_admin"),),
-        "app_consumer": (binding("consumer_group"),),
-    }.get(role, ())
+    """What the key of a service account waits for; those of others have access lists."""
+    return (binding("cluster_admin"),) if role == "app_manager" else ()
 
 
 def _aws(names: Names) -> Iterator[Resource]:
@@ -229,15 +249,8 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     name = spec.asset_name
     topic = f"confluent/topic/{name}"
     yield Topic(topic, spec.name, (CLUSTER, "key/kafka_app_manager"), (CLUSTER,), spec=spec)
-    for role, right in (("app_producer", "Write"), ("app_consumer", "Read")):
-        yield _binding(
-            f"{name}_{role}",
-            role,
-            f"Developer{right}",
-            CLUSTER,
-            fact="kafka_crn",
-            pattern=f"/topic={spec.name}",
-        )
+    for role, right in (("app_producer", "WRITE"), ("app_consumer", "READ")):
+        yield _acl(f"{name}_{role}", role, right, "TOPIC", spec.name)
     subjects = []
     for part, subject, schema, path in (
         ("value", spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
@@ -278,29 +291,29 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
 def _connector(
     spec: TopicSpec, names: Names, quickstart: str, before: list[str]
 ) -> Iterator[Resource]:
-    name = spec.asset_name
-    rights = []
-    for what, on, fact, pattern in (
-        ("topic", CLUSTER, "kafka_crn", f"/topic={spec.name}"),
-        ("subject", REGISTRY, "crn", f"/subject={spec.value_subject}"),
-    ):
-        right = _binding(
-            f"{name}_connector_{what}",
+    name, generator = spec.asset_name, spec.generator
+    assert generator is not None  # noqa: S101  it has a quickstart
+    rights: list[Resource] = [
+        _acl(f"{name}_connector", "app_connector", "WRITE", "TOPIC", spec.name),
+        _binding(
+            f"{name}_connector_subject",
             "app_connector",
             "DeveloperWrite",
-            on,
-            fact=fact,
-            pattern=pattern,
-        )
-        rights.append(right.key)
-        yield right
+            REGISTRY,
+            pattern=f"/subject={spec.value_subject}",
+        ),
+    ]
+    yield from rights
     yield Connector(
         f"confluent/connector/{name}",
         names.connector(spec.name),
-        (CLUSTER, account("app_connector"), CONNECTOR_ACL, *before, *rights),
+        (CLUSTER, account("app_connector"), CONNECTOR_ACL, *before, *(one.key for one in rights)),
         (CLUSTER,),
         topic=spec.name,
         quickstart=quickstart,
+        format=spec.value_schema.format,
+        rate=generator.rate,
+        tasks=generator.tasks,
         account=account("app_connector"),
     )
 

@@ -177,6 +177,12 @@ class Endpoints(LakeEndpoints):
     kafka_client: dict[str, str] = Field(
         default_factory=dict, repr=False, description="further librdkafka properties, e.g. SASL"
     )
+    kafka_writer: dict[str, str] | None = Field(
+        default=None,
+        repr=False,
+        description="the same properties for those who write records and create topics; None: "
+        "those of kafka_client",
+    )
     schema_registry: str
     schema_registry_user_info: SecretStr | None = None
     spark_connect: str = Field(repr=False, description="may hold a token: sc://host/;token=…")
@@ -197,10 +203,15 @@ class Endpoints(LakeEndpoints):
         super().model_post_init(context)
         remember(urlsplit(self.spark_connect).path.split("token=")[1:])
         remember_values(self.kafka_client)
+        remember_values(self.kafka_writer or {})
 
-    def kafka_config(self) -> dict[str, Any]:
-        """Configuration for any ``confluent_kafka`` client."""
-        return {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_client}
+    def kafka_config(self, *, writes: bool = False) -> dict[str, Any]:
+        """Configuration for any ``confluent_kafka`` client.
+
+        :param writes: the client writes records, or creates and changes topics
+        """
+        login = self.kafka_writer if writes and self.kafka_writer else self.kafka_client
+        return {"bootstrap.servers": self.kafka_bootstrap, **login}
 
     def kafka_spark_options(self) -> dict[str, str]:
         """Options of Spark's Kafka source: the librdkafka properties as Java's client has them."""

@@ -64,12 +64,13 @@ def connect(config: Settings) -> Endpoints:
             f"the cloud deployment lacks or cannot read: {names}",
             hint="set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
         ) from None
-    bootstrap, client = _kafka(cloud, config)
+    bootstrap, reader, writer = _kafka(cloud, config)
     registry, user_info = _registry(cloud, config)
     return Endpoints(
         s3=cloud.s3_endpoint,
         kafka_bootstrap=bootstrap,
-        kafka_client=client,
+        kafka_client=reader,
+        kafka_writer=writer,
         schema_registry=registry,
         schema_registry_user_info=user_info,
         iceberg_rest=cloud.iceberg_rest_uri or glue_rest_uri(config),
@@ -79,28 +80,43 @@ def connect(config: Settings) -> Endpoints:
     )
 
 
-def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, dict[str, str]]:
-    """Address, and librdkafka's properties for it."""
+Login = dict[str, str]
+"""librdkafka's properties for an account."""
+
+
+def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, Login, Login | None]:
+    """Address, and the logins of those who read and, if it is another one, of those who write.
+
+    topicberg's own engine creates topics of its own choice, so it is the account that manages the
+    cluster; Dagster alone reads as one account and publishes as another.
+    """
     protocol: str = cloud.kafka_security_protocol
     if not protocol.startswith("SASL"):
         if cloud.kafka_bootstrap is None:
             raise TopicbergError(
                 f"TOPICBERG_KAFKA_SECURITY_PROTOCOL is {protocol}, and there is no "
                 "TOPICBERG_KAFKA_BOOTSTRAP",
-                hint="set the address of your Kafka; Confluent Cloud takes SASL_SSL alone",
+                hint="set the address of your Kafka; Confluent Cloud accepts only SASL_SSL",
             )
-        return cloud.kafka_bootstrap, {"security.protocol": protocol}
+        return cloud.kafka_bootstrap, {"security.protocol": protocol}, None
     key, secret = cloud.kafka_api_key, cloud.kafka_api_secret
     if cloud.kafka_bootstrap and key and secret:
-        bootstrap, user = cloud.kafka_bootstrap, key.get_secret_value()
-        password = secret.get_secret_value()
-    else:
-        path = Names(config.prefix).confluent_secret("kafka_cluster/app_manager/python_client")
-        found = _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
-        bootstrap, user = found["bootstrap.servers"], found["sasl.username"]
-        password = found["sasl.password"]
-    return bootstrap, {
-        "security.protocol": protocol,
+        login = _login(cloud, key.get_secret_value(), secret.get_secret_value())
+        return cloud.kafka_bootstrap, login, None
+    roles = ("app_manager",) if config.own_engine else ("app_consumer", "app_producer")
+    found = [_kafka_secret(role, config) for role in roles]
+    logins = [_login(cloud, one["sasl.username"], one["sasl.password"]) for one in found]
+    return found[0]["bootstrap.servers"], logins[0], logins[1] if len(logins) > 1 else None
+
+
+def _kafka_secret(role: str, config: Settings) -> dict[str, str]:
+    path = Names(config.prefix).confluent_secret(f"kafka_cluster/{role}/python_client")
+    return _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
+
+
+def _login(cloud: CloudSettings, user: str, password: str) -> Login:
+    return {
+        "security.protocol": cloud.kafka_security_protocol,
         "sasl.mechanism": cloud.kafka_sasl_mechanism,
         "sasl.username": user,
         "sasl.password": password,

@@ -69,8 +69,8 @@ def ensure_topic(
     :raises TopicDriftError: a difference that is not ours to change
     :raises TopicbergError: the broker or the registry does not answer, or refuses
     """
-    admin = _admin(endpoints)
-    created = _create_topic(admin, spec, endpoints)
+    admin = _admin(endpoints, writes=True)
+    created = _create_missing(admin, spec, endpoints)
     if created:
         requests.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
@@ -95,7 +95,7 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None 
 
     :raises TopicbergError: the broker does not answer, or refuses
     """
-    if _create_topic(_admin(endpoints), spec, endpoints):
+    if _create_missing(_admin(endpoints, writes=True), spec, endpoints):
         requests.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
 
@@ -106,7 +106,8 @@ def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic(topic, 1, replication_factor=-1, config={"cleanup.policy": "compact"})
-    future = _admin(endpoints).create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
+    admin = _admin(endpoints, writes=True)
+    future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
     try:
         _result(future, endpoints, f"create topic {topic}")
     except TopicbergError as error:
@@ -180,14 +181,15 @@ def produce(
 
 
 def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
-    """The topic's configuration, with the broker's defaults.
+    """The topic's configuration, with the broker's defaults: those who write may see it.
 
     :raises NoSuchTopicError: there is no such topic
     """
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    future = _admin(endpoints).describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
+    admin = _admin(endpoints, writes=True)
+    future = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
     entries = _result(future[resource], endpoints, f"describe the configuration of {topic}")
     return {name: entry.value for name, entry in entries.items()}
 
@@ -211,9 +213,9 @@ def _cached_admin(config: tuple[tuple[str, Any], ...]) -> AdminClient:
     return AdminClient({"log_level": 2, **dict(config)})
 
 
-def _admin(endpoints: Endpoints) -> AdminClient:
-    """One client for each cluster: it is thread-safe, and keeps its connection."""
-    return _cached_admin(tuple(sorted(endpoints.kafka_config().items())))
+def _admin(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
+    """One client for each account: it is thread-safe, and keeps its connection."""
+    return _cached_admin(tuple(sorted(endpoints.kafka_config(writes=writes).items())))
 
 
 def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
@@ -257,6 +259,15 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
                 f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
             ) from error
         raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
+
+
+def _create_missing(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> bool:
+    """False if the topic exists already, which whoever may not create topics can find out, too."""
+    try:
+        _describe(endpoints, spec.name)
+    except NoSuchTopicError:
+        return _create_topic(admin, spec, endpoints)
+    return False
 
 
 def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> bool:

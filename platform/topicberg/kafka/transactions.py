@@ -42,7 +42,7 @@ def transactional_producer(
         {
             **_PRODUCER,
             "transaction.timeout.ms": timeout_seconds * 1000,
-            **endpoints.kafka_config(),
+            **endpoints.kafka_config(writes=True),
             "transactional.id": transactional_id,
             **more,
         }

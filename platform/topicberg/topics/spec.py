@@ -230,7 +230,9 @@ class GeneratorSpec(SpecModel):
     kind: str
     """A module of :mod:`topicberg.datagen.kinds`."""
     rate: float = Field(default=100, ge=0, allow_inf_nan=False)
-    """Records a second; 0: as fast as possible."""
+    """Records a second; 0: as fast as possible. In the cloud, Datagen makes that on average."""
+    tasks: PositiveInt = 1
+    """Tasks of the Datagen connector in the cloud, which share the rate."""
     seed: int = Field(default=0, strict=True, ge=0)
 
 

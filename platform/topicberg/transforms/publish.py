@@ -368,7 +368,11 @@ def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
     from confluent_kafka import KafkaError, KafkaException, Producer
 
     producer = Producer(
-        {**_PRODUCER, **endpoints.kafka_config(), "transactional.id": f"topicberg-publish-{topic}"}
+        {
+            **_PRODUCER,
+            **endpoints.kafka_config(writes=True),
+            "transactional.id": f"topicberg-publish-{topic}",
+        }
     )
     try:
         producer.init_transactions(WAIT_SECONDS)

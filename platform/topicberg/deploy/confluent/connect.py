@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
+OUTPUTS = {"avro": "AVRO", "json": "JSON_SR", "protobuf": "PROTOBUF", "none": "JSON"}
+"""Format of the value's schema → ``output.data.format``."""
+MIN_INTERVAL_MS = 10
+"""The connector's smallest ``max.interval``: 200 records a second and task."""
 PLUGIN = "DatagenSource"
 RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 6
@@ -27,10 +31,15 @@ _MASK = "****"
 class Connector(Resource):
     """
     :param account: key of the service account that it writes as
+    :param format: of the value's schema
+    :param rate: records a second of all tasks; 0: as many as possible
     """
 
     topic: str = ""
     quickstart: str = ""
+    format: str = "avro"
+    rate: float = 0
+    tasks: int = 1
     account: str = ""
 
     kind = "connector"
@@ -48,10 +57,16 @@ class Connector(Resource):
             "kafka.auth.mode": "SERVICE_ACCOUNT",
             "kafka.service.account.id": world.need(self.account).id,
             "kafka.topic": self.topic,
-            "output.data.format": "AVRO",
+            "max.interval": str(self._interval_ms()),
+            "output.data.format": OUTPUTS[self.format],
             "quickstart": self.quickstart,
-            "tasks.max": "1",
+            "tasks.max": str(self.tasks),
         }
+
+    def _interval_ms(self) -> int:
+        """After each record a task waits a random part of it: half of it on average."""
+        interval = 2000 * self.tasks / self.rate if self.rate else 0
+        return max(MIN_INTERVAL_MS, round(interval))
 
     def find(self, world: World) -> Live | None:
         listed = world.cloud.get(self._path(world, "/connectors"), expand="info,status,id")

@@ -74,14 +74,22 @@ class Topic(Resource):
 
 
 @dataclass(frozen=True)
-class ClusterAcl(Resource):
-    """What a service account may do with the cluster itself, which no role of a topic includes.
+class Acl(Resource):
+    """What a service account may do in the cluster.
+
+    An access list, not a role binding: Basic clusters have no roles for topics, groups and
+    transactional ids (https://docs.confluent.io/cloud/current/clusters/cluster-types.html).
 
     :param account: key of the service account
+    :param of: CLUSTER, TOPIC, GROUP or TRANSACTIONAL_ID
+    :param on: the name of that, or what it begins with
     """
 
     account: str = ""
-    operation: str = "DESCRIBE"
+    operation: str = ""
+    of: str = "CLUSTER"
+    on: str = "kafka-cluster"
+    prefixed: bool = False
 
     kind = "access list"
 
@@ -90,9 +98,9 @@ class ClusterAcl(Resource):
 
     def _body(self, world: World) -> dict[str, str]:
         return {
-            "resource_type": "CLUSTER",
-            "resource_name": "kafka-cluster",
-            "pattern_type": "LITERAL",
+            "resource_type": self.of,
+            "resource_name": self.on,
+            "pattern_type": "PREFIXED" if self.prefixed else "LITERAL",
             "principal": f"User:{world.need(self.account).id}",
             "host": "*",
             "operation": self.operation,

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from topicberg.deploy.confluent.api import Api, ApiError
-from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 
 if TYPE_CHECKING:
     from topicberg.deploy.world import World
 
 PACKAGE = "ESSENTIALS"
+CLUSTER_TYPE = "Basic"
+"""Of a new cluster, where the settings do not say otherwise."""
 AVAILABILITY = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
 """What the service calls in its answers what one asks for."""
 CLUSTER_SECONDS = 3600.0
@@ -82,12 +84,17 @@ class Environment(Resource):
 
 @dataclass(frozen=True)
 class Cluster(Resource):
-    """A Standard cluster in one zone, in AWS, in the region of the bucket."""
+    """A Kafka cluster in one zone, in AWS, in the region of the bucket.
+
+    :param type: what the settings ask for; None: Basic, and one that exists stays as it is
+    """
+
+    type: str | None = None
 
     kind = "Kafka cluster"
     holds_data = True
     unique = False
-    replaced_for = frozenset({"cloud", "region", "type", "availability"})
+    replaced_for = frozenset({"cloud", "region", "availability"})
 
     def find(self, world: World) -> Live | None:
         pages = world.cloud.pages("/cmk/v2/clusters", environment=world.environment)
@@ -117,10 +124,11 @@ class Cluster(Resource):
         )
 
     def desired(self, world: World) -> Fields:
+        live = world.live.get(self.key)
         return {
             "cloud": "AWS",
             "region": world.region,
-            "type": "Standard",
+            "type": self.type or (live.fields["type"] if live else CLUSTER_TYPE),
             "availability": AVAILABILITY["SINGLE_ZONE"],
         }
 
@@ -130,10 +138,21 @@ class Cluster(Resource):
             "availability": "SINGLE_ZONE",
             "cloud": "AWS",
             "region": world.region,
-            "config": {"kind": "Standard"},
+            "config": {"kind": self.type or CLUSTER_TYPE},
             "environment": {"id": world.environment},
         }
         world.cloud.post("/cmk/v2/clusters", {"spec": spec})
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        has, wanted = changes["type"]
+        if (has, wanted) != ("Basic", "Standard"):
+            raise CannotChangeError(
+                f"{self.title} is a {has} cluster, TOPICBERG_CLUSTER_TYPE says {wanted}: Confluent "
+                "changes Basic to Standard only",
+                hint=f"set TOPICBERG_CLUSTER_TYPE={has}, or leave it out",
+            )
+        spec = {"config": {"kind": wanted}, "environment": {"id": world.environment}}
+        world.cloud.patch(f"/cmk/v2/clusters/{live.id}", {"spec": spec})
 
     def settle(self, world: World, live: Live) -> None:
         def provisioned() -> bool:
