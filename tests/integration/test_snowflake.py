@@ -56,7 +56,10 @@ from pyiceberg.types import (
 )
 from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import DatabaseError, ProgrammingError
+from typer.testing import CliRunner
 
+from topicberg.cli import app
+from topicberg.deploy.secrets import Secrets
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.spark import new_session
@@ -515,6 +518,42 @@ def test_a_user_logs_in_with_either_of_two_keys(stack: Endpoints, query: Query) 
     assert [row[1:4] for row in granted] == [("USAGE", "DATABASE", DATABASE)]
     query("DROP USER standin_user")
     query("DROP ROLE standin_role")
+
+
+def test_bootstrap_creates_the_admin_user(stack: Endpoints, query: Query) -> None:
+    """Twice, and then the key in the secret opens all roles that a deployment needs."""
+    address, name = stack.snowflake, "/bootstrap_admin"
+    login = address.login()["password"]
+    command = ["deploy", "bootstrap-snowflake", address.account, "--secret", name]
+    printed = CliRunner().invoke(app, command)
+    assert printed.exit_code == 0, printed.output
+    assert "CREATE USER" in printed.stdout
+    for _ in range(2):
+        done = CliRunner().invoke(app, [*command, "--run-as", address.user], input=f"{login}\n")
+        assert done.exit_code == 0, done.output
+    other = CliRunner().invoke(app, [*command, "--user", "OTHER"])
+    assert "admin_service_user is TOPICBERG_ADMIN, not OTHER" in str(other.exception)
+    secret = Secrets(stack.boto3("secretsmanager")).read(name)
+    assert secret is not None
+    assert secret["snowflake_rsa_private_key_1_pem"] not in printed.output + done.output
+    assert secret["snowflake_rsa_public_key_1_pem"] in printed.stdout
+    pem = base64.b64decode(secret["snowflake_rsa_private_key_1_pem"])
+    key = serialization.load_pem_private_key(pem, password=None)
+    der = key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with snowflake.connector.connect(
+        account=address.account,
+        user="TOPICBERG_ADMIN",
+        private_key=der,
+        host=address.host,
+        port=address.port,
+        protocol=address.protocol,
+    ) as made:
+        for role in ("ACCOUNTADMIN", "SECURITYADMIN", "SYSADMIN"):
+            ask(made, f"USE ROLE {role}")
+            assert ask(made, "SELECT CURRENT_ROLE()") == [(role,)]
+    query("DROP USER topicberg_admin")
 
 
 def test_errors_have_snowflakes_shape(query: Query) -> None:

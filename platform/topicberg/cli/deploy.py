@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topicberg.cli.bootstrap import bootstrap_snowflake
 from topicberg.cli.output import cell, echo, echo_json
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ app = typer.Typer(
     help="Make the platform in Confluent Cloud, AWS and Snowflake, and look after it.",
     no_args_is_help=True,
 )
+
+
+app.command("bootstrap-snowflake")(bootstrap_snowflake)
 
 
 def register(parent: typer.Typer) -> None:

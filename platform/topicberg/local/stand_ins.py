@@ -86,7 +86,10 @@ def _settings(context: Context) -> dict[str, str]:
     values = context.config.model_dump(exclude={"ports"})
     return {
         "TOPICBERG_ENV_FILE": os.devnull,
-        **{f"TOPICBERG_{name.upper()}": str(value) for name, value in values.items()},
+        **{
+            f"TOPICBERG_{name.upper()}": "" if value is None else str(value)
+            for name, value in values.items()
+        },
         "TOPICBERG_DEPLOYMENT": "local",
     }
 

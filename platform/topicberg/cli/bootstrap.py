@@ -1,0 +1,112 @@
+"""``topicberg deploy bootstrap-snowflake``: the one user that a person has to create."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from topicberg.cli.output import echo
+
+if TYPE_CHECKING:
+    from topicberg.deploy.snowflake.bootstrap import Admin
+    from topicberg.settings import Settings
+
+
+def bootstrap_snowflake(
+    account: Annotated[str, typer.Argument(help="of Snowflake: ORGANIZATION-ACCOUNT")],
+    user: Annotated[str, typer.Option("--user", help="of topicberg deploy")] = "TOPICBERG_ADMIN",
+    secret: Annotated[
+        str | None, typer.Option("--secret", help="Secrets Manager secret for its key pair")
+    ] = None,
+    run_as: Annotated[
+        str | None,
+        typer.Option("--run-as", help="log in as this user, and run the statements"),
+    ] = None,
+    browser: Annotated[
+        bool, typer.Option("--browser", help="--run-as logs in through the browser (SSO)")
+    ] = False,
+    profile: Annotated[str | None, typer.Option("--profile", help="AWS profile")] = None,
+) -> None:
+    """Create the key pair of Snowflake's admin user, and print the SQL that creates the user.
+
+    A user with ACCOUNTADMIN runs that SQL once, in Snowsight; or --run-as runs it. The private key
+    is stored in Secrets Manager only. Run it again at any time: nothing is created twice.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from topicberg.deploy.secrets import Secrets
+    from topicberg.deploy.snowflake import bootstrap
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import Settings
+
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", account):
+        raise TopicbergError(
+            f"account {account!r}: expected ORGANIZATION-ACCOUNT, e.g. MYORG-AB12345",
+            hint="run SELECT CURRENT_ORGANIZATION_NAME() || '-' || CURRENT_ACCOUNT_NAME()",
+        )
+    config, path = Settings(), secret or bootstrap.SECRET
+    try:
+        admin = bootstrap.ensure_secret(Secrets(_client(config, profile)), path, account, user)
+    except (BotoCoreError, ClientError) as error:
+        raise TopicbergError(
+            f"AWS Secrets Manager, secret {path}: {error}",
+            hint="log in to AWS (`aws sso login`) as a user who may manage this secret",
+        ) from None
+    echo(f"secret {path} has the key pair of {user}", err=True)
+    if run_as is None:
+        echo("run this as ACCOUNTADMIN:", err=True)
+        echo("".join(f"{statement};\n" for statement in admin.statements()))
+    else:
+        _run(config, admin, run_as, browser=browser)
+        echo(f"{user} exists in {account}", err=True)
+    echo(f"then: export TOPICBERG_ADMIN_USER_SECRETS_ROOT_PATH={path}", err=True)
+
+
+def _client(config: Settings, profile: str | None) -> Any:
+    if config.deployment == "local":
+        from topicberg.endpoints import load_endpoints
+
+        return load_endpoints(config).boto3("secretsmanager", config)
+    from topicberg.aws import aws_session
+
+    session = aws_session(profile_name=profile, region_name=config.aws_region)
+    return session.client("secretsmanager")
+
+
+def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
+    """:raises TopicbergError: the login fails, or a statement is refused"""
+    import snowflake.connector
+    from snowflake.connector.errors import Error
+
+    from topicberg.deploy.settings import Addresses
+    from topicberg.errors import TopicbergError
+
+    stated = Addresses()
+    address: dict[str, Any] = {
+        "host": stated.snowflake_host,
+        "port": stated.snowflake_port,
+        "protocol": stated.snowflake_protocol,
+    }
+    if config.deployment == "local":
+        from topicberg.endpoints import load_endpoints
+
+        local = load_endpoints(config).snowflake
+        address = {name: value or getattr(local, name) for name, value in address.items()}
+    login: dict[str, Any] = {"authenticator": "externalbrowser"}
+    if not browser:
+        login = {"password": typer.prompt(f"password of {run_as}", hide_input=True, err=True)}
+    given = {name: value for name, value in address.items() if value is not None}
+    try:
+        with snowflake.connector.connect(
+            account=admin.account, user=run_as, **login, **given
+        ) as connection:
+            for statement in admin.statements():
+                connection.cursor().execute(statement)
+    except Error as error:
+        raise TopicbergError(
+            f"Snowflake account {admin.account}, as {run_as}: {error.msg}",
+            hint=f"log in as a user who has the role ACCOUNTADMIN; {admin.user} may be half done, "
+            "and the command can be run again",
+        ) from None

@@ -1,0 +1,91 @@
+"""Snowflake's admin user for ``topicberg deploy``, which a person creates once in an account.
+
+A person with ACCOUNTADMIN runs the statements, in Snowsight or through the command. The key pair is
+created here, and its private half goes nowhere but into Secrets Manager.
+
+Sources: Snowflake's SQL reference (``CREATE USER``, ``GRANT ROLE``) and "Key-pair authentication".
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from topicberg.deploy import rsa
+from topicberg.deploy.secrets import Secrets
+from topicberg.deploy.snowflake.session import ROLES
+from topicberg.errors import TopicbergError
+from topicberg.snowflake import quote, text
+
+SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
+USER = "TOPICBERG_ADMIN"
+_ACCOUNT, _USER = "snowflake_account_identifier", "admin_service_user"
+
+
+@dataclass(frozen=True)
+class Admin:
+    """
+    :param account: identifier, ``organization-account``
+    :param public: the active public key, as ``RSA_PUBLIC_KEY`` takes it
+    """
+
+    account: str
+    user: str
+    public: str
+
+    def statements(self) -> list[str]:
+        """Return what creates the user; run again, they change nothing."""
+        user = quote(self.user)
+        return [
+            "USE ROLE ACCOUNTADMIN",
+            f"CREATE USER IF NOT EXISTS {user} TYPE = SERVICE DEFAULT_ROLE = SYSADMIN "
+            "COMMENT = 'topicberg deploy'",
+            f"ALTER USER {user} SET RSA_PUBLIC_KEY = {text(self.public)}",
+            *(f"GRANT ROLE {role} TO USER {user}" for role in ROLES),
+        ]
+
+
+def ensure_secret(secrets: Secrets, path: str, account: str, user: str) -> Admin:
+    """Return the admin user of the secret, which gets a new key pair if it does not exist.
+
+    :raises TopicbergError: the secret is of another account or user, or has no key pair
+    """
+    found = secrets.read(path)
+    if found is None:
+        values = {_ACCOUNT: account, _USER: user}
+        pair = rsa.generate()
+        values = rsa.with_pair(values, 1, pair)
+        secrets.publish(path, secrets.add(path, values, rsa.label(pair.public)))
+        return Admin(account, user, pair.public)
+    _check(path, found, {_ACCOUNT: account, _USER: user})
+    public = rsa.public_key(found, rsa.active_slot(found)) or _public_of(path, found)
+    return Admin(account, user, "".join(public.split()))
+
+
+def _check(path: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    for name, value in expected.items():
+        if found.get(name, "").upper() != value.upper():
+            raise TopicbergError(
+                f"secret {path}: {name} is {found.get(name) or 'missing'}, not {value}",
+                hint="give another name with --secret, or delete the secret first",
+            )
+
+
+def _public_of(path: str, found: Mapping[str, str]) -> str:
+    """The public half of the private key, where the secret has only that one."""
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_private_key,
+    )
+
+    try:
+        key = load_pem_private_key(rsa.private_key(found), password=None)
+    except (KeyError, ValueError, TypeError):
+        raise TopicbergError(
+            f"secret {path} has no usable private key in slot {rsa.active_slot(found)}",
+            hint="delete the secret, and run the command again: it creates a key pair",
+        ) from None
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(public).decode()
