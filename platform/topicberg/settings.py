@@ -59,6 +59,10 @@ class Settings(BaseSettings):
         description="of the Kafka cluster that `topicberg deploy` creates: Basic by default; a "
         "cluster that exists keeps its type, and a Basic one can become a Standard one",
     )
+    auto_offset_reset: Literal["earliest", "latest"] = Field(
+        default="latest",
+        description="where consumers begin that take their settings from Parameter Store",
+    )
     ports: dict[str, int] = Field(
         default_factory=dict,
         description='ports of the local services, as JSON: {"kafka": 9092}; else free ones',

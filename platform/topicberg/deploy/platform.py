@@ -80,7 +80,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
     found = [
         *_organization(names, config),
         *_keys(names),
-        *_aws(names),
+        *_aws(names, config),
         *_namespaces(names, specs),
         *_integrations(names),
         *_snowflake(names, config),
@@ -191,7 +191,7 @@ def _kafka_rights(role: str) -> tuple[str, ...]:
     return (binding("cluster_admin"),) if role == "app_manager" else ()
 
 
-def _aws(names: Names) -> Iterator[Resource]:
+def _aws(names: Names, config: Settings) -> Iterator[Resource]:
     yield Bucket("aws/bucket", "of the topics' tables")
     yield DerivedBucket("aws/derived_bucket", "of the derived tables")
     yield GlueDatabase("aws/glue_database", "of the cluster", (CLUSTER,), (CLUSTER,))
@@ -208,7 +208,8 @@ def _aws(names: Names) -> Iterator[Resource]:
         trust=confluent_trust,
         policy="aws/policy/tableflow",
     )
-    for client, values in (("consumer", CONSUMER), ("producer", PRODUCER)):
+    consumer = {**CONSUMER, "auto.offset.reset": config.auto_offset_reset}
+    for client, values in (("consumer", consumer), ("producer", PRODUCER)):
         path = names.confluent_secret(f"{client}_kafka_client")
         yield Parameters(f"aws/ssm/{client}", path, values=values)
 

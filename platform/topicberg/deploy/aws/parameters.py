@@ -18,7 +18,6 @@ _COMMON = {
 CONSUMER = {
     **_COMMON,
     "auto.commit.interval.ms": "1000",
-    "auto.offset.reset": "latest",
     "basic.auth.credentials.source": "USER_INFO",
     "enable.auto.commit": "true",
     "max.poll.interval.ms": "300000",
@@ -28,6 +27,7 @@ CONSUMER = {
 PRODUCER = {
     **_COMMON,
     "acks": "all",
+    "auto.create.topics.enable": "true",
     "compression.type": "gzip",
     "transaction.timeout.ms": "60000",
 }
