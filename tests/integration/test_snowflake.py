@@ -59,7 +59,7 @@ from snowflake.connector.errors import DatabaseError, ProgrammingError
 from typer.testing import CliRunner
 
 from topicberg.cli import app
-from topicberg.deploy.secrets import Secrets
+from topicberg.clients.secrets import Secrets
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
 from topicberg.spark import new_session

@@ -36,7 +36,7 @@ def bootstrap_snowflake(
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.deploy.secrets import Secrets
+    from topicberg.clients.secrets import Secrets
     from topicberg.deploy.snowflake import bootstrap
     from topicberg.errors import TopicbergError
     from topicberg.settings import Settings
@@ -69,7 +69,7 @@ def _client(config: Settings, profile: str | None) -> Any:
         from topicberg.endpoints import load_endpoints
 
         return load_endpoints(config).boto3("secretsmanager", config)
-    from topicberg.aws import aws_session
+    from topicberg.clients.aws import aws_session
 
     session = aws_session(profile_name=profile, region_name=config.aws_region)
     return session.client("secretsmanager")

@@ -12,11 +12,11 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from topicberg.catalogs.snowflake import quote, text
+from topicberg.clients.secrets import Secrets
 from topicberg.deploy import rsa
-from topicberg.deploy.secrets import Secrets
 from topicberg.deploy.snowflake.session import ROLES
 from topicberg.errors import TopicbergError
-from topicberg.snowflake import quote, text
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
 USER = "TOPICBERG_ADMIN"
