@@ -182,8 +182,10 @@ def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
     engine.plan(graph, world)
     account = world.need("confluent/service_account/app_consumer").id
     world.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
-    binding = "confluent/role_binding/stock_trades_app_producer"
+    binding = "confluent/role_binding/stock_trades_connector_subject"
     world.cloud.delete(f"/iam/v2/role-bindings/{world.need(binding).id}")
+    access = next(one for one in graph if one.key == "confluent/acl/stock_trades_app_producer")
+    access.delete(world, world.need(access.key))
     connector = world.need("confluent/connector/stock_trades")
     world.cloud.put(
         f"/connect/v1/environments/{world.environment}/clusters/{world.cluster}"
@@ -207,6 +209,7 @@ def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
     assert {key: step.action.value for key, step in drift.items()} == {
         "confluent/service_account/app_consumer": "change",
         binding: "create",
+        access.key: "create",
         "confluent/connector/stock_trades": "change",
         "key/kafka_app_consumer": "change",
         "aws/role/tableflow": "change",
