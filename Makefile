@@ -41,9 +41,10 @@ test-all: install  ## every test, also those that take minutes each
 unit: install  ## the fast tests only
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
-check: install  ## lint, format and types
+check: install  ## lint, format, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
 

@@ -18,8 +18,8 @@ from assets.tables import (
     upsert_view_table,
 )
 from resources import Lakehouse, Spark
+from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.offsets import Offsets
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from topicberg.iceberg.maintenance import MaintenanceReport
-    from topicberg.tableflow.offsets import Offsets
+    from topicberg.kafka.offsets import Offsets
     from topicberg.tableflow.status import TopicStatus
 
 PATIENCE_SECONDS = 20 * 60.0

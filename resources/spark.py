@@ -9,8 +9,7 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
 from resources.lakehouse import connect
-from topicberg.endpoints import NO_SUBSTITUTION
-from topicberg.spark import check_spark
+from topicberg.spark import NO_SUBSTITUTION, check_spark
 
 
 class Spark(LazyPySparkResource):

@@ -9,11 +9,13 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from topicberg.endpoints import NO_SUBSTITUTION
 from topicberg.errors import UnreachableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+NO_SUBSTITUTION = {"spark.sql.variable.substitute": "false"}
+"""Spark would replace ``${env:…}`` in SQL text by the variables of its process."""
 
 
 def without_token(remote: str) -> str:

@@ -23,7 +23,7 @@ import pytest
 from faults import FAULTS
 from load import Load, paused_load
 
-from topicberg.deploy.confluent.api import Api
+from topicberg.clients.confluent import Api
 from topicberg.endpoints import Endpoints
 from topicberg.local import stack as local_stack
 from topicberg.settings import settings

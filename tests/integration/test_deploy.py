@@ -19,12 +19,12 @@ from pydantic import SecretStr
 
 from assets.platform import asset_key, platform_assets
 from topicberg.catalogs.snowflake import Names, create_table, quote
+from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey
 from topicberg.dagster.home import dagster_home
 from topicberg.deploy import engine
 from topicberg.deploy.aws.iam import document
 from topicberg.deploy.confluent import keys
-from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.lock import LockedError, exclusive
 from topicberg.deploy.platform import resources

@@ -148,7 +148,7 @@ def append(table: Table, first: int, rows: int = 5, **more: Any) -> None:
     times = when if isinstance(when, list) else [when] * rows
     properties = {summaries.END_OFFSETS: f'{{"0": {first + rows}}}', summaries.TOPIC_ID: "t"}
     if wap_id := more.get("wap_id"):
-        properties[commit.WAP_ID] = wap_id
+        properties[summaries.WAP_ID] = wap_id
     table.append(
         pa.table(
             {
@@ -218,7 +218,7 @@ def test_what_a_killed_engine_staged_goes(topic: Topic) -> None:
     append(table, 5)
     head = table.refresh().current_snapshot()
     assert head is not None
-    fresh, used, gone = (commit.STAGING_PREFIX + name for name in ("fresh", "used", "gone"))
+    fresh, used, gone = (summaries.STAGING_PREFIX + name for name in ("fresh", "used", "gone"))
     for branch in (fresh, used, gone):
         table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
     append(table, 10, branch=used)

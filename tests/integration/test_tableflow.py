@@ -28,11 +28,11 @@ from topicberg.checks.topic import check_lag, lag_of
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg import summaries
+from topicberg.kafka.offsets import Offsets
 from topicberg.spark import new_session
 from topicberg.tableflow import commit, service
 from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
 from topicberg.tableflow.metrics import StatusCollector
-from topicberg.tableflow.offsets import Offsets
 from topicberg.tableflow.sizing import GROWTH, SMALL_RECORDS
 from topicberg.tableflow.status import remove_status
 from topicberg.tableflow.wait import held_offsets, wait_for

@@ -15,9 +15,9 @@ from pydantic import SecretStr
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import ask, logging_in, parsed
 from topicberg.clients.answers import Answer, AnswerError, answered
+from topicberg.clients.confluent import Api, GarbledError, UncertainError
 from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
-from topicberg.deploy.confluent.api import Api, GarbledError, UncertainError
 from topicberg.deploy.passing import unanswered
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import UnreachableError

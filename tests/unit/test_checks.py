@@ -60,8 +60,8 @@ from topicberg.checks.topic import (
 )
 from topicberg.errors import UnreachableError
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
+from topicberg.kafka.offsets import dump_offsets
 from topicberg.settings import settings
-from topicberg.tableflow.offsets import dump_offsets
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed
 from topicberg.topics import Rules, TopicSpec, load_topic, load_topics

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from topicberg.deploy.confluent.api import (
+from topicberg.clients.confluent import (
     Api,
     ApiError,
     ConflictError,

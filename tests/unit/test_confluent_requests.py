@@ -25,10 +25,10 @@ from test_confluent_stand_in import NO_DELAYS, NOWHERE
 
 from emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
 from emulators.store import Stored
+from topicberg.clients.confluent import ApiError
 from topicberg.deploy import engine
 from topicberg.deploy import world as worlds
 from topicberg.deploy.confluent import keys
-from topicberg.deploy.confluent.api import ApiError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.platform import resources

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from topicberg.clients.confluent import ConflictError, GoneError, UncertainError
 from topicberg.deploy import engine
-from topicberg.deploy.confluent.api import ConflictError, GoneError, UncertainError
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.platform import resources

@@ -28,8 +28,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from topicberg.clients.confluent import ApiError
 from topicberg.deploy import lock
-from topicberg.deploy.confluent.api import ApiError
 from topicberg.deploy.lock import (
     LEASE_SECONDS,
     MARGIN_SECONDS,

@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.deploy.confluent.api import ApiError, ConflictError, FailedError, GoneError
+from topicberg.clients.confluent import ApiError, ConflictError, FailedError, GoneError
 from topicberg.deploy.passing import gone, passes
 
 

@@ -16,9 +16,9 @@ from vendors import Vendors, in_this_process
 
 from assets.platform import asset_key, platform_assets
 from topicberg.catalogs import snowflake
+from topicberg.clients.confluent import Api
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.aws.iam import Policy
-from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.preflight import check
 from topicberg.deploy.rotate import rotate
 from topicberg.deploy.snowflake.session import _connect

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topicberg.kafka.offsets import Offsets, Place
 from topicberg.tableflow.isolation import ATTEMPTS, Isolation
-from topicberg.tableflow.offsets import Offsets, Place, plan_batch
+from topicberg.tableflow.offsets import plan_batch
 from topicberg.tableflow.places import CHUNK, Places
 from topicberg.tableflow.sizing import (
     GROWTH,

@@ -17,8 +17,7 @@ from topicberg.iceberg.maintenance.compaction import due_tiers, many_deletes, ti
 from topicberg.iceberg.maintenance.expiry import expirable
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.run import topic_policy
-from topicberg.iceberg.summaries import ancestry
-from topicberg.tableflow.commit import STAGING_PREFIX
+from topicberg.iceberg.summaries import STAGING_PREFIX, ancestry
 from topicberg.topics import TopicSpec
 
 MB = 1024 * 1024

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.offsets import Offsets, Place, dump_offsets, parse_offsets, plan_batch
+from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
+from topicberg.tableflow.offsets import plan_batch
 
 offsets = st.dictionaries(st.integers(0, 40), st.integers(0, 10**12), max_size=12)
 

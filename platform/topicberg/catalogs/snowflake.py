@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from topicberg.clients.answers import Answer, answered, unusable
+from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names as DeployNames
 
@@ -122,10 +123,6 @@ def create_integration(config: Settings) -> str:
         f"GLUE_REGION = {text(config.aws_region)} "
         f"CATALOG_NAMESPACE = {text(config.cluster_id)} ENABLED = TRUE"
     )
-
-
-def glue_rest_uri(config: Settings) -> str:
-    return f"https://glue.{config.aws_region}.amazonaws.com/iceberg"
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
     import snowflake.connector
     from snowflake.connector.errors import Error
 
-    from topicberg.deploy.settings import Addresses
+    from topicberg.endpoints.addresses import Addresses
     from topicberg.errors import TopicbergError
 
     stated = Addresses()

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from graphlib import TopologicalSorter
 
-from topicberg.deploy.confluent.api import (
+from topicberg.clients.confluent import (
     ConflictError,
     CredentialsError,
     GoneError,

@@ -12,7 +12,7 @@ import re
 from botocore.exceptions import ClientError, HTTPClientError
 
 from topicberg.clients.answers import AnswerError
-from topicberg.deploy.confluent.api import (
+from topicberg.clients.confluent import (
     ApiError,
     ConflictError,
     CredentialsError,

@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from topicberg.clients.answers import AnswerError
+from topicberg.clients.confluent import UncertainError
 from topicberg.clients.secrets import ApiKey, Version
 from topicberg.deploy import rsa
-from topicberg.deploy.confluent.api import UncertainError
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.engine import TRIES, look, patiently, plan
 from topicberg.deploy.resource import Action, Resource

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from topicberg.clients.aws import aws_session
+from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey, Secrets
-from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.passing import broken
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.settings import DeploySettings, load

@@ -19,6 +19,7 @@ from pydantic import Field, SecretStr, ValidationError
 from topicberg.errors import StackError, StackNotRunningError
 from topicberg.security.redaction import HoldsSecrets, remember, remember_values
 from topicberg.settings import Settings, settings
+from topicberg.spark import NO_SUBSTITUTION
 
 if TYPE_CHECKING:
     import boto3
@@ -31,8 +32,6 @@ CATALOG = "lake"
 """Name of the Iceberg catalog in Spark and in DuckDB."""
 TOKEN_VARIABLE = "TOPICBERG_ICEBERG_REST_TOKEN"  # noqa: S105
 """Environment variable that holds the token of the Iceberg REST catalog."""
-NO_SUBSTITUTION = {"spark.sql.variable.substitute": "false"}
-"""Spark would replace ``${env:…}`` in SQL text by the variables of its process."""
 
 
 @lru_cache(maxsize=8)
@@ -340,3 +339,8 @@ def local_endpoints(config: Settings) -> Endpoints:
             f"{path} is damaged: {type(error).__name__}",
             hint="`topicberg down` and `topicberg up` write it anew",
         ) from None
+
+
+def glue_rest_uri(config: Settings) -> str:
+    """Return the address of Glue's Iceberg REST API in the deployment's region."""
+    return f"https://glue.{config.aws_region}.amazonaws.com/iceberg"

@@ -11,9 +11,8 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 
-from topicberg.catalogs.snowflake import glue_rest_uri
-from topicberg.deploy.settings import Addresses
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint, glue_rest_uri
+from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings

@@ -16,7 +16,7 @@ from pyiceberg.types import IntegerType
 
 from topicberg.iceberg.hours import FileHours, Hours, microseconds, partition_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, END_OFFSETS, START_OFFSETS, ancestry, summary
-from topicberg.tableflow.offsets import Offsets, parse_offsets
+from topicberg.kafka.offsets import Offsets, parse_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+WAP_ID = "wap.id"
+STAGING_PREFIX = "tableflow-staging-"
+"""Branches on which a batch of several snapshots is staged."""
+SNAPSHOTS_PER_BATCH = 2
 MAIN = "main"
 CHECKPOINT_TAG = "tableflow"
 """Tag on the newest snapshot that carries offsets, so that no snapshot expiry can remove it."""

@@ -38,23 +38,21 @@ from topicberg.iceberg.summaries import (
     COMMITTED_AT_MS,
     END_OFFSETS,
     MAIN,
+    SNAPSHOTS_PER_BATCH,
     START_OFFSETS,
     TOPIC,
     TOPIC_ID,
+    WAP_ID,
     ancestry,
     summary,
 )
-from topicberg.tableflow.offsets import Batch, Offsets, dump_offsets, parse_offsets
+from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
+from topicberg.tableflow.offsets import Batch
 
 if TYPE_CHECKING:
     pass
 
 logger = logging.getLogger(__name__)
-
-WAP_ID = "wap.id"
-STAGING_PREFIX = "tableflow-staging-"
-"""Branches on which a batch of several snapshots is staged."""
-SNAPSHOTS_PER_BATCH = 2
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from typing import Any, get_args
+from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from topicberg.deploy.confluent.api import Api
-from topicberg.deploy.confluent.tableflow import catalog_problems, read_topic
-from topicberg.deploy.settings import Addresses
+from topicberg.clients.confluent import Api, GoneError
+from topicberg.endpoints.addresses import Addresses
 from topicberg.endpoints.cloud import read_secret
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
 
+TOPICS = "/tableflow/v1/tableflow-topics"
 ATTEMPTS = 2
 """Whoever looks at a state comes again anyway."""
 HINT = "see Tableflow of the topic in Confluent Cloud; `topicberg deploy plan` shows what differs"
@@ -56,3 +57,31 @@ def _status(topic: str, spec: dict[str, Any], said: dict[str, Any]) -> TopicStat
         ],
         write_mode=str(said.get("write_mode") or "APPEND"),
     )
+
+
+def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str, Any] | None:
+    """What Confluent has of Tableflow on a topic; None: it is not enabled."""
+    try:
+        found: dict[str, Any] = api.get(topic_path(name), **where(environment, cluster))
+    except GoneError as error:
+        if error.status == 403:
+            raise
+        return None
+    return found
+
+
+def catalog_problems(status: dict[str, Any]) -> list[str]:
+    """Of each catalog that could not be synced: its type and the error."""
+    return [
+        f"{one.get('catalog_type')}: {one.get('error_message') or 'the sync failed'}"
+        for one in status.get("catalog_sync_statuses") or []
+        if one.get("sync_status") == "FAILED"
+    ]
+
+
+def topic_path(name: str) -> str:
+    return f"{TOPICS}/{quote(name, safe='')}"
+
+
+def where(environment: str, cluster: str) -> dict[str, str]:
+    return {"environment": environment, "spec.kafka_cluster": cluster}

@@ -32,6 +32,7 @@ from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.formats.subjects import NOT_FOUND, wire_prefix
 from topicberg.kafka.consumer import DamagedRecordsError, messages
+from topicberg.kafka.offsets import Offsets, Place
 from topicberg.kafka.transactions import (
     abort,
     newest_states,
@@ -39,7 +40,6 @@ from topicberg.kafka.transactions import (
     transactional_producer,
 )
 from topicberg.settings import Settings
-from topicberg.tableflow.offsets import Offsets, Place
 from topicberg.tableflow.places import Places
 from topicberg.tableflow.reading import (
     FIRST_MS,

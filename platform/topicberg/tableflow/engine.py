@@ -30,6 +30,7 @@ from topicberg.errors import (
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
+from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
@@ -38,14 +39,7 @@ from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.layout import KEY, VALUE, Layout, read_layout, table_schema
-from topicberg.tableflow.offsets import (
-    Batch,
-    Offsets,
-    Place,
-    dump_offsets,
-    parse_offsets,
-    plan_batch,
-)
+from topicberg.tableflow.offsets import Batch, plan_batch
 from topicberg.tableflow.reading import (
     OUT_OF_SPARKS_RANGE,
     read_by_client,

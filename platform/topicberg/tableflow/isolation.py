@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from topicberg.tableflow.offsets import Offsets, Place, Ranges
+from topicberg.kafka.offsets import Offsets, Place, Ranges
 
 ATTEMPTS = 2
 """Failures of one record by itself, each followed by a proof that all else works."""

@@ -29,14 +29,13 @@ from topicberg.errors import TableflowError
 from topicberg.formats import as_record, format_of, is_union
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
+from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
     from topicberg.topics.spec import TopicSpec
 
 KEY = "key"
 VALUE = "value"
-RAW_KEY = "raw-key"
-PARTITION = "partition"
 
 _METADATA_TYPES: dict[str, Callable[[Iterator[int]], IcebergType]] = {
     "topic": lambda _: StringType(),

@@ -1,29 +1,13 @@
-"""Kafka offsets of a topic, and which of them the next batch reads."""
+"""Which records the next batch reads."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from topicberg.errors import TableflowError
+from topicberg.kafka.offsets import Offsets, Place, Ranges
 from topicberg.wording import count
-
-Offsets = dict[int, int]
-"""Partition → offset. Start offsets are the first to read, end offsets the first not to read."""
-Place = tuple[int, int]
-"""Partition and offset of one record."""
-Ranges = dict[int, tuple[int, int]]
-"""Partition → first offset, and the offset after the last one."""
-
-
-def dump_offsets(offsets: Mapping[int, int]) -> str:
-    """JSON as Spark's Kafka source and the snapshot summary have it: ``{"0": 12}``."""
-    return json.dumps({str(partition): offsets[partition] for partition in sorted(offsets)})
-
-
-def parse_offsets(text: str) -> Offsets:
-    return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from topicberg.tableflow.offsets import Place
+from topicberg.kafka.offsets import Place
 
 CHUNK = 1 << 16
 KEPT_CHUNKS = 50

@@ -26,11 +26,11 @@ from topicberg import kafka
 from topicberg.errors import CommitConflictError, SpecError
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka.consumer import messages
+from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.keys import KeyIndex, Keys, key_folder, merged
-from topicberg.tableflow.offsets import Offsets, Ranges
 from topicberg.tableflow.rows import HASHED_KEY_BYTES
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert import key_columns

@@ -18,8 +18,9 @@ from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, as_record, format_of
 from topicberg.formats.subjects import WIRE_BYTES, RegisteredSchema, Subject, wire_prefix
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.layout import KEY, PARTITION, RAW_KEY, VALUE, Half, Layout, twins
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, twins
 from topicberg.tableflow.reading import UNREADABLE
+from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

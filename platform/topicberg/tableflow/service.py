@@ -18,13 +18,13 @@ from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TableflowError, TopicbergError
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import first_times
+from topicberg.kafka.offsets import Offsets
 from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, failures
 from topicberg.tableflow.engine import Commit, Ingestor
 from topicberg.tableflow.keeper import Keeper
 from topicberg.tableflow.metrics import serve_metrics
-from topicberg.tableflow.offsets import Offsets
 from topicberg.tableflow.status import (
     FailingFormat,
     OpenTransaction,

@@ -20,8 +20,8 @@ from topicberg.errors import CommitConflictError, SpecError, TopicbergError
 from topicberg.iceberg.commits import commit_on_head
 from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka.consumer import DamagedRecordsError, messages
+from topicberg.kafka.offsets import Offsets, Place, parse_offsets
 from topicberg.tableflow.commit import committed as held_by
-from topicberg.tableflow.offsets import Offsets, Place, parse_offsets
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

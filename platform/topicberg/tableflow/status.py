@@ -8,8 +8,8 @@ from typing import Literal, get_args
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.files import replace_file, topic_file
+from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.offsets import Offsets
 from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.tombstones import Missed
 

@@ -31,7 +31,8 @@ from topicberg.errors import TableflowError
 from topicberg.formats.avro_schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import METADATA_COLUMNS, PARTITION, twins
+from topicberg.tableflow.layout import METADATA_COLUMNS, twins
+from topicberg.topics.spec import PARTITION
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from topicberg.iceberg.position_deletes import stage_deletes
+from topicberg.iceberg.summaries import STAGING_PREFIX
 from topicberg.spark import quote
-from topicberg.tableflow.commit import STAGING_PREFIX
-from topicberg.tableflow.layout import PARTITION, RAW_KEY
 from topicberg.tableflow.rows import ROW
+from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from topicberg import kafka
 from topicberg.iceberg.snapshots import newest_record
+from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow.commit import committed
-from topicberg.tableflow.offsets import Offsets
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

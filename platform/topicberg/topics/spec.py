@@ -22,9 +22,11 @@ from topicberg.topics.schema import SchemaFormat, read_schema
 DAY_MS = 86_400_000
 MAX_NAME = 249
 """Kafka's longest topic name; Glue and Snowflake take 255."""
+PARTITION = "partition"
+RAW_KEY = "raw-key"
 METADATA_TYPES = {
     "topic": "string",
-    "partition": "int",
+    PARTITION: "int",
     "headers": "map",
     "leader-epoch": "int",
     "offset": "long",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from topicberg.deploy.confluent.api import ApiError, FailedError
+from topicberg.clients.confluent import ApiError, FailedError
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from topicberg.deploy.confluent.api import FailedError
+from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.organization import only
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until

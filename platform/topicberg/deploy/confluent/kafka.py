@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from topicberg.deploy.confluent.api import GoneError
+from topicberg.clients.confluent import GoneError
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.topics.schema import read_schema
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr
 
+from topicberg.clients.confluent import Api, CredentialsError, GoneError
 from topicberg.clients.secrets import ApiKey, Version
-from topicberg.deploy.confluent.api import Api, CredentialsError, GoneError
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.wait import until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from topicberg.deploy.confluent.api import Api, ApiError
+from topicberg.clients.confluent import Api, ApiError
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from topicberg.deploy.confluent.api import Api, ApiError, GoneError
+from topicberg.clients.confluent import ApiError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.resource import (
     CannotChangeError,
@@ -17,12 +16,12 @@ from topicberg.deploy.resource import (
     compare,
 )
 from topicberg.deploy.wait import until
+from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
 
 if TYPE_CHECKING:
     from topicberg.deploy.world import World
     from topicberg.topics import TopicSpec
 
-TOPICS = "/tableflow/v1/tableflow-topics"
 RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 8
 """Times in a row that FAILED must be seen: right after the IAM role was created it passes."""
@@ -46,34 +45,6 @@ def config_of(spec: TopicSpec) -> dict[str, Any]:
     if tableflow.data_retention_ms is not None:
         config["data_retention_ms"] = str(tableflow.data_retention_ms)
     return config
-
-
-def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str, Any] | None:
-    """What Confluent has of Tableflow on a topic; None: it is not enabled."""
-    try:
-        found: dict[str, Any] = api.get(_path(name), **_where(environment, cluster))
-    except GoneError as error:
-        if error.status == 403:
-            raise
-        return None
-    return found
-
-
-def catalog_problems(status: dict[str, Any]) -> list[str]:
-    """Of each catalog that could not be synced: its type and the error."""
-    return [
-        f"{one.get('catalog_type')}: {one.get('error_message') or 'the sync failed'}"
-        for one in status.get("catalog_sync_statuses") or []
-        if one.get("sync_status") == "FAILED"
-    ]
-
-
-def _path(name: str) -> str:
-    return f"{TOPICS}/{quote(name, safe='')}"
-
-
-def _where(environment: str, cluster: str) -> dict[str, str]:
-    return {"environment": environment, "spec.kafka_cluster": cluster}
 
 
 @dataclass(frozen=True)
@@ -150,7 +121,7 @@ class TableflowTopic(Resource):
             spec["table_formats"] = list(self._topic().tableflow.table_formats)
         if "suspended" in changes:
             spec["suspended"] = False
-        world.tableflow.patch(_path(self.name), {"spec": spec})
+        world.tableflow.patch(topic_path(self.name), {"spec": spec})
 
     def settle(self, world: World, live: Live) -> None:
         """It runs and writes every format; without a source it may wait for the first record.
@@ -180,7 +151,7 @@ class TableflowTopic(Resource):
         until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
 
     def delete(self, world: World, live: Live) -> None:
-        world.tableflow.delete(_path(self.name), **_where(world.environment, world.cluster))
+        world.tableflow.delete(topic_path(self.name), **where(world.environment, world.cluster))
 
 
 def _handling(config: dict[str, Any]) -> dict[str, Any]:

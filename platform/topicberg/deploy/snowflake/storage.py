@@ -18,7 +18,6 @@ from topicberg.catalogs.snowflake import (
     create_rest_integration,
     create_table,
     create_volume,
-    glue_rest_uri,
     parsed,
     quote,
     role_arn,
@@ -29,11 +28,13 @@ from topicberg.catalogs.snowflake import (
 from topicberg.clients.answers import Answer
 from topicberg.deploy.aws import iam
 from topicberg.deploy.aws.glue import tables
-from topicberg.deploy.confluent.tableflow import FAILED_POLLS, catalog_problems, read_topic
+from topicberg.deploy.confluent.tableflow import FAILED_POLLS
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import _pattern
 from topicberg.deploy.wait import PatienceError, until
+from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
+from topicberg.tableflow.confluent import catalog_problems, read_topic
 
 if TYPE_CHECKING:
     from topicberg.deploy.snowflake.session import Session

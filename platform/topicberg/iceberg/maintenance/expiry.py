@@ -31,8 +31,15 @@ from topicberg.iceberg import changes
 from topicberg.iceberg import read_tags as reading
 from topicberg.iceberg.files import delete_files, entries, manifests
 from topicberg.iceberg.maintenance.policy import Policy
-from topicberg.iceberg.summaries import END_OFFSETS, SOURCE_SNAPSHOTS, ancestry, summary
-from topicberg.tableflow.commit import SNAPSHOTS_PER_BATCH, STAGING_PREFIX, WAP_ID
+from topicberg.iceberg.summaries import (
+    END_OFFSETS,
+    SNAPSHOTS_PER_BATCH,
+    SOURCE_SNAPSHOTS,
+    STAGING_PREFIX,
+    WAP_ID,
+    ancestry,
+    summary,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -26,7 +26,7 @@ from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import PARTITION, RAW_KEY
+from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
