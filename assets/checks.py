@@ -240,10 +240,20 @@ def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
 
         return check_deletes(spec, probe.iceberg)
 
+    def schema(probe: Probe) -> "Finding":
+        from topicberg.checks.topic import check_schema
+        from topicberg.kafka.registration import compare
+
+        states = compare(spec, probe.endpoints, probe.lakehouse.config)
+        return check_schema(states, probe.engine_fault(spec))
+
     yield TableCheck("tableflow", "Tableflow commits the topic: it is not suspended, and no turn "
                      "of it fails again and again.", engine)  # fmt: skip
     yield TableCheck("skipped_rows", "No record was left out, or sent to the dead-letter topic, "
                      "that nobody has looked at.", skipped)  # fmt: skip
+    if spec.value_schema.file or spec.key.file:
+        yield TableCheck("schema", "The schema files of the topic are the newest versions in the "
+                         "schema registry.", schema)  # fmt: skip
     if spec.write_mode == "upsert":
         yield TableCheck("deletes", "Every tombstone was read while Kafka kept it: the engine was "
                          "never away for longer than delete.retention.ms.", deletes)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from topicberg.endpoints import Endpoints
+    from topicberg.kafka.registration import FileState
     from topicberg.topics.spec import Freshness, TopicSpec
 
 ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
@@ -81,6 +83,26 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
                 facts=facts,
             )
     return good(f"Tableflow is {status.phase.lower()}", **facts)
+
+
+def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
+    """Whether the schema files of a topic are the newest versions of their subjects.
+
+    :param engine: the check that says why, if the engine fails
+    """
+    facts = {state.subject: f"{state.file}: {state.state}" for state in states}
+    different = [state for state in states if state.state != "equal"]
+    if not different:
+        said = "; ".join(state.what for state in states)
+        return good(said or "the topic has no schema file", **facts)
+    return Finding(
+        passed=False,
+        what="; ".join(state.what for state in different),
+        mend=different[0].remediation,
+        severity="warning",
+        cause=engine,
+        facts=facts,
+    )
 
 
 def _end_transaction(spec: TopicSpec) -> str:

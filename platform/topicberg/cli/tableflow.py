@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from topicberg.endpoints import Endpoints
+    from topicberg.kafka.registration import FileState
     from topicberg.settings import Settings
     from topicberg.tableflow.status import TopicStatus
     from topicberg.topics import TopicSpec
@@ -312,8 +313,16 @@ def status(
         state.topic: state.shown_phase if state.topic in {*enabled, *wrong} else "DISABLED"
         for state in states
     }
+    schemas, unknown = _schemas([enabled[name] for name in names if name in enabled], config)
     if as_json:
-        echo_json([state.model_dump() | {"phase": phases[state.topic]} for state in states])
+        echo_json(
+            [
+                state.model_dump()
+                | {"phase": phases[state.topic]}
+                | {"schemas": [one.document for one in schemas if one.topic == state.topic]}
+                for state in states
+            ]
+        )
         return
     # A terminal of 80 columns must not cut what matters; the snapshot is in --json.
     table = Table(
@@ -346,6 +355,23 @@ def status(
                 echo(f"{state.topic}: {message}", fg="red", err=True)
         for message in _notes(state):
             echo(f"{state.topic}: {message}", fg="yellow", err=True)
+    for schema in schemas:
+        if schema.state != "equal":
+            echo(f"{schema.topic}: {schema.what}\n  → {schema.remediation}", fg="yellow", err=True)
+    if unknown:
+        echo(f"the schema files are not compared with the registry: {unknown}", err=True)
+
+
+def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:
+    """How the schema files compare with the registry, or why that is not known."""
+    from topicberg.endpoints import load_endpoints
+    from topicberg.errors import TopicbergError
+    from topicberg.kafka.registration import compare_all
+
+    try:
+        return compare_all(specs, load_endpoints(config), config), None
+    except TopicbergError as error:
+        return [], error.message
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topicberg.cli.output import echo, echo_json
 from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
 
 app = typer.Typer(help="Look at and check the topic specs.", no_args_is_help=True)
 
@@ -18,7 +22,10 @@ def register(parent: typer.Typer) -> None:
 
 @app.command()
 def validate() -> None:
-    """Check every topic spec and its schema files; every mistake is one line."""
+    """Check every topic spec and its schema files; every mistake is one line.
+
+    With a registry that answers, the schema files are compared with what is registered.
+    """
     from topicberg.settings import settings
     from topicberg.topics import check_topics
 
@@ -31,6 +38,35 @@ def validate() -> None:
         echo(summary, fg="red", err=True)
         raise typer.Exit(2)
     echo(f"{len(specs)} topic specs are right: {', '.join(spec.name for spec in specs)}")
+    if not _compare_with_registry(specs, settings()):
+        raise typer.Exit(2)
+
+
+def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
+    """Say where schema files and registry differ; False: the registry would refuse a file."""
+    from topicberg.endpoints import load_endpoints
+    from topicberg.errors import TopicbergError
+    from topicberg.kafka.registration import compare_all
+
+    try:
+        states = compare_all(specs, load_endpoints(config), config)
+    except TopicbergError as error:
+        echo(f"the schema files are not compared with the registry: {error.message}", err=True)
+        return True
+    equal = sum(state.state == "equal" for state in states)
+    echo(f"{count(equal, 'schema file')} of {len(states)} are the newest registered version")
+    new = sorted({state.topic for state in states if state.latest is None})
+    if new:
+        echo(
+            f"not registered yet: the schemas of {', '.join(new)}; who writes or reads the topic "
+            "first registers them, or `topicberg topics register TOPIC`"
+        )
+    for state in states:
+        if state.state != "equal" and state.latest is not None:
+            refused = state.acceptable is False
+            color = "red" if refused else "yellow"
+            echo(f"{state.topic}: {state.what}\n  → {state.remediation}", fg=color, err=True)
+    return not any(state.acceptable is False for state in states)
 
 
 @app.command("list")
@@ -102,6 +138,42 @@ def new(
     echo("`topicberg topics validate` checks it; reload the code location in the UI")
 
 
+@app.command("register")
+def register_schemas(
+    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
+) -> None:
+    """Register the schema files of a topic, if their subjects' compatibility levels allow it."""
+    from topicberg.endpoints import load_endpoints
+    from topicberg.kafka import registration
+    from topicberg.settings import settings
+    from topicberg.topics import load_topic
+
+    config = settings()
+    states = registration.register(load_topic(name), load_endpoints(config), config)
+    if not states:
+        echo(f"{name}: the spec names no schema file")
+    for state in states:
+        echo(f"{name}: {state.what}")
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
+) -> None:
+    """Write the newest registered versions of a topic's schemas to its schema files."""
+    from topicberg.endpoints import load_endpoints
+    from topicberg.kafka import registration
+    from topicberg.settings import settings
+    from topicberg.topics import load_topic
+
+    config = settings()
+    written = registration.pull(load_topic(name), load_endpoints(config), config)
+    for path in written:
+        echo(f"{name}: wrote {path}")
+    if not written:
+        echo(f"{name}: the schema files are the newest registered versions")
+
+
 @app.command("restore-schema")
 def restore_schema(
     name: Annotated[str, typer.Argument(help="The Kafka topic.")],
@@ -117,5 +189,13 @@ def restore_schema(
     from topicberg.topics import load_topic
 
     config = settings()
-    for subject, version in kafka.restore_schemas(load_topic(name), load_endpoints(config), config):
+    deleted = kafka.restore_schemas(load_topic(name), load_endpoints(config), config)
+    for subject, version in deleted:
         echo(f"{subject}: version {version} is deleted")
+    if deleted:
+        echo(
+            f"{name}: a suspended topic resumes by itself within 30 seconds; "
+            f"`topicberg tableflow status {name}` shows it"
+        )
+    else:
+        echo(f"{name}: the registry has no version after the schema files'")

@@ -260,14 +260,22 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         if path is None:
             continue
         subjects.append(f"confluent/subject/{name}_{part}")
+        needs = [REGISTRY, "key/schema_registry"]
+        if schema.compatibility:  # registering takes less than setting the level
+            owner = f"{name}_{part}_owner"
+            yield _binding(
+                owner, "schema_registry", "ResourceOwner", REGISTRY, pattern=f"/subject={subject}"
+            )
+            needs.append(binding(owner))
         yield Subject(
             subjects[-1],
             subject,
-            (REGISTRY, "key/schema_registry"),
+            tuple(needs),
             (REGISTRY,),
             file=path,
             format=schema.format,
             message=schema.message,
+            compatibility=schema.compatibility,
         )
     before = [topic, *subjects]
     quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None

@@ -9,23 +9,27 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from topicberg.clients.registry import registry_errors
+from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import settings
 from topicberg.topics import requests
+from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
 from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
     from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
+    from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
@@ -34,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
+NOT_FOUND = 404
 _GRACE_SECONDS = 5.0
 _REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
@@ -404,29 +409,99 @@ def _offsets(
 def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) -> int | None:
     """Id of the schema in the subject; registered only if no version of the subject has it.
 
+    The subject gets the compatibility level of the spec, if the spec has one.
+
     :param schema: what the topic's spec says of it
     :param path: its file; None: there is no schema
+    :raises IncompatibleSchemaError: the subject's compatibility level does not allow it
     :raises TopicbergError: the registry does not answer, or refuses
     """
-    from confluent_kafka.schema_registry import Schema
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     if path is None:
         return None
     registry = endpoints.schema_registry_client()
-    text = read_schema(path, schema.format, schema.message).text
-    wanted = Schema(text, _REGISTRY_TYPES[schema.format])
+    wanted = as_registered(schema, path)
     with registry_errors(f"the schema of {subject}"):
-        try:
-            found = registry.lookup_schema(subject, wanted)
-        except SchemaRegistryError as error:
-            if error.http_status_code != 404:
-                raise
-        else:
+        _set_compatibility(registry, subject, schema.compatibility)
+        found = lookup(registry, subject, wanted)
+        if found is not None and found.schema_id is not None:
             return found.schema_id
-        schema_id = registry.register_schema(subject, wanted)
+        try:
+            schema_id = registry.register_schema(subject, wanted)
+        except SchemaRegistryError as error:
+            if error.http_status_code != CONFLICT:
+                raise
+            what, hint = refusal(error.error_message, compatibility(registry, subject))
+            raise IncompatibleSchemaError(
+                f"the schema registry refused the schema of {subject} ({path.name}): {what}",
+                hint=hint,
+            ) from error
+        # A registry may forget the level of a subject that has no versions yet.
+        _set_compatibility(registry, subject, schema.compatibility)
     logger.info("registered schema %d as %s", schema_id, subject)
     return schema_id
+
+
+def as_registered(schema: Any, path: Path) -> Schema:
+    """Return the schema of a file as it is registered.
+
+    :param schema: what the topic's spec says of it
+    :raises SpecError: the file is wrong
+    """
+    from confluent_kafka.schema_registry import Schema
+
+    text = read_schema(path, schema.format, schema.message).text
+    return Schema(text, _REGISTRY_TYPES[schema.format])
+
+
+def lookup(registry: SchemaRegistryClient, subject: str, wanted: Schema) -> RegisteredSchema | None:
+    """Return the version of a subject that has this schema; None: no version has it."""
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    try:
+        return registry.lookup_schema(subject, wanted)
+    except SchemaRegistryError as error:
+        if error.http_status_code != NOT_FOUND:
+            raise
+        return None
+
+
+def latest_version(registry: SchemaRegistryClient, subject: str) -> RegisteredSchema | None:
+    """Return the newest version of a subject; None: there is no such subject."""
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    try:
+        return registry.get_latest_version(subject)
+    except SchemaRegistryError as error:
+        if error.http_status_code != NOT_FOUND:
+            raise
+        return None
+
+
+def compatibility(registry: SchemaRegistryClient, subject: str) -> str | None:
+    """Return the compatibility level that holds for a subject; None: the registry does not say."""
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    for name in (subject, None):
+        with suppress(SchemaRegistryError, KeyError):
+            return registry.get_compatibility(name)
+    return None
+
+
+def _set_compatibility(registry: SchemaRegistryClient, subject: str, level: str | None) -> None:
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    if level is None:
+        return
+    try:
+        found = registry.get_compatibility(subject)
+    except SchemaRegistryError as error:
+        if error.http_status_code != NOT_FOUND:
+            raise
+        found = None
+    if found != level:
+        registry.set_compatibility(subject, level)
 
 
 def restore_schemas(
@@ -437,8 +512,6 @@ def restore_schemas(
     :returns: subject and version of what was deleted
     :raises TopicbergError: a subject does not have the spec's schema
     """
-    from confluent_kafka.schema_registry import Schema
-
     registry = endpoints.schema_registry_client()
     deleted: list[tuple[str, int]] = []
     for subject, schema, path in (
@@ -448,9 +521,13 @@ def restore_schemas(
         if path is None:
             continue
         assert schema.format in _REGISTRY_TYPES  # noqa: S101  it has a file
-        text = read_schema(path, schema.format, schema.message).text
         with registry_errors(f"the schema of {subject}"):
-            ours = registry.lookup_schema(subject, Schema(text, _REGISTRY_TYPES[schema.format]))
+            ours = lookup(registry, subject, as_registered(schema, path))
+            if ours is None:
+                raise TopicbergError(
+                    f"subject {subject} has no version with the schema of {path.name}",
+                    hint=f"run `topicberg topics register {spec.name}`, which registers it",
+                )
             for version in registry.get_versions(subject):
                 if ours.version is not None and version > ours.version:
                     registry.delete_version(subject, version)

@@ -131,6 +131,8 @@ def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[F
         yield f"{section}.file", f"format {schema.format} has no schema file"
     if schema.message is not None and schema.format != "protobuf":
         yield f"{section}.message", "belongs to format protobuf alone"
+    if schema.compatibility is not None and not needs_file:
+        yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
 
 
 @_rule("schema", "key")

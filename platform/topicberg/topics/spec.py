@@ -147,6 +147,17 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+Compatibility = Literal[
+    "BACKWARD",
+    "BACKWARD_TRANSITIVE",
+    "FORWARD",
+    "FORWARD_TRANSITIVE",
+    "FULL",
+    "FULL_TRANSITIVE",
+    "NONE",
+]
+
+
 class ValueSchema(SpecModel):
     """The schema of the record value."""
 
@@ -158,6 +169,8 @@ class ValueSchema(SpecModel):
     """Protobuf alone: the message type of the value; the first one of the file by default."""
     subject: str | None = Field(default=None, min_length=1)
     """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``."""
+    compatibility: Compatibility | None = None
+    """What a new version of the schema may change; the level of the registry by default."""
 
 
 class KeySpec(SpecModel):
@@ -173,6 +186,8 @@ class KeySpec(SpecModel):
     """Protobuf alone: the message type of the key; the first one of the file by default."""
     subject: str | None = Field(default=None, min_length=1)
     """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``."""
+    compatibility: Compatibility | None = None
+    """What a new version of the schema may change; the level of the registry by default."""
 
 
 class ErrorHandling(SpecModel):

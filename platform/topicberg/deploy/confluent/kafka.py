@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from topicberg.clients.confluent import GoneError
+from topicberg.clients.confluent import ConflictError, GoneError
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Subject(Resource):
     file: Path | None = None
     format: str = "avro"
     message: str | None = None
+    compatibility: str | None = None
 
     kind = "subject"
 
@@ -146,22 +148,60 @@ class Subject(Resource):
             if error.status == 403:
                 raise
             return None
+        fields: Fields = {}
+        if self.compatibility:
+            fields["compatibility"] = self._level(world)
         try:
             found = world.registry.post(self._path(), self._body(), repeatable=True)
         except GoneError as error:
             if error.status == 403:
                 raise
-            return Live(self.name, {"schema": f"versions {versions}, none as in its file"})
-        return Live(self.name, {"schema": "as in its file"}, {"id": found.get("id")})
+            return Live(
+                self.name, {"schema": f"versions {versions}, none as in its file", **fields}
+            )
+        return Live(self.name, {"schema": "as in its file", **fields}, {"id": found.get("id")})
+
+    def _level(self, world: World) -> str | None:
+        """The compatibility level of its own; None: it has the registry's."""
+        try:
+            found = world.registry.get(self._config_path())
+        except GoneError as error:
+            if error.status == 403:
+                raise
+            return None
+        level: str | None = found.get("compatibilityLevel")
+        return level
+
+    def _config_path(self) -> str:
+        return f"/config/{quote(self.name, safe='')}"
 
     def desired(self, world: World) -> Fields:
-        return {"schema": "as in its file"}
+        fields: Fields = {"schema": "as in its file"}
+        return fields | ({"compatibility": self.compatibility} if self.compatibility else {})
 
     def create(self, world: World) -> None:
-        world.registry.post(self._path("/versions"), self._body(), repeatable=True)
+        self._register(world)
+        self._set_level(world)  # of a subject that exists
 
     def update(self, world: World, live: Live, changes: Changes) -> None:
-        self.create(world)
+        if "compatibility" in changes:
+            self._set_level(world)
+        if "schema" in changes:
+            self._register(world)
+
+    def _set_level(self, world: World) -> None:
+        if self.compatibility:
+            world.registry.put(self._config_path(), {"compatibility": self.compatibility})
+
+    def _register(self, world: World) -> None:
+        try:
+            world.registry.post(self._path("/versions"), self._body(), repeatable=True)
+        except ConflictError as error:
+            assert self.file is not None  # noqa: S101  every subject is made with one
+            what, hint = refusal(error.message, self.compatibility)
+            raise CannotChangeError(
+                f"subject {self.name}: {self.file.name} is {what}", hint=hint
+            ) from error
 
     def is_ours(self, world: World) -> bool:
         """It goes with the environment's registry: no account needs the right to delete schemas."""

@@ -1,0 +1,206 @@
+"""How the schema files of a topic compare with the schema registry, and bringing both together.
+
+Producers register the schemas that they write with. topicberg registers those of the schema files:
+when the engine starts with a topic, when a generator or a published table writes to it, and when
+``iceberg/<topic>`` is materialized; in the cloud, ``topicberg deploy create``. At any time
+``topicberg topics register`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from topicberg import kafka
+from topicberg.clients.registry import registry_errors
+from topicberg.errors import SpecError
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
+
+State = Literal["equal", "not registered", "registry is ahead"]
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A schema file of a topic beside its subject.
+
+    :param file: name of the schema file
+    :param version: the version that the file is; None: it is not registered
+    :param latest: the newest version of the subject; None: the subject does not exist
+    :param acceptable: whether the registry would take the file; None: it has it, or was not asked
+    :param level: the subject's compatibility level, as far as the registry says
+    """
+
+    topic: str
+    subject: str
+    file: str
+    version: int | None
+    latest: int | None
+    acceptable: bool | None = None
+    level: str | None = None
+
+    @property
+    def state(self) -> State:
+        if self.version is None:
+            return "not registered"
+        return "equal" if self.version == self.latest else "registry is ahead"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "subject": self.subject,
+            "file": self.file,
+            "state": self.state,
+            "file_version": self.version,
+            "latest_version": self.latest,
+        }
+
+    @property
+    def what(self) -> str:
+        """What is the matter, as a sentence without its full stop."""
+        if self.state == "equal":
+            return f"{self.file} is version {self.latest} of {self.subject}, the newest one"
+        if self.version is not None:
+            return (
+                f"the registry is ahead: {self.file} is version {self.version} of {self.subject}, "
+                f"whose newest version is {self.latest}"
+            )
+        if self.latest is None:
+            return f"{self.file} is not registered: subject {self.subject} does not exist"
+        what = (
+            f"{self.file} is newer than the registry: no version of {self.subject} "
+            f"(newest: {self.latest}) has this schema"
+        )
+        if self.acceptable is False:
+            what += f", and compatibility {self.level or 'of the subject'} does not allow it"
+        return what
+
+    @property
+    def remediation(self) -> str | None:
+        """What to do about it."""
+        if self.state == "equal":
+            return None
+        if self.state == "registry is ahead":
+            return (
+                f"`topicberg topics pull {self.topic}` writes the newest version to the file; "
+                f"`topicberg topics restore-schema {self.topic}` deletes the versions after the "
+                "file's"
+            )
+        if self.acceptable is False:
+            return f"`topicberg topics register {self.topic}` says why and what to change"
+        return (
+            f"`topicberg topics register {self.topic}` registers it; otherwise a producer that "
+            "uses it does, or the engine when it is started"
+        )
+
+
+def compare(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[FileState]:
+    """Compare the schema files of a topic with the newest versions of their subjects.
+
+    :raises SpecError: a schema file is wrong
+    :raises TopicbergError: the registry does not answer, or refuses
+    """
+    registry = endpoints.schema_registry_client()
+    return [_compare(registry, spec.name, *one) for one in files_of(spec, config)]
+
+
+def compare_all(
+    specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings
+) -> list[FileState]:
+    """Compare the schema files of several topics, at most eight at a time.
+
+    :raises TopicbergError: as :func:`compare`
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = pool.map(lambda spec: compare(spec, endpoints, config), specs)
+        return [state for states in found for state in states]
+
+
+def files_of(
+    spec: TopicSpec, config: Settings
+) -> Iterator[tuple[str, ValueSchema | KeySpec, Path]]:
+    """Subject, what the spec says of it, and path of each schema file of a topic."""
+    if path := spec.value_schema_path(config):
+        yield spec.value_subject, spec.value_schema, path
+    if path := spec.key_schema_path(config):
+        yield spec.key_subject, spec.key, path
+
+
+def _compare(
+    registry: SchemaRegistryClient,
+    topic: str,
+    subject: str,
+    schema: ValueSchema | KeySpec,
+    path: Path,
+) -> FileState:
+    wanted = kafka.as_registered(schema, path)
+    with registry_errors(f"subject {subject}"):
+        latest = kafka.latest_version(registry, subject)
+        if latest is None:
+            return FileState(topic, subject, path.name, None, None)
+        found = kafka.lookup(registry, subject, wanted)
+        if found is not None:
+            return FileState(topic, subject, path.name, found.version, latest.version)
+        level = schema.compatibility or kafka.compatibility(registry, subject)
+        acceptable = None
+        if schema.compatibility in (None, kafka.compatibility(registry, subject)):
+            acceptable = registry.test_compatibility(subject, wanted)
+    return FileState(topic, subject, path.name, None, latest.version, acceptable, level)
+
+
+def register(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[FileState]:
+    """Register the schema files of a topic that no version of their subjects has.
+
+    :returns: how the files compare afterwards
+    :raises IncompatibleSchemaError: a subject's compatibility level does not allow it
+    :raises TopicbergError: the registry does not answer, or refuses
+    """
+    for subject, schema, path in files_of(spec, config):
+        kafka.register_schema(endpoints, subject, schema, path)
+    return compare(spec, endpoints, config)
+
+
+def pull(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[Path]:
+    """Write the newest versions of the topic's subjects to its schema files.
+
+    :returns: the files that changed
+    :raises SpecError: a subject does not exist, its schema refers to others, or a file has a schema
+        that is not registered
+    :raises TopicbergError: the registry does not answer, or refuses
+    """
+    registry = endpoints.schema_registry_client()
+    written = []
+    for subject, schema, path in files_of(spec, config):
+        with registry_errors(f"subject {subject}"):
+            latest = kafka.latest_version(registry, subject)
+            if latest is None or latest.schema is None:
+                raise SpecError(
+                    f"subject {subject} does not exist in the schema registry",
+                    hint=f"run `topicberg topics register {spec.name}`",
+                )
+            found = kafka.lookup(registry, subject, kafka.as_registered(schema, path))
+        if found is None:
+            raise SpecError(
+                f"{path.name} has changes that are not registered as {subject}",
+                hint=f"run `topicberg topics register {spec.name}` first, or restore the file",
+            )
+        if found.version == latest.version:
+            continue
+        if latest.schema.references:
+            raise SpecError(
+                f"subject {subject}: version {latest.version} refers to other subjects",
+                hint=f"put the definitions into one schema, {path.name}",
+            )
+        path.write_text(f"{latest.schema.schema_str}\n", encoding="utf-8")
+        written.append(path)
+    return written

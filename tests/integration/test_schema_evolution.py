@@ -1,0 +1,222 @@
+"""A schema file that changes: what the commands and the check say, and what the registry takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import requests
+import yaml
+from pydantic import SecretStr
+
+from topicberg import kafka
+from topicberg.checks.topic import check_schema
+from topicberg.clients.registry import IncompatibleSchemaError
+from topicberg.deploy.confluent.api import Api
+from topicberg.deploy.confluent.kafka import Subject
+from topicberg.deploy.resource import CannotChangeError
+from topicberg.deploy.resource import compare as differences
+from topicberg.deploy.world import World
+from topicberg.endpoints import Endpoints
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.kafka.registration import compare, pull, register
+from topicberg.settings import Settings, settings
+from topicberg.topics import TopicSpec, load_topic
+
+pytestmark = pytest.mark.integration
+
+ADDRESS = {"type": "object", "properties": {"city": {"type": "string"}}}
+ORDER: dict[str, Any] = {
+    "title": "Order",
+    "type": "object",
+    "properties": {"order": {"type": "integer"}, "address": ADDRESS},
+}
+
+
+class Topic:
+    """A spec and a schema file in a project of its own; nothing is created in Kafka."""
+
+    def __init__(self, folder: Path, stack: Endpoints) -> None:
+        self.stack = stack
+        self.name = f"orders-{uuid.uuid4().hex[:8]}"
+        self.config = Settings(project_root=folder, state_dir=settings().state_dir)
+        self.config.topics_dir.mkdir(parents=True)
+        self.config.schemas_dir.mkdir(parents=True)
+        self.file = self.config.schemas_dir / "orders.json"
+        self.write(ORDER)
+        self.say()
+
+    def say(self, **schema: str) -> None:
+        """Write the spec."""
+        document = {
+            "name": self.name,
+            "pipeline": "shop",
+            "schema": {"format": "json", "file": "orders.json", **schema},
+        }
+        path = self.config.topics_dir / f"{self.name}.yaml"
+        path.write_text(yaml.safe_dump(document))
+
+    def write(self, schema: dict[str, Any], **properties: Any) -> None:
+        changed = {**schema, "properties": {**schema["properties"], **properties}}
+        self.file.write_text(json.dumps(changed))
+
+    @property
+    def spec(self) -> TopicSpec:
+        return load_topic(self.name, self.config)
+
+    def state(self) -> str:
+        (found,) = compare(self.spec, self.stack, self.config)
+        return found.state
+
+    def register(self) -> str:
+        (found,) = register(self.spec, self.stack, self.config)
+        return found.state
+
+
+@pytest.fixture
+def topic(stack: Endpoints, tmp_path: Path) -> Iterator[Topic]:
+    topic = Topic(tmp_path, stack)
+    yield topic
+    registry = stack.schema_registry_client()
+    if topic.spec.value_subject in registry.get_subjects():
+        registry.delete_subject(topic.spec.value_subject)
+
+
+def test_a_file_is_compared_registered_and_pulled(topic: Topic) -> None:
+    assert topic.state() == "not registered"
+    assert topic.register() == "equal"
+    topic.say(compatibility="FORWARD")
+    before = topic.file.read_text()
+    topic.write(ORDER, note={"type": "string"})
+    (found,) = compare(topic.spec, topic.stack, topic.config)
+    assert (found.state, found.version, found.latest) == ("not registered", None, 1)
+    assert "newer than the registry" in found.what
+    with pytest.raises(SpecError, match="changes that are not registered"):
+        pull(topic.spec, topic.stack, topic.config)
+    assert topic.register() == "equal"
+
+    topic.file.write_text(before)
+    (found,) = compare(topic.spec, topic.stack, topic.config)
+    assert (found.state, found.version, found.latest) == ("registry is ahead", 1, 2)
+    finding = check_schema([found], None)
+    assert (finding.passed, finding.severity) == (False, "warning")
+    assert finding.mend is not None
+    assert f"topicberg topics pull {topic.name}" in finding.mend
+    assert pull(topic.spec, topic.stack, topic.config) == [topic.file]
+    assert "note" in json.loads(topic.file.read_text())["properties"]
+    (found,) = compare(topic.spec, topic.stack, topic.config)
+    assert check_schema([found], None).passed
+    assert pull(topic.spec, topic.stack, topic.config) == []
+
+
+def test_a_refused_file_says_what_to_change(topic: Topic) -> None:
+    topic.register()
+    topic.write(ORDER, note={"type": "string"})
+    (found,) = compare(topic.spec, topic.stack, topic.config)
+    assert (found.acceptable, found.level) == (False, "BACKWARD")
+    assert "compatibility BACKWARD does not allow it" in found.what
+    with pytest.raises(IncompatibleSchemaError) as refused:
+        topic.register()
+    assert "added to an object that is open" in refused.value.message
+    assert "schema.compatibility: FORWARD" in (refused.value.hint or "")
+    assert topic.stack.schema_registry_client().get_versions(topic.spec.value_subject) == [1]
+    topic.say(compatibility="FORWARD")  # the hint
+    assert topic.register() == "equal"
+
+
+def test_a_level_of_the_spec_holds_from_the_first_version(topic: Topic) -> None:
+    topic.say(compatibility="NONE")
+    topic.register()
+    registry = topic.stack.schema_registry_client()
+    assert registry.get_compatibility(topic.spec.value_subject) == "NONE"
+    topic.say(compatibility="FULL_TRANSITIVE")
+    topic.register()
+    assert registry.get_compatibility(topic.spec.value_subject) == "FULL_TRANSITIVE"
+
+
+def test_commands_name_a_changed_file(topic: Topic) -> None:
+    environment = {**os.environ, "TOPICBERG_PROJECT_ROOT": str(topic.config.project_root)}
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [Path(sys.executable).with_name("topicberg"), *arguments],
+            env=environment,
+            cwd=topic.config.project_root,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("topics", "register", topic.name)[0] == 0
+    assert "1 schema file of 1" in run("topics", "validate")[1]
+    topic.write(ORDER, note={"type": "string"})
+    code, said = run("topics", "validate")
+    assert (code, "BACKWARD does not allow it" in said) == (2, True)
+    assert f"topicberg topics register {topic.name}" in said
+    topic.say(compatibility="FORWARD")
+    code, said = run("topics", "validate")
+    assert (code, "newer than the registry" in said) == (0, True)
+    status = run("tableflow", "status", topic.name)[1]
+    assert "newer than the registry" in " ".join(status.split())
+    said = run("tableflow", "status", topic.name, "--json")[1]
+    (row,) = json.loads(said)
+    assert row["schemas"][0]["state"] == "not registered"
+    assert row["schemas"][0]["latest_version"] == 1
+
+    assert run("topics", "register", topic.name)[0] == 0
+    topic.write(ORDER)
+    assert "registry is ahead" in run("topics", "validate")[1]
+    said = run("topics", "restore-schema", topic.name)[1]
+    assert "version 2 is deleted" in said
+    assert "resumes by itself" in said
+
+
+def test_restore_schema_of_an_unregistered_file_says_so(topic: Topic) -> None:
+    with pytest.raises(TopicbergError, match="has no version with the schema") as missing:
+        kafka.restore_schemas(topic.spec, topic.stack, topic.config)
+    assert f"topicberg topics register {topic.name}" in (missing.value.hint or "")
+
+
+def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
+    root, _, prefix = topic.stack.schema_registry.partition("/apis/")
+
+    class Registry(Api):
+        def request(self, method: str, path: str, **options: Any) -> Any:
+            return super().request(method, f"/apis/{prefix}{path}", **options)
+
+    api = Registry(root, "none", SecretStr("none"))
+    world = cast("World", SimpleNamespace(registry=api))
+
+    def subject(level: str | None) -> Subject:
+        name = topic.spec.value_subject
+        return Subject("s", name, file=topic.file, format="json", compatibility=level)
+
+    assert subject("BACKWARD").find(world) is None
+    subject("BACKWARD").create(world)
+    live = subject("BACKWARD").find(world)
+    assert live is not None
+    assert differences(live.fields, subject("BACKWARD").desired(world)) == {}
+    topic.write(ORDER, note={"type": "string"})
+    live = subject("BACKWARD").find(world)
+    assert live is not None
+    with pytest.raises(CannotChangeError, match="an object that is open") as refused:
+        subject("BACKWARD").update(world, live, {"schema": ("a", "b")})
+    assert "FORWARD" in (refused.value.hint or "")
+    changes = differences(live.fields, subject("FORWARD").desired(world))
+    assert changes["compatibility"] == ("BACKWARD", "FORWARD")
+    subject("FORWARD").update(world, live, changes)
+    live = subject("FORWARD").find(world)
+    assert live is not None
+    assert differences(live.fields, subject("FORWARD").desired(world)) == {}
+    answer = requests.get(
+        f"{topic.stack.schema_registry}/subjects/{topic.spec.value_subject}/versions", timeout=10
+    )
+    assert answer.json() == [1, 2]
