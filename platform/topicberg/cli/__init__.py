@@ -22,7 +22,10 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for _module in ("stack", "topics", "datagen", "tableflow", "sync", "query", "demo", "deploy", "ui"):
+for _module in (
+    *("stack", "topics", "peek", "datagen", "tableflow", "sync", "query"),
+    *("demo", "deploy", "ui"),
+):
     import_module(f"topicberg.cli.{_module}").register(app)
 
 
