@@ -62,7 +62,7 @@ def test_the_document(stack: Endpoints, project: Path) -> None:
             path = project / first.removeprefix("# ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(rest)
-    assert commands == 4
+    assert commands == 5
     (rows,) = re.findall(r"^ *(\d+) +50\.\d\d$", output, re.M)
     published = sum(kafka.end_offsets(stack, "large_orders").values())
     assert 0 < int(rows) < published  # a transaction's marker is a record for the offsets

@@ -238,13 +238,30 @@ def _has_rows(table: Table) -> bool:
 def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
     """The columns that the function returns, all of them optional."""
     frames = [spark.read.table(spark_name(source.table)) for source in derivation.sources]
-    schema = derivation.transform(*frames).limit(0).toArrow().schema
+    frame = derivation.transform(*frames)
+    schema = described(frame.limit(0).toArrow().schema, frame)
     if derivation.target_time not in schema.names:
         raise TopicbergError(
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
             hint=f"it returns {', '.join(schema.names)}; name the event-time column",
         )
     return optional(schema)
+
+
+def described(columns: pa.Schema, frame: DataFrame) -> pa.Schema:
+    """The columns with the descriptions of those of the sources that the frame passes on."""
+    import pyarrow as pa
+    from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
+
+    comments = {one.name: (one.metadata or {}).get("comment") for one in frame.schema}
+    return pa.schema(
+        [
+            field.with_metadata({PYARROW_FIELD_DOC_KEY: comment})
+            if (comment := comments[field.name])
+            else field
+            for field in columns
+        ]
+    )
 
 
 def optional(columns: pa.Schema) -> pa.Schema:
