@@ -1,8 +1,8 @@
 """Asset checks: for every table those of :mod:`topicberg.checks`, and those of its author.
 
 The checks of one asset are one operation, which loads its table once. They run every few minutes in
-the job ``check_tables``; all but those that read rows also in each run that a sensor asks for. A
-blocking one that fails keeps what is downstream from being computed.
+the job ``check_tables``, and in each run that a sensor asks for; there, rules that are not blocking
+read no rows. A blocking check that fails keeps what is downstream from being computed.
 
 A check of one's own is a function: see docs/checks.md.
 """
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
     from topicberg.tableflow.status import TopicStatus
 
+KIND = "topicberg/kind"
+"""Tag of runs: what they are for."""
+REGISTRATION, COMPUTATION = "registration", "computation"
+"""Kinds of runs that sensors ask for."""
 MEND, SINCE, CAUSE = "mend", "since", "caused by"
 """Metadata of a check that failed; the alerts read them."""
 _RULES = ("not_null", "accepted_values", "ranges", "unique")
@@ -52,8 +56,6 @@ class TableCheck:
     description: str
     evaluate: "Callable[[Probe], Finding]"
     blocking: bool = False
-    every_run: bool = True
-    """It belongs into each run of the asset: it costs little, or blocks."""
 
 
 class Probe:
@@ -65,7 +67,11 @@ class Probe:
         lakehouse: Lakehouse,
         snowflake: Snowflake,
         instance: dg.DagsterInstance | None,
+        *,
+        reads_rows: bool = True,
     ) -> None:
+        """:param reads_rows: False: rules that are not blocking go by statistics only"""
+        self.reads_rows = reads_rows
         self.table = table
         self.lakehouse = lakehouse
         self.snowflake = snowflake
@@ -200,7 +206,7 @@ class CheckKeys:
 
     def of_runs(self, names: Collection[str]) -> list[dg.AssetCheckKey]:
         """The checks that belong into each run that computes or registers these tables."""
-        keys = [key for name, _, check, key in self._known if name in names and check.every_run]
+        keys = [key for name, *_, key in self._known if name in names]
         for derived in self._lake.derived:
             if derived.name in names:
                 asset = self._lake.table(derived).key("iceberg")
@@ -366,14 +372,19 @@ def _rule(name: str, rules: Rules, spec: TopicSpec | None, named: str) -> TableC
         schema = probe.iceberg.schema()
         if fault := library.check_columns(rules, schema, named):
             return fault
+        last = probe.last(name)
+        column_rules = library.column_rules(rules, schema).get(name, [])
+        passed = _passed(last)
+        if not (probe.reads_rows or rules.blocking):
+            shown = library.by_statistics(probe.iceberg, column_rules, passed)
+            if found := (shown if column_rules else None) or _as_before(last):
+                return found
         source = "the producer" if spec else "the function of the derived table"
         if name == "unique":
             config = probe.lakehouse.config
             return library.check_unique(
                 probe.iceberg, rules.unique, probe.endpoints, config, source, named
             )
-        column_rules = library.column_rules(rules, schema)[name]
-        passed = _passed(probe.last(name))
         return library.check_rules(
             probe.iceberg, name, column_rules, passed, tuple(where), source, named
         )
@@ -385,7 +396,36 @@ def _rule(name: str, rules: Rules, spec: TopicSpec | None, named: str) -> TableC
         "ranges": f"{columns}: within the bounds that the spec sets.",
         "unique": f"No two rows have the same {columns}.",
     }
-    return TableCheck(name, said[name], evaluate, rules.blocking, every_run=rules.blocking)
+    covers = (
+        ""
+        if rules.blocking
+        else (
+            " A run that a sensor requests goes by the column statistics of new files, or repeats "
+            "the last verdict with the rows that it covers; check_tables reads the rows."
+        )
+    )
+    return TableCheck(name, said[name] + covers, evaluate, rules.blocking)
+
+
+def _as_before(evaluation: dg.AssetCheckEvaluation | None) -> "Finding | None":
+    """The last verdict, with the rows that it is about; None: there is none."""
+    from topicberg.checks.finding import Finding
+    from topicberg.checks.rules import COVERS, VERDICT
+
+    if evaluation is None or VERDICT not in evaluation.metadata:
+        return None
+    facts: dict[str, Any] = dict(evaluation.metadata)
+    mend = facts.pop(MEND, None)
+    for key in (SINCE, CAUSE):
+        facts.pop(key, None)
+    until, verdict = (str(evaluation.metadata[key].value) for key in (COVERS, VERDICT))
+    return Finding(
+        passed=evaluation.passed,
+        what=f"{verdict} (rows committed until {until}; newer ones are read by check_tables)",
+        mend=str(mend.value) if mend else None,
+        severity="warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "error",
+        facts=facts,
+    )
 
 
 def _passed(evaluation: dg.AssetCheckEvaluation | None) -> "Passed | None":
@@ -556,7 +596,8 @@ def _definition(
     def evaluate(
         context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
     ) -> Iterator[dg.AssetCheckResult]:
-        probe = Probe(table, lakehouse, snowflake, context.instance)
+        of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
+        probe = Probe(table, lakehouse, snowflake, context.instance, reads_rows=not of_sensor)
         asked = {chosen.name for chosen in context.selected_asset_check_keys}
         with retried():  # not as a decorator: this is a generator
             for name, check in by_name.items():

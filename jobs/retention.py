@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from dagster._core.storage.event_log import SqlEventLogStorage
 
-from jobs.sensors import COMPUTATION, REGISTRATION
+from assets.checks import COMPUTATION, REGISTRATION
 from topicberg.dagster.events import forget_events
 from topicberg.settings import settings
 

@@ -21,7 +21,7 @@ import dagster as dg
 from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets.checks import CheckKeys
+from assets.checks import COMPUTATION, REGISTRATION, CheckKeys
 from assets.derived import DerivedTable, derivation
 from assets.lake import Lake, Origin
 from assets.metadata import (
@@ -78,8 +78,6 @@ INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
 first; the second is for what is computed beyond the touched hours.
 """
-REGISTRATION, COMPUTATION = "registration", "computation"
-"""Kinds of runs (the tag topicberg/kind) that sensors ask for."""
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
 BATCH_SECONDS = 20.0

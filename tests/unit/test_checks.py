@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,18 +29,22 @@ from pyiceberg.types import (
     StringType,
     TimestamptzType,
 )
+from typer.testing import CliRunner
 
 from assets import Lake, find_derived
-from assets.checks import Probe, TableCheck, _definition, table_checks
+from assets.checks import Probe, TableCheck, _as_before, _definition, result, table_checks
 from assets.tables import topic_table
 from resources import RESOURCES
 from topicberg import transient
 from topicberg.checks.catalogs import check_pointer, place
-from topicberg.checks.finding import Finding, good
+from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
     CHECKED_RULE,
     CHECKED_SNAPSHOT,
+    COVERS,
+    VERDICT,
     Passed,
+    by_statistics,
     check_columns,
     check_rules,
     column_rules,
@@ -58,7 +65,8 @@ from topicberg.checks.topic import (
     check_history,
     check_skipped,
 )
-from topicberg.errors import UnreachableError
+from topicberg.cli import app
+from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.settings import settings
@@ -125,6 +133,65 @@ def test_rules(table: Table, name: str, rules: Rules, good: Any, bad: Any) -> No
     assert f"1 row where {column}" in finding.what
     assert finding.since is not None
     assert finding.facts["sample"].num_rows == 1
+
+
+def shown(table: Table, name: str, rules: Rules, before: Passed | None) -> Finding | None:
+    return by_statistics(table, column_rules(rules, table.schema())[name], before)
+
+
+def test_by_statistics_good_files_pass_unopened(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(table, {"side": "BUY", "price": 3})
+    rules = Rules(not_null=("side",), ranges={"price": {"min": 1, "max": 9}})
+    first = {name: passed(check(table, name, rules)) for name in ("not_null", "ranges")}
+    append(table, {"side": "SELL", "price": 9})
+    monkeypatch.setattr("pyiceberg.io.pyarrow.ArrowScan.to_record_batches", None)
+    head = table.current_snapshot()
+    assert head is not None
+    for name, before in first.items():
+        found = shown(table, name, rules, before)
+        assert found is not None
+        assert passed(found) == Passed(head.snapshot_id, before.rule)
+        assert found.facts[COVERS] == moment(from_ms(head.timestamp_ms))
+        assert found.facts[VERDICT] == found.what
+
+
+def test_by_statistics_does_not_decide_without_proof(table: Table) -> None:
+    rules = Rules(accepted_values={"side": ["BUY", "SELL"]}, not_null=("side",))
+    append(table, {"side": "BUY"})
+    before = passed(check(table, "accepted_values", rules))
+    append(table, {"side": "BUY"}, {"side": "SELL"})  # HOLD lies between them
+    assert shown(table, "accepted_values", rules, before) is None
+    assert shown(table, "not_null", rules, None) is None
+    assert shown(table, "not_null", rules, Passed(before.snapshot, "another rule")) is None
+    good = passed(check(table, "not_null", rules))
+    append(table, {"price": 1})
+    assert shown(table, "not_null", rules, good) is None
+
+
+def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
+    append(table, {"price": 1})
+    key = dg.AssetKey(["iceberg", "orders"])
+    finding = check(table, "not_null", NOT_NULL)
+    for _ in range(2):  # a repeated one does not grow
+        made = result(key, "not_null", finding, None)
+        evaluation = dg.AssetCheckEvaluation(
+            asset_key=key,
+            check_name="not_null",
+            passed=made.passed,
+            metadata=made.metadata,
+            severity=made.severity,
+            description=made.description,
+        )
+        repeated = _as_before(evaluation)
+        assert repeated is not None
+        finding = repeated
+    assert not finding.passed
+    assert finding.what.count("rows committed until") == 1
+    assert finding.what.startswith("not_null: 1 row where side")
+    assert finding.mend is not None
+    assert _as_before(None) is None
 
 
 def test_a_clean_table_is_judged_without_opening_a_data_file(
@@ -400,3 +467,44 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
     verdicts = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     assert verdicts == {"first": True, "second": True}
     assert len(tried) == 3
+
+
+def test_checks_command_lists_results_of_the_instance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    key = dg.AssetKey(["iceberg", "stock_trades"])
+    with dg.DagsterInstance.get() as instance:
+        for name, is_good in (("volume", True), ("not_null", False)):
+            instance.report_runless_asset_event(
+                dg.AssetCheckEvaluation(
+                    asset_key=key,
+                    check_name=name,
+                    passed=is_good,
+                    metadata={COVERS: "2026-01-01 00:00:00 UTC"},
+                    description="3 rows\x1b[2J are null",
+                )
+            )
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["checks", *arguments])
+        return done.exit_code, done.output
+
+    code, said = run()
+    assert code == 1
+    assert re.search(r"not_null +failed +20", said)
+    assert re.search(r"volume +passed +20", said)
+    assert re.search(r"pointer +not evaluated  +blocking", said)
+    assert "1 failing" in said
+    assert "\x1b" not in said
+    code, said = run("stock_trades", "--failing", "--json")
+    (row,) = json.loads(said)
+    assert (row["asset"], row["check"], row["result"]) == (
+        "iceberg/stock_trades",
+        "not_null",
+        "failed",
+    )
+    assert row["rows_until"] == "2026-01-01 00:00:00 UTC"
+    assert row["evaluated_at"] is not None
+    assert "never null" in run("iceberg/stock_trades")[1]
+    assert isinstance(CliRunner().invoke(app, ["checks", "stock_trade"]).exception, TopicbergError)

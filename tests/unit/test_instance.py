@@ -12,10 +12,9 @@ import pytest
 import yaml
 from dagster._core.instance.ref import InstanceRef
 
-from assets.checks import last_evaluation
+from assets.checks import COMPUTATION, REGISTRATION, last_evaluation
 from definitions import defs
 from jobs.retention import forget_old_runs
-from jobs.sensors import COMPUTATION, REGISTRATION
 from topicberg.dagster.home import dagster_home
 from topicberg.settings import Settings, settings
 

@@ -7,7 +7,7 @@ What passed once is not read again: the next evaluation looks at the files that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,12 @@ from pyiceberg.expressions import (
     NotNull,
     Or,
 )
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import DecimalType, DoubleType, FloatType
 
 from topicberg.catalogs.snowflake import quote
-from topicberg.checks.finding import Finding, from_ms, good
+from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import Range, Rules
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table.snapshots import Snapshot
 
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 10
 CHECKED_SNAPSHOT, CHECKED_RULE = "checked_snapshot", "rule"
 """Facts of a finding that the next evaluation goes on from."""
+COVERS, VERDICT = "rows_until", "verdict"
+"""Facts that say which rows a verdict is about: those committed until then."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def check_rules(
     head = table.current_snapshot()
     if head is None:
         return good("the table has no rows yet")
-    described = "; ".join(f"{rule.column} {rule.says}" for rule in rules)
+    described = _described(rules)
     facts: dict[str, Any] = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: described}
     files: dict[str, datetime] | None = None
     if passed and passed.rule == described:
@@ -144,10 +148,10 @@ def check_rules(
             samples += [sample] if sample is not None else []
             since.append(_added(table, bad, files))
     if not broken:
-        return good(f"every row obeys: {described}", **facts)
+        return _obeyed(table, head, described)
     if samples:
         facts["sample"] = samples[0]
-    return Finding(
+    found = Finding(
         passed=False,
         what=f"{check}: " + "; ".join(broken),
         since=min(since),
@@ -159,6 +163,50 @@ def check_rules(
         ),
         facts=facts,
     )
+    return covering(table, found)
+
+
+def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Finding | None:
+    """Return that all rows obey, if column statistics of the files that came since show it.
+
+    No file is opened. None: the last evaluation did not pass, or a file would have to be opened.
+
+    :param passed: the last evaluation, if it passed
+    """
+    from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
+
+    head = table.current_snapshot()
+    described = _described(rules)
+    if head is None or passed is None or passed.rule != described:
+        return None
+    changes = changes_since(table, passed.snapshot)
+    if changes.undone or changes.gap:
+        return None
+    may_break = [_InclusiveMetricsEvaluator(table.schema(), rule.breaks) for rule in rules]
+    for snapshot in changes.new:
+        if snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE:
+            continue  # compaction
+        for file, added in changed_files(table, snapshot):
+            is_new = added and file.content == DataFileContent.DATA
+            if is_new and any(one.eval(file) for one in may_break):
+                return None
+    return _obeyed(table, head, described)
+
+
+def covering(table: Table, finding: Finding) -> Finding:
+    """Return the finding with the facts of which rows it is about."""
+    head = table.current_snapshot()
+    until = moment(from_ms(head.timestamp_ms)) if head else "none"
+    return replace(finding, facts={**finding.facts, COVERS: until, VERDICT: finding.what})
+
+
+def _described(rules: list[Rule]) -> str:
+    return "; ".join(f"{rule.column} {rule.says}" for rule in rules)
+
+
+def _obeyed(table: Table, head: Snapshot, described: str) -> Finding:
+    facts = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: described}
+    return covering(table, good(f"every row obeys: {described}", **facts))
 
 
 def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
@@ -240,17 +288,18 @@ def check_unique(
     )
     keys = ", ".join(columns)
     if not found.rows:
-        return good(f"no two rows have the same {keys}")
+        return covering(table, good(f"no two rows have the same {keys}"))
     lines = [
         f"{dict(zip(columns, row, strict=False))}: {count(row[-1], 'row')}" for row in found.rows
     ]
-    return Finding(
+    fault = Finding(
         passed=False,
         what=f"rows have the same {keys}; the most frequent: {lines[0]}",
         mend=f"fix {source}, which writes a key twice, or correct `unique` in {named} if these "
         "columns are not a key",
         facts={"most frequent": "\n".join(lines)},
     )
+    return covering(table, fault)
 
 
 def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:

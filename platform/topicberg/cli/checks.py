@@ -1,0 +1,139 @@
+"""``topicberg checks``: every check of every asset, with its last result."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topicberg.cli.output import echo, echo_json
+from topicberg.security.text import one_line
+from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A check; ``result``: passed, warning, failed, or not evaluated."""
+
+    asset: str
+    check: str
+    blocking: bool
+    result: str
+    evaluated_at: str | None
+    rows_until: str | None
+    covers: str
+    message: str | None
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(checks)
+
+
+def checks(
+    asset: Annotated[
+        str | None,
+        typer.Argument(help="An asset, e.g. iceberg/orders, or a table; all by default."),
+    ] = None,
+    failing: Annotated[bool, typer.Option("--failing", help="Only those that fail.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the checks of all assets: last result, when, whether they block, and what they cover.
+
+    Reads what Dagster recorded; nothing is evaluated. Exits with 1 if a check fails.
+    """
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import settings
+
+    found = _recorded(settings())
+    if asset is not None:
+        assets = sorted({one.asset for one in found})
+        found = [one for one in found if asset in (one.asset, one.asset.partition("/")[2])]
+        if not found:
+            from topicberg.topics.rules import suggestion
+
+            raise TopicbergError(f"no checks of asset {asset!r}{suggestion(asset, assets)}")
+    wrong = [one for one in found if one.result in ("failed", "warning")]
+    if as_json:
+        echo_json([asdict(one) for one in (wrong if failing else found)])
+    else:
+        _print(wrong if failing else found, describe=asset is not None)
+        missing = sum(one.result == "not evaluated" for one in found)
+        echo(
+            f"{count(len(found), 'check')}: {len(wrong)} failing, {missing} not evaluated; "
+            "the job check_tables evaluates them every five minutes"
+        )
+    if any(one.result == "failed" for one in wrong):
+        raise typer.Exit(1)
+
+
+def _print(found: list[_Check], *, describe: bool) -> None:
+    """One line a check, below its asset; what fails, or is asked for, is explained."""
+    width = max((len(one.check) for one in found), default=0)
+    asset = ""
+    for one in found:
+        if one.asset != asset:
+            asset = one.asset
+            echo(asset, bold=True)
+        color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(one.result)
+        at = (one.evaluated_at or "")[:19].replace("T", " ")
+        blocks = "  blocking" if one.blocking else ""
+        echo(f"  {one.check:<{width}}  {one.result:<13}  {at}{blocks}".rstrip(), fg=color)
+        if describe:
+            echo(f"    {one_line(one.covers)}")
+        if one.message and (describe or one.result in ("failed", "warning")):
+            echo(f"    {one_line(one.message)}")
+
+
+def _recorded(config: Settings) -> list[_Check]:
+    from topicberg.dagster.home import dagster_home
+
+    os.environ.setdefault("DAGSTER_HOME", str(dagster_home(config)))
+
+    import dagster as dg
+
+    from assets.checks import lake_checks, last_evaluated
+    from assets.lake import Lake, find_derived
+    from topicberg.checks.rules import COVERS
+    from topicberg.topics import load_topics
+
+    lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
+    specs = {spec.key: spec for one in lake_checks(lake) for spec in one.check_specs}
+    with dg.DagsterInstance.get() as instance:
+        last = last_evaluated(instance, specs.keys())
+    found = []
+    for key, spec in specs.items():
+        evaluation, at = last.get(key, (None, None))
+        until = evaluation.metadata.get(COVERS) if evaluation else None
+        found.append(
+            _Check(
+                asset="/".join(key.asset_key.path),
+                check=key.name,
+                blocking=spec.blocking,
+                result=_result(evaluation),
+                evaluated_at=_moment(at),
+                rows_until=str(until.value) if until else None,
+                covers=spec.description or "",
+                message=evaluation.description if evaluation else None,
+            )
+        )
+    return sorted(found, key=lambda one: (one.asset, one.check))
+
+
+def _moment(at: datetime | None) -> str | None:
+    return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
+
+
+def _result(evaluation: object) -> str:
+    import dagster as dg
+
+    if not isinstance(evaluation, dg.AssetCheckEvaluation):
+        return "not evaluated"
+    if evaluation.passed:
+        return "passed"
+    return "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
