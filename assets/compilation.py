@@ -113,7 +113,8 @@ def _half(spec: TopicSpec, column: str, lake: Lake) -> Half:
     if path is None:
         return Half(column, None)
     text = read_schema(path, one.format, one.message).text
-    schema = RegisteredSchema(0, _TYPES[one.format], text)
+    parses_times = one.date_times == "timestamp"
+    schema = RegisteredSchema(0, _TYPES[one.format], text, parses_times=parses_times)
     return Half(column, Subject(path.name, {0: schema}, schema), one.message)
 
 

@@ -8,7 +8,8 @@ import os
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -434,3 +435,98 @@ def test_deep_and_wide(spark: SparkSession) -> None:
     names = [f"f{n}" for n in range(300)]
     wide = typed("object", properties={name: typed("string") for name in names})
     assert rows(spark, wide, json.dumps(dict.fromkeys(names, "5"))) == [dict.fromkeys(names, "5")]
+
+
+# --- strings with format date-time as times ---
+
+TIME = {"type": "string", "format": "date-time"}
+GOOD_TIMES = {
+    "2026-01-31T12:00:00Z": datetime(2026, 1, 31, 12, tzinfo=UTC),
+    "2026-01-31t12:00:00.5z": datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC),
+    "2026-01-31T12:00:00.123456789+02:30": datetime(2026, 1, 31, 9, 30, 0, 123_456, tzinfo=UTC),
+    "2026-03-08T02:30:00-05:00": datetime(2026, 3, 8, 7, 30, tzinfo=UTC),
+    "2026-01-31T12:00:00-00:00": datetime(2026, 1, 31, 12, tzinfo=UTC),
+    "1969-12-31T23:59:59.9999999Z": datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    "0001-01-01T00:00:00Z": datetime(1, 1, 1, tzinfo=UTC),
+    "9999-12-31T23:59:59.999999Z": datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    "1850-06-01T00:00:00+18:00": datetime(1850, 5, 31, 6, tzinfo=UTC),
+    "2024-02-29T00:00:00Z": datetime(2024, 2, 29, tzinfo=UTC),
+}
+BAD_TIMES = (
+    *("", "now", "2026-01-31", "2026-01-31T12:00:00", "2026-01-31 12:00:00Z", "12:00:00Z"),
+    *("2026-02-29T00:00:00Z", "2026-13-01T00:00:00Z", "2026-01-31T24:00:00Z"),
+    *("2026-01-31T12:00:60Z", "2026-01-31T12:00:61Z", "2026-01-31T12:60:00Z"),
+    *("2026-01-31T12:00:00.Z", "2026-01-31T12:00:00+2:00", "2026-01-31T12:00:00+0200"),
+    *("2026-01-31T12:00:00+00:60", "2026-01-31T12:00:00+18:01", "2026-01-31T12:00:00+23:59"),
+    *("0000-12-31T00:00:00Z", "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"),
+    *("2026-01-31T12:00:00Z\n", " 2026-01-31T12:00:00Z", "2026-01-31T12:00:00ZZ", "+2026-01-31"),
+    *("٢٠٢٦-01-31T12:00:00Z", "2026-01-31T12:00:00Zulu", "10000-01-01T00:00:00Z"),
+    *("20260131T120000Z", "2026-W05-6T12:00:00Z", "2026-1-31T12:00:00Z", "1769860800000"),
+)
+
+
+def timed(schema: Any, number: int = 1) -> RegisteredSchema:
+    return replace(registered(schema, number), parses_times=True)
+
+
+def test_date_times_are_times_at_every_depth(spark: SparkSession) -> None:
+    properties = {
+        "at": TIME,
+        "inner": {"type": "object", "properties": {"at": {**TIME, "type": ["string", "null"]}}},
+        "list": {"type": "array", "items": TIME},
+        "map": {"type": "object", "additionalProperties": TIME},
+        "union": {"oneOf": [TIME, {"type": "integer"}, {"type": "string"}]},
+    }
+    writer = timed({"type": "object", "properties": properties})
+    target = fields("s", writer, itertools.count(1))
+    texts = [*GOOD_TIMES, *BAD_TIMES]
+    shapes: dict[str, tuple[Callable[[str], Any], Callable[[Any], Any]]] = {
+        "at": (lambda text: text, lambda row: row["at"]),
+        "inner": (lambda text: {"at": text}, lambda row: row["inner"]["at"]),
+        "list": (lambda text: [None, text], lambda row: row["list"][1]),
+        "map": (lambda text: {"a": text}, lambda row: row["map"]["a"]),
+        "union": (lambda text: text, lambda row: row["union"]["connect_union_field_0"]),
+    }
+    columns = [
+        (writer, target, [json.dumps({name: make(text)}).encode() for text in texts])
+        for name, (make, _) in shapes.items()
+    ]
+    for (name, (_, get)), found in zip(shapes.items(), decoded(spark, columns), strict=True):
+        for text, row in zip(texts, found, strict=True):
+            if text in GOOD_TIMES:
+                assert row is not None, (name, text)
+                assert get(row) == GOOD_TIMES[text], (name, text)
+            elif name == "union":  # it is the string then
+                assert row is not None
+                assert row["union"]["connect_union_field_2"] == text
+            else:
+                assert row is None, (name, text, row)
+    ((number, none),) = [decoded(spark, [(writer, target, [b'{"at": 5}', b'{"at": null}'])])[0]]
+    assert number is None
+    assert none == dict.fromkeys(properties)
+    reason = explain(b'{"inner": {"at": "now"}}', writer, writer, target)
+    assert reason.startswith("field inner.at (timestamptz): a date-time of RFC 3339")
+    assert '"now" found' in reason
+
+
+def test_date_times_stay_text_by_default(spark: SparkSession) -> None:
+    schema = {"type": "object", "properties": {"at": TIME}}
+    assert rows(spark, schema, '{"at": "now"}') == [{"at": "now"}]
+
+
+def test_date_times_of_versions_follow_the_column(spark: SparkSession) -> None:
+    """A version without the format is read as the column is."""
+    time, text = (
+        {"type": "object", "properties": {"at": kind}} for kind in (TIME, {"type": "string"})
+    )
+    at, record = "2026-01-31T12:00:00Z", b'{"at": "2026-01-31T12:00:00Z"}'
+    for writer, latest, expected in ((text, time, GOOD_TIMES[at]), (time, text, at)):
+        newest = timed(latest, 2)
+        target = fields("s", newest, itertools.count(1))
+        frame = spark.createDataFrame(
+            [(bytearray(record),), (bytearray(b'{"at": 1}'),)], "p binary"
+        )
+        frame, row = decode(frame, F.col("p"), timed(writer), newest, target)
+        good, bad = frame.select(_good(row).alias("r")).toArrow()["r"].to_pylist()
+        assert python(good, StructType(*target)) == {"at": expected}
+        assert bad is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -477,3 +478,28 @@ def test_a_dead_letter_topic_needs_no_spec_of_its_own(project: Project) -> None:
     assert names == sorted(["error_log", minimal()["name"]])
     dead = load_topic("error_log", project.config)
     assert (dead.pipeline, dead.tableflow.enabled) == (minimal()["pipeline"], True)
+
+
+def test_date_times_of_json_are_an_event_time(project: Project) -> None:
+    at = {"type": "string", "format": "date-time"}
+    project.schema("at.json", json.dumps({"type": "object", "properties": {"at": at}}))
+    schema = {"format": "json", "file": "at.json"}
+    project.topic(minimal(schema=schema, event_time="at"))
+    (found,) = problems(project)
+    assert "`schema.date_times: timestamp`" in found
+    project.topic(minimal(schema={**schema, "date_times": "timestamp"}, event_time="at"))
+    assert problems(project) == []
+    project.topic(
+        minimal(schema={"format": "avro", "file": "trades.avsc", "date_times": "timestamp"})
+    )
+    assert problems(project) == [
+        "platform/topics/trades.yaml: schema.date_times: belongs to format json only"
+    ]
+
+
+def test_compatibility_belongs_to_a_schema(project: Project) -> None:
+    project.topic(minimal(key={"format": "string", "compatibility": "FULL"}))
+    (found,) = problems(project)
+    assert "key.compatibility: format string has no schema in the registry" in found
+    project.topic(minimal(schema={**minimal()["schema"], "compatibility": "ALL"}))
+    assert "schema.compatibility" in problems(project)[0]

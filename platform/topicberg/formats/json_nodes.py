@@ -17,7 +17,8 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
 - ``allOf`` and the keywords beside a ``$ref`` are merged; the properties that the branches of
   ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` are
   properties of it; one that several branches declare is a choice of their types;
-- an ``enum`` or ``const`` of strings is a string.
+- an ``enum`` or ``const`` of strings is a string;
+- a string with ``format: date-time`` is a time, if the spec of the topic says so.
 
 What has no type in a table is a string with the JSON text: a schema without a type (``{}``,
 ``true``), an object or an array that does not say what is in it, a tuple.
@@ -60,6 +61,7 @@ Kind = Literal[
     "date",
     "timestamp",
     "timestamptz",
+    "date-time",  # a string with a time of RFC 3339
     "json",  # anything, as its JSON text
     "list",  # child: element
     "map",  # children: key, value; a JSON object, or
@@ -213,7 +215,7 @@ def _opened(
         resolver = registry.resolver_with_root(root)
     except ValueError as error:
         raise TableflowError(f"{where}: the schema has an unusable $id: {error}") from None
-    return contents, resolver, _Reader(where, dialect)
+    return contents, resolver, _Reader(where, dialect, parses_times=schema.parses_times)
 
 
 def _check(where: str, schemas: Sequence[Any]) -> None:
@@ -252,8 +254,9 @@ def _dialect(schema: Any) -> Specification[Any]:
 
 
 class _Reader:
-    def __init__(self, subject: str, dialect: Specification[Any]) -> None:
+    def __init__(self, subject: str, dialect: Specification[Any], *, parses_times: bool) -> None:
         self.subject = subject
+        self.parses_times = parses_times
         self.dialect = dialect
         self.size = 0
 
@@ -357,7 +360,10 @@ class _Reader:
             case "boolean":
                 return Node("boolean")
             case "string":
-                return Node("binary" if connect == "bytes" else "string")
+                if connect == "bytes":
+                    return Node("binary")
+                is_time = self.parses_times and _get(parts, "format") == "date-time"
+                return Node("date-time" if is_time else "string")
             case "integer" | "number":
                 if _get(parts, "flink.type") == "timestamp":
                     return Node("timestamp")

@@ -45,6 +45,7 @@ _TYPES: dict[Kind, Callable[[], IcebergType]] = {
     "date": DateType,
     "timestamp": TimestampType,
     "timestamptz": TimestamptzType,
+    "date-time": TimestamptzType,
 }
 _NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
 _TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
@@ -60,6 +61,7 @@ _TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
     "date": (DateType,),
     "timestamp": (TimestampType,),
     "timestamptz": (TimestamptzType,),
+    "date-time": (TimestamptzType,),
 }
 """The types of columns that a value may go to; it makes the record malformed if it does not fit."""
 _GROUPS: dict[Kind, str] = {
@@ -144,7 +146,8 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
     """
     if node.kind == "union" or (latest is not None and latest.kind == "union"):
         return _fit_union(subject, node, latest, column, path)
-    match node.kind, column:
+    read_as = _read_as(node, latest, column)
+    match read_as, column:
         case "struct", StructType():
             return Plan(node.kind, column, node, _fit_fields(subject, node, latest, column, path))
         case "list", ListType():
@@ -161,7 +164,17 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
         part: fit(subject, node.children[part], _child(latest, part), kind, f"{path}.{part}")
         for part, kind in parts.items()
     }
-    return Plan(node.kind, column, node, children)
+    return Plan(read_as, column, node, children)
+
+
+def _read_as(node: Node, latest: Node | None, column: IcebergType) -> Kind:
+    """Return how a value is read; the ``format`` of a string may differ between versions."""
+    if node.kind == "date-time" and isinstance(column, StringType):
+        return "string"
+    is_time = latest is not None and latest.kind == "date-time"
+    if node.kind == "string" and is_time and isinstance(column, TimestamptzType):
+        return "date-time"
+    return node.kind
 
 
 def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> TableflowError:

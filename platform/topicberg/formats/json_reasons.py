@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from decimal import Context, Decimal
 from typing import Any
 
@@ -40,6 +41,7 @@ _MIME_BASE64 = re.compile(
     r"(?:[\0- ]*(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=))*[\0- ]*\Z"
 )
 _BASE64 = re.compile(json_sql.BASE64.replace(r"\z", r"\Z"))
+_DATE_TIME = re.compile(json_sql.DATE_TIME.replace(r"\z", r"\Z"))
 _DOUBLE_DIGITS = re.compile(r"[0-9][.E]|Infinity")
 _MAX_DECIMAL = 38
 _EXPECTED: dict[Kind, str] = {
@@ -54,6 +56,7 @@ _EXPECTED: dict[Kind, str] = {
     "date": "a whole number of days",
     "timestamp": "a whole number of milliseconds",
     "timestamptz": "a whole number of milliseconds",
+    "date-time": "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,",
     "list": "an array",
     "map": "an object",
     "entries": "an array of objects with key and value",
@@ -263,6 +266,8 @@ class _Checker:
                 fits = isinstance(value, str) and not isinstance(value, _Number)
             case "binary":
                 fits = _is_text(value) and bool(_MIME_BASE64.match(value))
+            case "date-time":
+                fits = _is_text(value) and _is_time(value)
             case "decimal" if _is_text(value):
                 return self.bytes(value, plan, path)
             case _:
@@ -341,6 +346,24 @@ def _misfit(path: str, kind: object, problem: str) -> _MalformedError:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and not isinstance(value, _Number)
+
+
+def _is_time(text: str) -> bool:
+    """Whether Spark reads it as a time; it has offsets of up to 18 hours."""
+    if not _DATE_TIME.match(text):
+        return False
+    whole, _, _ = text.upper().partition("Z")
+    offset = timedelta()
+    if len(whole) == len(text):
+        sign, hours, minutes = text[-6], int(text[-5:-3]), int(text[-2:])
+        if minutes > 59 or 60 * hours + minutes > 18 * 60:
+            return False
+        offset = timedelta(hours=hours, minutes=minutes) * (-1 if sign == "-" else 1)
+    try:
+        datetime.strptime(whole[:19], "%Y-%m-%dT%H:%M:%S") - offset
+    except (ValueError, OverflowError):
+        return False
+    return whole[17:19] < "60"
 
 
 def _found(value: Any) -> str:

@@ -27,9 +27,12 @@ _RAW: dict[Kind, str] = {
     "date": "int",
     "timestamp": "bigint",
     "timestamptz": "bigint",
+    "date-time": "string",
 }
 """What ``from_json`` reads; a variant for all others."""
-INEXACT: tuple[Kind, ...] = ("string", "int", "long", "date", "timestamp", "timestamptz")
+INEXACT: tuple[Kind, ...] = (
+    *("string", "int", "long", "date", "timestamp", "timestamptz", "date-time"),
+)
 """Kinds that take a variant when a record is read for the second time."""
 RANGES: dict[Kind, tuple[int, int]] = {
     "int": (-(2**31), 2**31 - 1),
@@ -38,6 +41,11 @@ RANGES: dict[Kind, tuple[int, int]] = {
     "timestamp": (-62_135_596_800_000, 253_402_300_799_999),  # milliseconds of the same
     "timestamptz": (-62_135_596_800_000, 253_402_300_799_999),
 }
+DATE_TIME = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
+    r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})\z"
+)
+"""``date-time`` of RFC 3339, section 5.6."""
 COMPARED: tuple[Kind, ...] = ("string", "boolean", "int", "long")
 """Kinds whose JSON text is the same for the same value."""
 _CORRUPT = "c"
@@ -395,6 +403,9 @@ class Reader:
                 return self.json(raw, plan.node.opening)
             case "string":
                 return f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+            case "date-time":
+                text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+                return self.once(text if self.exact else raw, _time)
             case "decimal":
                 return self.decimal(raw, plan)
         if kind not in RANGES:
@@ -554,6 +565,19 @@ def _without_strings(text: str) -> str:
         f"replace(replace({text}, {sql.text(chr(92) * 2)}, ''), {sql.text(chr(92) + chr(34))}, '')"
     )
     return f"""regexp_replace({escapes}, '"[^"]*"', '')"""
+
+
+def _time(text: str) -> str:
+    """A time of RFC 3339; null: it is none, or not of the years 1 to 9999 in UTC.
+
+    Digits beyond microseconds are left out.
+    """
+    low, high = RANGES["timestamptz"]
+    found = f"try_cast(upper({text}) AS timestamp)"
+    return (
+        f"if({text} RLIKE {sql.text(DATE_TIME)} AND "
+        f"unix_millis({found}) BETWEEN {low} AND {high}, {found}, NULL)"
+    )
 
 
 def _json(variant: str) -> str:

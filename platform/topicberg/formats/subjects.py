@@ -37,7 +37,8 @@ class RegisteredSchema:
 
     ``references``: (name, text) of every schema that it refers to, directly or through another
     one, each after those that it needs itself. ``wrapped_as``: records are JSON values that become
-    an object's property of that name. ``problem``: why it is not read; it then has no text.
+    an object's property of that name. ``parses_times``: JSON strings with ``format: date-time`` are
+    times. ``problem``: why it is not read; it then has no text.
     """
 
     schema_id: int
@@ -45,6 +46,7 @@ class RegisteredSchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
     wrapped_as: str | None = None
+    parses_times: bool = False
     problem: str | None = None
 
     @property

@@ -32,7 +32,7 @@ from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
-    from topicberg.topics.spec import TopicSpec
+    from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
 KEY = "key"
 VALUE = "value"
@@ -118,10 +118,10 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
     """
     value = None
     if spec.value_schema.format != "none":
-        value = subjects.read(spec.value_subject)
+        value = _parsing(subjects.read(spec.value_subject), spec.value_schema)
     key = None
     if spec.key.format not in ("none", "string"):
-        key = subjects.read(spec.key_subject)
+        key = _parsing(subjects.read(spec.key_subject), spec.key)
         key = replace(
             key,
             latest=as_record(key.latest, KEY),
@@ -130,6 +130,19 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
     return Layout(
         key=Half(KEY, _of_one_type(key), spec.key.message),
         value=Half(VALUE, _of_one_type(value), spec.value_schema.message),
+    )
+
+
+def _parsing(subject: Subject, asked: ValueSchema | KeySpec) -> Subject:
+    """The subject with the options of the spec."""
+    if asked.date_times == "text":
+        return subject
+    return replace(
+        subject,
+        latest=replace(subject.latest, parses_times=True),
+        schemas={
+            number: replace(schema, parses_times=True) for number, schema in subject.schemas.items()
+        },
     )
 
 

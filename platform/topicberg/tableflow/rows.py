@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +296,7 @@ def _candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
     for number, schema in writers.foreign.schemas.items():
         if number in own:
             continue
+        schema = replace(schema, parses_times=latest.parses_times)
         writer = as_record(schema, KEY) if writers.half.column == KEY else schema
         if why := _unlike(writer, latest, wanted, writers.half.message):
             writers.refused[number] = why

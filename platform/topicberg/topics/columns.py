@@ -15,7 +15,7 @@ from typing import Any
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from topicberg.errors import SpecError, TableflowError
-from topicberg.formats.subjects import RegisteredSchema, SchemaType
+from topicberg.formats.subjects import RegisteredSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_REASON = 200
@@ -47,7 +47,7 @@ def avro_columns(name: str, text: str) -> dict[str, str]:
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
         raise SpecError(f"{name} is not an Avro schema: {_reason(error)}") from None
     _check_names(name, schema)
-    return _columns(name, "AVRO", text, avro_format.fields)
+    return _columns(name, RegisteredSchema(0, "AVRO", text), avro_format.fields)
 
 
 def _check_format(name: str, text: str, expected: str) -> None:
@@ -85,16 +85,18 @@ def _check_names(file: str, schema: Any) -> None:
                 _check_names(file, schema.get(inner))
 
 
-def json_columns(name: str, text: str) -> dict[str, str]:
+def json_columns(name: str, text: str, *, parses_times: bool = False) -> dict[str, str]:
     """Top-level columns of a JSON Schema.
 
+    :param parses_times: strings with ``format: date-time`` are times
     :raises SpecError: not JSON Schema, not an object with properties, recursive
     """
     from topicberg.formats import json_schema
 
     _check_format(name, text, "json")
     _json(name, text)
-    return _columns(name, "JSON", text, json_schema.fields)
+    schema = RegisteredSchema(0, "JSON", text, parses_times=parses_times)
+    return _columns(name, schema, json_schema.fields)
 
 
 def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str]:
@@ -113,13 +115,12 @@ def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str
 
 def _columns(
     name: str,
-    kind: SchemaType,
-    text: str,
+    schema: RegisteredSchema,
     fields: Callable[[str, RegisteredSchema, Iterator[int]], list[NestedField]],
 ) -> dict[str, str]:
     """The columns that the Tableflow engine makes of a schema."""
     try:
-        found = fields(name, RegisteredSchema(0, kind, text), count(1))
+        found = fields(name, schema, count(1))
     except TableflowError as error:
         raise SpecError(error.message, hint=error.hint) from None
     return {field.name: _kind(field.field_type) for field in found}

@@ -38,13 +38,15 @@ _COLUMN_SOURCES = (
     "key.format",
     "key.file",
     "key.message",
+    "key.date_times",
     "tableflow.metadata_column_naming_scheme",
 )
 
 _AS_A_TIME = {
     "avro": "have the producer write a long with the logicalType timestamp-millis or -micros",
-    "json": "a text stays text: have the producer write milliseconds, as an integer with the title "
-    "org.apache.kafka.connect.data.Timestamp",
+    "json": "for text such as 2026-01-31T12:00:00Z give the field `format: date-time` and set "
+    "`schema.date_times: timestamp`; or have the producer write milliseconds, as an integer with "
+    "the title org.apache.kafka.connect.data.Timestamp",
     "protobuf": "have the producer write a google.protobuf.Timestamp",
     "none": "the topic has no schema",
 }
@@ -131,6 +133,8 @@ def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[F
         yield f"{section}.file", f"format {schema.format} has no schema file"
     if schema.message is not None and schema.format != "protobuf":
         yield f"{section}.message", "belongs to format protobuf alone"
+    if schema.date_times != "text" and schema.format != "json":
+        yield f"{section}.date_times", "belongs to format json only"
     if schema.compatibility is not None and not needs_file:
         yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
 

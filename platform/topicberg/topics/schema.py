@@ -39,22 +39,25 @@ def schema_path(schemas_dir: Path, file: str) -> Path:
     return path
 
 
-def read_schema(path: Path, kind: str, message: str | None = None) -> SchemaFile:
+def read_schema(
+    path: Path, kind: str, message: str | None = None, date_times: str = "text"
+) -> SchemaFile:
     """Read and check one schema file.
 
     :param kind: avro, json or protobuf
     :param message: protobuf alone: the message type; None: the first one of the file
+    :param date_times: JSON Schema only: ``timestamp`` makes times of ``format: date-time``
     :raises SpecError: not readable, not of that format, recursive, or not a record with fields
     """
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise SpecError(f"{path.name} cannot be read: {error.strerror}") from None
-    return _read(path, changed, kind, message)
+    return _read(path, changed, kind, message, date_times)
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, _changed: int, kind: str, message: str | None) -> SchemaFile:
+def _read(path: Path, _changed: int, kind: str, message: str | None, date_times: str) -> SchemaFile:
     from topicberg.topics import columns
 
     try:
@@ -65,7 +68,7 @@ def _read(path: Path, _changed: int, kind: str, message: str | None) -> SchemaFi
         case "avro":
             found = columns.avro_columns(path.name, text)
         case "json":
-            found = columns.json_columns(path.name, text)
+            found = columns.json_columns(path.name, text, parses_times=date_times == "timestamp")
         case _:
             found = columns.protobuf_columns(path.name, text, message)
     if not found:

@@ -171,6 +171,8 @@ class ValueSchema(SpecModel):
     """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``."""
     compatibility: Compatibility | None = None
     """What a new version of the schema may change; the level of the registry by default."""
+    date_times: Literal["text", "timestamp"] = "text"
+    """JSON Schema only: ``timestamp`` makes strings with ``format: date-time`` columns of times."""
 
 
 class KeySpec(SpecModel):
@@ -188,6 +190,8 @@ class KeySpec(SpecModel):
     """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``."""
     compatibility: Compatibility | None = None
     """What a new version of the schema may change; the level of the registry by default."""
+    date_times: Literal["text", "timestamp"] = "text"
+    """JSON Schema only: ``timestamp`` makes strings with ``format: date-time`` columns of times."""
 
 
 class ErrorHandling(SpecModel):
@@ -431,11 +435,11 @@ class TopicSpec(SpecModel):
         columns = {"key": "binary"}
         if path := self.key_schema_path(config):
             assert self.key.format in ("avro", "json", "protobuf")  # noqa: S101
-            columns = dict(read_schema(path, self.key.format, self.key.message).columns)
+            key = self.key
+            columns = dict(read_schema(path, key.format, key.message, key.date_times).columns)
         if path := self.value_schema_path(config):
-            columns |= read_schema(
-                path, self.value_schema.format, self.value_schema.message
-            ).columns
+            value = self.value_schema
+            columns |= read_schema(path, value.format, value.message, value.date_times).columns
         else:
             columns |= {"value": "binary"}
         metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
