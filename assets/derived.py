@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DAY = 24
+CHART_PARTITIONS = 6
+"""Partitions before those of the run that its chart shows as well."""
 MAX_RETENTION_MS = 10**12
 """Some 30 years: retention may be "for ever" (2**63 - 1)."""
 NO_RULES = Rules()
@@ -144,7 +146,8 @@ def derived_table(
         ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
     :param rules: what holds for its rows, as under ``checks`` in a topic's spec
     :param checks: asset checks on the rows of the partitions that a run computed
-    :param chart: draws the rows of the partitions that a run computed; see :mod:`assets.charts`.
+    :param chart: draws the rows of the partitions that a run computed and of the six before them;
+        see :mod:`assets.charts`.
         Checks and chart may take the keyword ``parameters`` as well.
     :param lineage: column of the result → columns of the sources, for the UI; ``table.column``
         names a column of one of several
@@ -263,7 +266,9 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
         if derived.chart and written.rows:  # one for all: each partition would store it
-            frame = read_window(spark.spark_session, plan.target, plan.target_time, asked)
+            unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
+            drawn = asked.back(CHART_PARTITIONS * unit)
+            frame = read_window(spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
         for key in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,14 @@ Retain = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+Target = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        help="only this resource, or all whose key begins with it, e.g. confluent/topic/orders or "
+        "snowflake/, and what they need; may be repeated",
+    ),
+]
 
 
 def _flags(**given: Any) -> dict[str, Any]:
@@ -82,10 +91,18 @@ def plan(
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
     everything: Annotated[bool, typer.Option("--all", help="also what stays as it is")] = False,
+    target: Target = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="also write the plan to this file, as JSON")
+    ] = None,
 ) -> None:
-    """Show what `create` would do. Exit code 1 when that is not nothing."""
+    """Show what `create` would do, by vendor. Exit code 1 when that is not nothing."""
     world, graph = _open(_flags(**_given(locals())))
-    if _show(_plan(world, graph), everything=everything):
+    steps = _plan(world, _targeted(graph, target))
+    if out is not None:
+        out.write_text(json.dumps([_document(world, step) for step in steps], indent=2) + "\n")
+        echo(f"wrote {out}", err=True)
+    if _show(steps, everything=everything):
         raise typer.Exit(1)
 
 
@@ -98,6 +115,7 @@ def create(
     admin_user_secrets_root_path: AdminSecrets = None,
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
+    target: Target = None,
 ) -> None:
     """Make what is missing, mend what differs; run it again after anything.
 
@@ -112,17 +130,20 @@ def create(
     if settings().deployment == "local":
         _start_stack()
     world, graph = _open(_flags(**_given(locals())))
+    graph = _targeted(graph, target)
     with exclusive(world), world.noting(), _reporting() as report:
         engine.create(graph, world, report)
-    if world.config.deployment == "local":
+    if world.config.deployment == "local" and not target:
         _compute_derived(world)
         if world.waiting:  # the computation also creates tables of topics without records
             with exclusive(world), _reporting() as report:
                 engine.create(graph, world, report)
     for reason, count in Counter(world.waiting.values()).items():
         echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
-    made = sum(resource.wanted for resource in graph) - len(world.waiting)
-    echo(f"{made} resources are as they should be; `topicberg deploy plan` is empty")
+    wanted = sum(resource.wanted for resource in graph)
+    made = wanted - len(world.waiting)
+    later = f", {len(world.waiting)} wait" if world.waiting else ""
+    echo(f"{made} of {wanted} resources are as they should be{later}; nothing is left to do now")
 
 
 @app.command()
@@ -161,6 +182,13 @@ def delete(
                 if inside.rpartition(".")[2] not in told:
                     told.add(inside.rpartition(".")[2])
                     echo(f"      with table {inside}")
+        if holding := [resource.title for resource in dies if resource.holds_data]:
+            echo(
+                f"warning: {len(holding)} of them hold data, which cannot be restored: "
+                f"{', '.join(holding)}",
+                fg="red",
+                err=True,
+            )
         if not yes:
             typer.confirm(f"Delete these {len(dies)} resources?", abort=True)
         with _reporting() as report:
@@ -194,18 +222,7 @@ def status(
     steps = _plan(world, graph)
     world.note()
     if as_json:
-        rows = [
-            {
-                "resource": step.resource.key,
-                "name": step.resource.name,
-                "id": _id(world, step.resource),
-                "action": step.action.value,
-                "reason": step.reason,
-                "changes": step.lines(),
-            }
-            for step in steps
-        ]
-        echo_json(rows)
+        echo_json([_document(world, step) for step in steps])
     else:
         _table(world, steps)
     if any(step.action not in (Action.KEEP, Action.WAIT) for step in steps):
@@ -306,6 +323,51 @@ def _open(flags: dict[str, Any]) -> tuple[World, list[Resource]]:
     return world, resources(world.config, world.specs)
 
 
+def _document(world: World, step: Step) -> dict[str, Any]:
+    """A step of a plan, for programs."""
+    return {
+        "resource": step.resource.key,
+        "name": step.resource.name,
+        "id": _id(world, step.resource),
+        "action": step.action.value,
+        "reason": step.reason,
+        "changes": step.lines(),
+    }
+
+
+def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource]:
+    """The resources that are meant, and all that they need; in the same order.
+
+    :raises TopicbergError: there is no such resource
+    """
+    from topicberg.errors import TopicbergError
+    from topicberg.topics.rules import suggestion
+
+    if not targets:
+        return graph
+    by_key = {resource.key: resource for resource in graph}
+    found: set[str] = set()
+
+    def add(key: str) -> None:
+        if key in by_key and key not in found:
+            found.add(key)
+            for need in by_key[key].needs:
+                add(need)
+
+    for target in targets:
+        prefix = target if target.endswith("/") else f"{target}/"
+        meant = [key for key in by_key if key == target or key.startswith(prefix)]
+        if not meant:
+            close = suggestion(target, by_key).partition("; there are")[0]
+            raise TopicbergError(
+                f"no resource {target!r}{close}",
+                hint="`topicberg deploy status` lists the keys of all resources",
+            )
+        for key in meant:
+            add(key)
+    return [resource for resource in graph if resource.key in found]
+
+
 def _plan(world: World, graph: list[Resource]) -> list[Step]:
     from topicberg.deploy import engine
 
@@ -323,14 +385,25 @@ _SIGNS = {
 }
 
 
+_VENDORS = {
+    "confluent": "Confluent Cloud",
+    "key": "API keys, in AWS Secrets Manager",
+    "aws": "AWS",
+    "snowflake": "Snowflake",
+}
+
+
 def _show(steps: list[Step], *, everything: bool) -> int:
-    """Print a plan. Returns how many resources are not as they should be."""
+    """Print a plan, by vendor. Returns how many resources are not as they should be."""
     from collections import Counter
 
     counts = Counter(step.action.value for step in steps)
-    for step in steps:
-        if step.action.value == "keep" and not everything:
-            continue
+    shown = [step for step in steps if everything or step.action.value != "keep"]
+    vendor = None
+    for step in sorted(shown, key=lambda step: [*_VENDORS].index(_vendor(step))):
+        if _vendor(step) != vendor:
+            vendor = _vendor(step)
+            echo(_VENDORS[vendor], bold=True)
         sign, color = _SIGNS[step.action.value]
         because = f" ({step.reason})" if step.reason else ""
         echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
@@ -344,6 +417,11 @@ def _show(steps: list[Step], *, everything: bool) -> int:
         told = ", ".join(f"{count} to {action}" for action, count in counts.items())
         echo(f"{told}; {kept} are as they should be{later}")
     return sum(counts.values())
+
+
+def _vendor(step: Step) -> str:
+    vendor = step.resource.key.partition("/")[0]
+    return vendor if vendor in _VENDORS else "confluent"
 
 
 def _table(world: World, steps: list[Step]) -> None:

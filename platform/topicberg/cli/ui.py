@@ -35,6 +35,10 @@ def ui(
     os.chdir(config.project_root)
     os.umask(0o077)  # Dagster's processes talk through sockets in the folder for temporary files
     echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
+    echo(
+        "Dagster warns below of the dagster.yaml in this folder: that is expected, as it reads "
+        f"{config.state_dir / 'dagster' / 'dagster.yaml'}, which topicberg writes from it"
+    )
     # Dagster ends its processes by it, and a script's shell ignores it for what it starts with `&`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]

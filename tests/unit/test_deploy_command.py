@@ -1,0 +1,54 @@
+"""What ``topicberg deploy`` prints, and which resources a target means."""
+
+from __future__ import annotations
+
+import pytest
+
+from topicberg.cli.deploy import _show, _targeted
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Action, Resource, Step
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
+from topicberg.topics import load_topics
+
+
+@pytest.fixture(scope="module")
+def graph() -> list[Resource]:
+    return resources(Settings(), load_topics())
+
+
+def test_plan_is_shown_by_vendor_with_old_and_new_values(
+    graph: list[Resource], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"partitions": (3, 6), "cleanup.policy": ("delete", "compact")}
+    steps = [Step(one, Action.CHANGE, changes) for one in reversed(graph)]
+    assert _show(steps, everything=False) == len(graph)
+    lines = capsys.readouterr().out.splitlines()
+    vendors = [line for line in lines if not line.startswith((" ", "~"))]
+    assert vendors[:4] == [
+        "Confluent Cloud",
+        "API keys, in AWS Secrets Manager",
+        "AWS",
+        "Snowflake",
+    ]
+    assert "      partitions: 3 → 6" in lines
+    assert "      cleanup.policy: delete → compact" in lines
+    assert vendors[4:] == [f"{len(graph)} to change; 0 are as they should be"]
+
+
+def test_target_brings_what_it_needs(graph: list[Resource]) -> None:
+    by_key = {resource.key: resource for resource in graph}
+    found = _targeted(graph, ["confluent/topic/stock_trades", "aws/"])
+    keys = [resource.key for resource in found]
+    assert "confluent/topic/stock_trades" in keys
+    assert {key for key in by_key if key.startswith("aws/")} <= set(keys)
+    assert not any(key.startswith("confluent/connector/") for key in keys)
+    for resource in found:
+        assert {need for need in resource.needs if need in by_key} <= set(keys)
+    assert keys == [key for key in by_key if key in keys]
+    assert _targeted(graph, None) == graph
+
+
+def test_target_that_is_unknown_names_a_similar_one(graph: list[Resource]) -> None:
+    with pytest.raises(TopicbergError, match="did you mean confluent/topic/stock_trades"):
+        _targeted(graph, ["confluent/topic/stock_trade"])
