@@ -19,8 +19,8 @@ from pydantic import SecretStr
 
 from topicberg import kafka
 from topicberg.checks.topic import check_schema
+from topicberg.clients.confluent import Api
 from topicberg.clients.registry import IncompatibleSchemaError
-from topicberg.deploy.confluent.api import Api
 from topicberg.deploy.confluent.kafka import Subject
 from topicberg.deploy.resource import CannotChangeError
 from topicberg.deploy.resource import compare as differences
