@@ -9,6 +9,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -25,10 +26,13 @@ from waiting import wait_until
 
 from topicberg import kafka
 from topicberg.checks.topic import check_lag, lag_of
+from topicberg.clients.catalog import CheckedCatalog, ensure_namespace
+from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
+from topicberg.settings import settings
 from topicberg.spark import new_session
 from topicberg.tableflow import commit, service
 from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
@@ -238,6 +242,30 @@ def test_two_engines_on_one_topic(make_topic: Callable[..., Topic]) -> None:
         thread.join()
     assert not failures
     assert sorted(row["id"] for row in topic.rows("id")) == list(range(-1, 5000))
+
+
+def test_topics_that_need_a_new_namespace_at_once_all_get_it(
+    stack: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg's JDBC catalog answers 500 to the second one that creates it."""
+    at_once = 6
+    catalogs = [stack.catalog(settings()) for _ in range(at_once)]
+    found = CheckedCatalog.namespace_exists
+    for _ in range(30):
+        namespace = f"shared_{uuid.uuid4().hex[:8]}"
+        none_has_it = threading.Barrier(at_once)
+
+        def first_look(self: CheckedCatalog, name: Any, ready: Any = none_has_it) -> bool:
+            exists = found(self, name)
+            if not exists:
+                ready.wait(20)
+            return exists
+
+        monkeypatch.setattr(CheckedCatalog, "namespace_exists", first_look)
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(ensure_namespace, catalogs, [namespace] * at_once))
+        assert found(catalogs[0], namespace)
+        catalogs[0].drop_namespace(namespace)
 
 
 @pytest.mark.parametrize("write_mode", ["append", "upsert"])

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 import requests
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, RESTError
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata
 
@@ -45,6 +47,26 @@ class CheckedCatalog(RestCatalog):
     @staticmethod
     def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
         """The catalog's server has done it: PyIceberg would find nothing, and warn, every time."""
+
+
+def ensure_namespace(catalog: Catalog, namespace: str) -> None:
+    """Create a namespace unless it exists; several topics may need a new one at the same time.
+
+    Of two that create it at once, Iceberg's JDBC catalog answers the second one with an error of
+    its database (status 500) instead of "exists already". A principal that may not create any is
+    answered 403, also for one that exists.
+
+    :raises RESTError: the namespace does not exist, and the catalog did not create it
+    """
+    if catalog.namespace_exists(namespace):
+        return
+    try:
+        catalog.create_namespace(namespace)
+    except NamespaceAlreadyExistsError:
+        pass
+    except RESTError:
+        if not catalog.namespace_exists(namespace):
+            raise
 
 
 def _catalog_answer(response: requests.Response, **_: Any) -> None:

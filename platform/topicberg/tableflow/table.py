@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyiceberg.partitioning as iceberg
 from pyiceberg.exceptions import (
-    NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
     ValidationError,
@@ -27,6 +25,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from topicberg.clients.catalog import ensure_namespace
 from topicberg.errors import TableflowError
 from topicberg.formats.avro_schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
@@ -179,8 +178,7 @@ def _create(
     spec: TopicSpec,
     config: Settings,
 ) -> Table:
-    with suppress(NamespaceAlreadyExistsError):
-        catalog.create_namespace(identifier[0])
+    ensure_namespace(catalog, identifier[0])
     location = f"{config.warehouse}{config.cluster_id}/v1/{uuid.uuid4()}"
     logger.info("creating table %s at %s", ".".join(identifier), location)
     try:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
     CommitFailedException,
-    NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
     ValidationError,
@@ -324,10 +323,9 @@ def _create(
     from pyiceberg.schema import assign_fresh_schema_ids
     from pyiceberg.transforms import parse_transform
 
-    from topicberg.clients.catalog import TABLES
+    from topicberg.clients.catalog import TABLES, ensure_namespace
 
-    with suppress(NamespaceAlreadyExistsError):
-        catalog.create_namespace(name[0])
+    ensure_namespace(catalog, name[0])
     schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
     spec = PartitionSpec()
     if partition:
