@@ -39,10 +39,18 @@ ELSEWHERE = {
     "docker": "tests/integration/test_production.py validates its files as far as the machine can",
     "helm": "tests/integration/test_production.py validates its values",
     "kubectl": "needs a cluster",
+    "cosign": "needs a registry of images and its keys",
+    "topicberg pipelines check large_orders": "tests/e2e/test_add_a_pipeline.py",
+    "topicberg tableflow skip": "needs a failed record: tests/integration/test_record_failures.py",
 }
 EXAMPLE = "orders"
 """The topic that the reader of docs/add-a-topic.md makes, in blocks that run."""
-UNFINISHED = ("topicberg query", "dagster asset materialize -f definitions.py")
+UNFINISHED = (
+    "topicberg query",
+    "topicberg query --format csv",
+    "topicberg datagen start",
+    "dagster asset materialize -f definitions.py",
+)
 """Named in a sentence without what they are to do."""
 
 
@@ -60,7 +68,9 @@ def left_to_run() -> list[list[str]]:
     for words in (words for path in DOCUMENTS for words in commands(path)):
         line = shlex.join(words)
         told = any(line == key or line.startswith(f"{key} ") for key in ELSEWHERE)
-        if not told and line not in UNFINISHED and words not in ready and EXAMPLE not in words:
+        if told or line in UNFINISHED or "…" in words or words in ready:
+            continue
+        if EXAMPLE not in words:
             words = [PLACEHOLDERS.get(word, word) for word in words]
             found.setdefault(shlex.join(words), words)
     return sorted(found.values(), key=_turn)
