@@ -10,7 +10,7 @@ warnings.filterwarnings("ignore", category=dg.BetaWarning)
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)  # of Pipes, about itself
 
 from assets import Lake, find_derived, lake_assets, lake_checks  # noqa: E402
-from assets.platform import platform_assets  # noqa: E402
+from assets.platform import platform_nodes  # noqa: E402
 from jobs import (  # noqa: E402
     alert_sensor,
     catalog_sensor,
@@ -35,7 +35,7 @@ emr_settings()  # what is wrong with them is told here, not by the first run
 def _definitions(specs: list[TopicSpec], wrong: str | None) -> dg.Definitions:
     lake = Lake(_config, tuple(specs), tuple(find_derived()))
     return dg.Definitions(
-        assets=[*lake_assets(lake), platform_assets(_config, specs)],
+        assets=[*lake_assets(lake), *platform_nodes(_config, specs)],
         asset_checks=list(lake_checks(lake)),
         jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
         schedules=[

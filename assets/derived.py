@@ -25,7 +25,7 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from assets.charts import markdown
-from assets.metadata import column_lineage, table_metadata
+from assets.metadata import column_lineage, documentation, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
 from assets.retries import retried
 from assets.tables import LakeTable, freshness, glue_asset, snowflake_asset
@@ -230,10 +230,13 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
         backfill_policy=dg.BackfillPolicy.single_run(),
         freshness_policy=freshness(lake.root(derived)),
         pool="spark",
-        description=f"{derived.description}\n\nIceberg table `{'.'.join(table.identifier)}`, "
-        f"computed by PySpark from {names}; a run replaces exactly its partitions.",
+        description=f"Iceberg table `{'.'.join(table.identifier)}`, computed by PySpark from "
+        f"{names}.\n\n{derived.description}\n\nA run replaces exactly its partitions. A sensor "
+        "requests the partitions in which records arrived, so partitions without records stay "
+        "unmaterialized. The check `up_to_date` fails if one with records is missing or stale.",
         metadata={
             "dagster/table_name": ".".join(table.identifier),
+            **documentation("add-a-pipeline.md"),
             "dagster/column_lineage": column_lineage(
                 {name: origin.table.key("iceberg") for name, origin in parents.items()},
                 derived.lineage,

@@ -18,30 +18,50 @@ from dagster import (
 from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED, summary
 from topicberg.security.text import markdown_cell, markdown_line
+from topicberg.settings import settings
+from topicberg.topics.spec import metadata_description
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.types import NestedField
 
 SAMPLE_ROWS = 10
 _CELL = 40
 
 
+def documentation(page: str) -> dict[str, MetadataValue[Any]]:
+    """Return metadata that leads to a page of ``docs/``, such as ``tableflow.md``.
+
+    A link if ``TOPICBERG_DOCS_URL`` is set, else the page's path in the checkout.
+    """
+    config = settings()
+    if config.docs_url:
+        return {"documentation": MetadataValue.url(f"{config.docs_url.rstrip('/')}/{page}")}
+    return {"documentation": MetadataValue.path(config.project_root / "docs" / page)}
+
+
 def column_schema(schema: Schema) -> TableSchema:
-    """Columns with their Iceberg types and descriptions."""
+    """Return the columns with their Iceberg types and descriptions."""
     return TableSchema(
         columns=[
             TableColumn(
                 name=field.name,
                 type=str(field.field_type),
-                description=markdown_line(field.doc) if field.doc else None,
+                description=_description(field),
                 constraints=TableColumnConstraints(nullable=not field.required),
             )
             for field in schema.fields
         ]
     )
+
+
+def _description(field: NestedField) -> str | None:
+    if field.doc:
+        return markdown_line(field.doc)
+    return metadata_description(field.name)
 
 
 def column_lineage(

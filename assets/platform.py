@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from assets.metadata import documentation
 from topicberg.deploy.platform import resources
-from topicberg.settings import Settings
+from topicberg.settings import Settings, is_deployed
 
 if TYPE_CHECKING:
     from topicberg.deploy.resource import Resource, Step
@@ -27,10 +28,31 @@ def asset_key(key: str) -> dg.AssetKey:
     return dg.AssetKey([PLATFORM, *key.split("/")])
 
 
+def platform_nodes(
+    config: Settings, specs: "list[TopicSpec]"
+) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """Return the platform as assets; where nothing is deployed, as external ones.
+
+    An external asset has no materializations to miss. After ``topicberg deploy create`` and a
+    reload of the code location each one can be materialized.
+    """
+    if is_deployed(config):
+        return [platform_assets(config, specs)]
+    owners = _owners(specs)
+    return [
+        _spec(one, owners).replace_attributes(
+            skippable=False,
+            description=f"{one.title}. Not deployed; `topicberg deploy create` creates it.",
+        )
+        for one in resources(config, specs)
+        if one.wanted
+    ]
+
+
 def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefinition:
-    """Every resource as an asset that can be materialized by itself."""
+    """Return every resource as an asset that can be materialized by itself."""
     graph = {asset_key(one.key): one for one in resources(config, specs) if one.wanted}
-    owners = sorted({owner for spec in specs for owner in spec.owners})
+    owners = _owners(specs)
 
     @dg.multi_asset(
         name=PLATFORM,
@@ -61,6 +83,10 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
     return make
 
 
+def _owners(specs: "list[TopicSpec]") -> list[str]:
+    return sorted({owner for spec in specs for owner in spec.owners})
+
+
 def _spec(resource: "Resource", owners: list[str]) -> dg.AssetSpec:
     return dg.AssetSpec(
         asset_key(resource.key),
@@ -68,8 +94,10 @@ def _spec(resource: "Resource", owners: list[str]) -> dg.AssetSpec:
         group_name=PLATFORM,
         kinds={_KINDS[Path(resource.key).parts[0]]},
         owners=owners,
+        metadata=documentation("cloud.md"),
         skippable=True,  # one that waits, e.g. for a topic's first record
-        description=f"{resource.title}; found by its name, made or mended by `topicberg deploy`.",
+        description=f"{resource.title}. `topicberg deploy` finds it by its name, and creates or "
+        "updates it.",
     )
 
 

@@ -6,7 +6,7 @@ import dagster as dg
 
 from assets.derived import DerivedTable
 from assets.lake import Lake
-from assets.metadata import copied_columns
+from assets.metadata import copied_columns, documentation
 from assets.retries import retried
 from assets.tables import kafka_key
 from resources import Lakehouse, Spark
@@ -31,11 +31,12 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         kinds={"kafka", spec.value_schema.format},
         owners=list(spec.owners or table.owners),
         pool="publish",
-        description=f"{spec.description}\n\nKafka topic `{spec.name}` ({compacted}, subject "
-        f"`{spec.value_subject}`): the rows of `{'.'.join(table.identifier)}`. What changed since "
-        "it was published last is sent in transactions, exactly once.",
+        description=f"Kafka topic `{spec.name}` ({compacted}, subject `{spec.value_subject}`) of "
+        f"the rows of `{'.'.join(table.identifier)}`.\n\n{spec.description}\n\nA materialization "
+        "sends the rows that changed since the last one in transactions, exactly once.",
         metadata={
             "dagster/table_name": spec.name,
+            **documentation("pipelines.md"),
             "dagster/column_schema": dg.TableSchema(
                 columns=[dg.TableColumn(name, kind) for name, kind in fields.items()]
             ),

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import dagster as dg
 
-from assets.metadata import copied_columns, table_metadata
+from assets.metadata import copied_columns, documentation, table_metadata
 from assets.retries import retried
 from resources import Lakehouse, Snowflake
 from topicberg.catalogs import glue
@@ -119,7 +119,10 @@ def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
         owners=list(table.owners),
         description=f"Glue table `{database}`.`{name}`, which points to the current metadata of "
         f"Iceberg table `{'.'.join(table.identifier)}`. Athena, EMR and Snowflake find it here.",
-        metadata={"dagster/table_name": f"{database}.{name}"},
+        metadata={
+            "dagster/table_name": f"{database}.{name}",
+            **documentation("concepts.md"),
+        },
     )
     @retried()
     def register(lakehouse: Lakehouse) -> dg.MaterializeResult:
@@ -156,7 +159,10 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
         pool="snowflake",
         description=f"Snowflake Iceberg table `{table.snowflake_name}`, read through the Glue "
         "catalog integration and the external volume; no data is copied.",
-        metadata={"dagster/table_name": _snowflake_name(table)},
+        metadata={
+            "dagster/table_name": _snowflake_name(table),
+            **documentation("concepts.md"),
+        },
     )
     @retried()
     def refresh(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:

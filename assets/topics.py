@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.metadata import copied_columns, table_metadata
+from assets.metadata import copied_columns, documentation, table_metadata
 from assets.retries import retried
 from assets.tables import (
     LakeTable,
@@ -62,11 +62,16 @@ def _kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
     described = dg.AssetSpec(
         key,
         group_name=spec.pipeline,
-        description=f"{spec.description}\n\nKafka topic `{spec.name}`, {spec.partitions} "
-        f"partitions, {spec.value_schema.format} values (subject `{spec.value_subject}`).",
+        description=f"Kafka topic `{spec.name}`, {spec.partitions} partitions, "
+        f"{spec.value_schema.format} values (subject `{spec.value_subject}`).\n\n"
+        f"{spec.description}",
         kinds={"kafka"},
         owners=list(spec.owners),
-        metadata={"partitions": spec.partitions, "dagster/table_name": spec.name},
+        metadata={
+            "partitions": spec.partitions,
+            "dagster/table_name": spec.name,
+            **documentation("add-a-topic.md"),
+        },
     )
     # Dagster's decorator for one asset takes no owners.
     observed: dg.AssetsDefinition = dg.multi_observable_source_asset(
@@ -106,10 +111,13 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
         kinds={"iceberg", "spark"},
         owners=list(table.owners),
         freshness_policy=freshness(spec),
-        description=f"{spec.description}\n\nIceberg table `{'.'.join(table.identifier)}`, kept by "
-        "Tableflow. Its sensor reports every snapshot; materializing waits until the table holds "
-        "what the topic held at the start.",
-        metadata={"dagster/table_name": ".".join(table.identifier)},
+        description=f"Iceberg table `{'.'.join(table.identifier)}` of the topic. Tableflow writes "
+        f"it.\n\n{spec.description}\n\nIts sensor reports every snapshot. A materialization waits "
+        "until the table has the records that the topic had at the start.",
+        metadata={
+            "dagster/table_name": ".".join(table.identifier),
+            **documentation("tableflow.md"),
+        },
     )
     @retried()
     def materialize(
@@ -137,9 +145,9 @@ def _history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
         kinds={"iceberg", "spark"},
         owners=list(history.owners),
         pool="spark",
-        description=f"{spec.description}\n\nIceberg table `{name}`: every record of the topic, "
-        "while the topic's own table keeps the newest of each key.",
-        metadata={"dagster/table_name": name},
+        description=f"Iceberg table `{name}`: every record of the topic; the topic's own table "
+        f"has the newest of each key.\n\n{spec.description}",
+        metadata={"dagster/table_name": name, **documentation("tableflow.md")},
     )
     @retried()
     def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
@@ -168,7 +176,7 @@ def _upsert_view_asset(
         pool="spark",
         description=f"Iceberg table `{name}`: of the records of topic `{spec.name}` the newest "
         f"one of each {', '.join(f'`{column}`' for column in columns)}. New records are merged in.",
-        metadata={"dagster/table_name": name},
+        metadata={"dagster/table_name": name, **documentation("tableflow.md")},
     )
     @retried()
     def merge(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:

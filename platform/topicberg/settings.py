@@ -105,6 +105,12 @@ class Settings(BaseSettings):
         description="how long Glue and Snowflake may be behind a table before checks say so",
     )
 
+    docs_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s]+$",
+        description="address of the published folder docs/: assets link to their page there; else "
+        "they show its path",
+    )
     ui_hosts: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9.,\[\]:_ -]*$",
@@ -233,6 +239,11 @@ def settings() -> Settings:
         return stated
     found = _deployed(stated)[0]
     return DeployedSettings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
+
+
+def is_deployed(config: Settings) -> bool:
+    """Return whether ``topicberg deploy`` has created the platform; in the cloud it always has."""
+    return config.deployment == "cloud" or (config.state_dir / DEPLOYED_FILE).exists()
 
 
 def _deployed(config: Settings) -> tuple[dict[str, Any], str]:

@@ -15,13 +15,14 @@ from pyiceberg.exceptions import ServerError
 
 from assets import Lake, find_derived, lake_assets, lake_checks
 from assets.derived import DerivedTable
+from assets.platform import platform_nodes
 from definitions import defs
 from jobs import everything, pipeline_jobs, snapshot_sensors
 from jobs.sensors import watches
 from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
 from topicberg.errors import SpecError
-from topicberg.settings import settings
+from topicberg.settings import DEPLOYED_FILE, settings
 from topicberg.topics import load_topics
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 from topicberg.transforms.windows import reached
@@ -51,10 +52,35 @@ def test_asset_keys() -> None:
     )
 
 
+def test_nodes_of_one_table_begin_with_what_they_are() -> None:
+    """The graph shows the last part of the key, which they share, and the description's begin."""
+    systems = {"kafka": "Kafka", "iceberg": "Iceberg", "glue": "Glue", "snowflake": "Snowflake"}
+    for key in GRAPH.get_all_asset_keys():
+        if key.path[0] in systems:
+            description = GRAPH.get(key).description
+            assert description
+            assert description.startswith(systems[key.path[0]])
+
+
+def test_platform_is_executable_only_where_it_is_deployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere its assets are external: Dagster expects no materialization of them."""
+    config = settings().model_copy(update={"state_dir": tmp_path})
+    specs = load_topics()
+    before = dg.Definitions(platform_nodes(config, specs)).get_repository_def().asset_graph
+    (tmp_path / DEPLOYED_FILE).write_text("{}")
+    after = dg.Definitions(platform_nodes(config, specs)).get_repository_def().asset_graph
+    assert before.get_all_asset_keys() == after.get_all_asset_keys()
+    assert not any(before.get(key).is_executable for key in before.get_all_asset_keys())
+    assert all(after.get(key).is_executable for key in after.get_all_asset_keys())
+
+
 @pytest.mark.parametrize("key", sorted(GRAPH.get_all_asset_keys()), ids=str)
 def test_every_asset_explains_itself(key: dg.AssetKey) -> None:
     node = GRAPH.get(key)
     assert node.description
+    assert Path(str(node.metadata["documentation"].value)).is_file()
     assert node.group_name != "default"
     assert node.kinds
     assert node.owners

@@ -7,8 +7,34 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StringType
 
-from assets.metadata import markdown
+from assets.metadata import column_schema, documentation, markdown
+from topicberg.settings import settings
+from topicberg.tableflow.layout import METADATA_COLUMNS
+
+
+@pytest.mark.parametrize("name", [*METADATA_COLUMNS, "headers"])
+@pytest.mark.parametrize("scheme", ["$${}", "cflt_metadata_{}"])
+def test_metadata_columns_have_descriptions(name: str, scheme: str) -> None:
+    column = scheme.format(name if "$" in scheme else name.replace("-", "_"))
+    own = NestedField(2, name, StringType(), required=False)
+    schema = Schema(NestedField(1, column, StringType(), required=False), own)
+    metadata_column, own_column = column_schema(schema).columns
+    assert metadata_column.description
+    assert own_column.description is None
+
+
+def test_documentation_is_a_link_where_it_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICBERG_DOCS_URL", "https://docs.example.org/topicberg/")
+    settings.cache_clear()
+    try:
+        page = documentation("tableflow.md")["documentation"]
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
+    assert page.value == "https://docs.example.org/topicberg/tableflow.md"
 
 
 def cells(text: str) -> list[str]:

@@ -35,6 +35,19 @@ METADATA_TYPES = {
 }
 """Tableflow's metadata columns without their prefix, and their Iceberg types."""
 
+_METADATA_DESCRIPTIONS = {
+    "topic": "Kafka topic of the record",
+    PARTITION: "Kafka partition of the record",
+    "headers": "headers of the Kafka record; of several with one name, the last",
+    "leader-epoch": "epoch of the partition's leader when the record was written",
+    "offset": "offset of the record in its Kafka partition",
+    "timestamp": "timestamp of the Kafka record, see the column of its timestamp type",
+    "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
+    "LOG_APPEND_TIME (the broker's clock)",
+    RAW_KEY: "bytes of the record's key; an upsert table has one row for each",
+}
+_METADATA_NAME = re.compile(r"(?:\$\$|cflt_metadata_)(?P<name>.+)")
+
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour")
 _TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<width>\d+)\])?\((?P<column>[^()\[\],\s]+)\)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
@@ -302,6 +315,12 @@ def _metadata_column(tableflow: TableflowSpec, name: str) -> str:
     if tableflow.metadata_column_naming_scheme == "DEFAULT":
         return f"$${name}"
     return f"cflt_metadata_{name.replace('-', '_')}"
+
+
+def metadata_description(column: str) -> str | None:
+    """Return what a metadata column holds, such as ``$$offset``; None: it is another column."""
+    match = _METADATA_NAME.fullmatch(column)
+    return _METADATA_DESCRIPTIONS.get(match["name"].replace("_", "-")) if match else None
 
 
 class TopicSpec(SpecModel):
