@@ -48,6 +48,7 @@ def test_demo_ends_with_the_same_counts_through_three_doors(stack: Endpoints) ->
     in_kafka = numbers.pop(4)  # of the totals: transactions leave markers in the topic
     assert numbers == [f"{produced:,}"] * 7  # Kafka and three engines, then three engines
     assert int(in_kafka.replace(",", "")) >= produced
+    assert "sample_data_users: an upsert table has one row for each key" in done.stdout
     assert "agree" in done.stdout
     password = stack.snowflake.password.get_secret_value()
     assert password not in done.stdout + done.stderr
