@@ -25,6 +25,7 @@ from topicberg.topics.requests import (
     requested_topics,
     write_request,
 )
+from topicberg.topics.rules import suggestion
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""
@@ -153,7 +154,8 @@ def find_topic(config: Settings, topic: str) -> TopicSpec:
         if dead_letters := enabled_topics(config).get(topic):
             return dead_letters
         raise SpecError(
-            f"no topic {topic!r}", hint="`topicberg topics list` shows those with specs"
+            f"no topic {topic!r}{suggestion(topic, known_topics(config))}",
+            hint="`topicberg topics list` shows those with specs",
         )
     return _applied(request, specs.get(topic)) if request else specs[topic]
 
