@@ -237,9 +237,9 @@ def _topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
 
     def skipped(probe: Probe) -> "Finding":
         from topicberg.checks.topic import check_skipped
-        from topicberg.tableflow.control import as_asked
+        from topicberg.tableflow.control import as_requested
 
-        return check_skipped(as_asked(probe.lakehouse.config, spec), probe.iceberg)
+        return check_skipped(as_requested(probe.lakehouse.config, spec), probe.iceberg)
 
     def deletes(probe: Probe) -> "Finding":
         from topicberg.checks.topic import check_deletes

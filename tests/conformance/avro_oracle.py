@@ -224,7 +224,7 @@ class AvroSchema:
         for one in fields:
             where = f"{path}.{one['name']}" if path else one["name"]
             if one["name"].lower() in seen:
-                raise Refused(f"{where}: differs from another field in case only")
+                raise Refused(f"{where}: differs from another field only in case")
             seen.add(one["name"].lower())
             shapes[one["name"]] = self._shape(one["type"], where, (*above, name))
         return Shape(

@@ -117,7 +117,7 @@ def evolved(column: Shape | None, wanted: Shape, path: str = "") -> Shape:
     for name in result.children if result.kind in _STRUCTS else ():
         other = seen.setdefault(name.lower(), name)
         if other != name:
-            raise Refused(f"{_join(path, name)} differs from {other} in case only")
+            raise Refused(f"{_join(path, name)} differs from {other} only in case")
     return result
 
 
@@ -159,7 +159,7 @@ def fields_of(writer: Shape, latest: Shape) -> dict[str, Shape]:
 
 
 def twin(columns: Shape, writer: Mapping[str, Shape]) -> str | None:
-    """A written field that has no column, as another one differs from it in case only."""
+    """A written field that has no column, as another one differs from it only in case."""
     taken = {name.lower() for name in columns.children}
     for name, child in writer.items():
         column = columns.children.get(name)

@@ -233,7 +233,7 @@ def test_the_disk_is_full(make_topic: Callable[..., Topic], stack: Endpoints) ->
         fill(ballast)
         topic.send(ORDER, [{"id": 2, "note": "during"}])
         error = refused(topic)
-        assert "the object store fails" in str(error)  # S3 itself says no more
+        assert "the object store failed" in str(error)  # S3 itself says no more
         assert "full disk" in str(error.hint)
         ballast.unlink()
         goes_on(topic)

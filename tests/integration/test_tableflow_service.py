@@ -113,4 +113,4 @@ def test_a_record_is_skipped_while_the_engine_runs(
     again = run("skip", name, "0", "1")
     assert "skipped already" in again.output
     late = run("skip", name, "0", "2")
-    assert "the table is past this record" in str(late.exception)
+    assert "the table is already past this record" in str(late.exception)

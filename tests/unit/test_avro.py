@@ -193,7 +193,7 @@ def test_an_upsert_table_keeps_the_key_as_it_was_sent() -> None:
 
 def test_names_that_differ_in_case_only_are_refused() -> None:
     twins = [{"name": "id", "type": "int"}, {"name": "Id", "type": "int"}]
-    with pytest.raises(TableflowError, match="id and Id differ in case only"):
+    with pytest.raises(TableflowError, match="id and Id differ only in case"):
         table_schema(topic(), layout(record(*twins)))
     nested = {"type": "array", "items": {"type": "record", "name": "N", "fields": twins}}
     with pytest.raises(TableflowError, match=r"f\.id and f\.Id"):

@@ -48,7 +48,7 @@ def test_new_partition_starts_at_its_beginning() -> None:
     [
         ({0: 8}, {0: 9}, "truncated"),
         ({0: 0}, {0: 4}, "ends at 4"),
-        ({1: 0}, {1: 4}, "is gone"),
+        ({1: 0}, {1: 4}, "is missing"),
     ],
 )
 def test_a_log_that_lost_records_is_refused(

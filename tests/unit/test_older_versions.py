@@ -130,6 +130,6 @@ def test_column_in_milliseconds_does_not_become_one_in_microseconds(
 
     evolve(avro(at=["null", TIME]))
     for wrong in (avro(at=MICROS), avro(inner=inner(at=MICROS))):
-        with pytest.raises(TableflowError, match=r"at is in milliseconds .* in microseconds"):
+        with pytest.raises(TableflowError, match=r"at is in milliseconds .* has microseconds"):
             evolve(wrong)
     evolve(avro(at="int"))

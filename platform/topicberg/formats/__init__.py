@@ -34,12 +34,13 @@ class Format(Protocol):
         """Return the columns of a schema in its order, every one optional, with ids from ``ids``.
 
         :param message: Protobuf only: the message type; None: the file's first one
-        :raises TableflowError: the schema has no table (no record, recursive, a reference missing)
+        :raises TableflowError: the schema cannot become a table (no record, recursive, a reference
+            is missing)
         """
         ...
 
     def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
-        """Return the name by which two schemas are of the same type; None: the type has no name.
+        """Return the name by which two schemas are of the same type, or None if the type has none.
 
         Avro: the full name of the record. JSON Schema: ``title``, else ``$id``. Protobuf: the full
         name of the message. A schema of another subject is accepted only if it has the identity of
@@ -72,21 +73,21 @@ class Format(Protocol):
     ) -> tuple[DataFrame, Column]:
         """Return a record as a struct of its columns and :data:`DECODED`.
 
-        And the records, with the columns that it is computed from.
+        Also return the records, with the columns that the struct is computed from.
 
         Each field of the struct has the name and exactly the type of a column in ``fields``. A
         column that the struct lacks is null. At every depth, a field that the writer's schema lacks
         has the latest schema's default where the format gives one to readers, else null; a field
         that the latest schema dropped keeps its column and its value.
 
-        Spark never fails for a malformed record: the struct, or its :data:`DECODED`, is null or
-        false. It is also false for a value that its column cannot hold exactly: there are no casts
-        after this.
+        Spark never fails at a malformed record: the struct, or its :data:`DECODED`, is null or
+        false. It is also false for a value that its column cannot hold exactly: the result is not
+        cast again.
 
         :param records: Kafka's columns
         :param payload: the record without the wire format's five bytes; null: a tombstone, or a
             record of another writer
-        :param writer: the schema that it was written with
+        :param writer: the schema that the record was written with
         :param latest: the subject's newest schema, which gives renamed fields and defaults
         :param fields: the table's columns, also those that come from elsewhere
         :param message: Protobuf only: the message type
@@ -114,9 +115,9 @@ class Format(Protocol):
 
 
 def is_union(schema: RegisteredSchema) -> bool:
-    """Whether the schema is a choice of several event types, for which there is no one table.
+    """Return whether the schema is a choice of several event types, which has no single table.
 
-    An Avro union; a JSON Schema that is nothing but oneOf or anyOf of references.
+    These are an Avro union, and a JSON Schema of only oneOf or anyOf of references.
     """
     if schema.schema_type == "PROTOBUF":
         return False
@@ -131,7 +132,7 @@ def is_union(schema: RegisteredSchema) -> bool:
 
 
 def _parsed(schema: RegisteredSchema) -> Any:
-    """:raises TableflowError: the schema is not JSON, or beyond the limits"""
+    """:raises TableflowError: the schema is not JSON, or exceeds the limits"""
     from topicberg.formats import limits
 
     where = f"schema {schema.schema_id}"
@@ -145,11 +146,11 @@ def _parsed(schema: RegisteredSchema) -> Any:
 
 
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
-    """A key's schema that is no record as a record with one field.
+    """Return a key's schema that is not a record as a record with one field.
 
-    An Avro record of one field is written as the field is; a JSON value is put into an object when
-    it is read (``RegisteredSchema.wrapped_as``). Protobuf has messages only. What cannot be read
-    stays as it is: its format says why.
+    it is read (``RegisteredSchema.wrapped_as``). Protobuf has only messages. A schema that cannot
+    be read is returned as it is: its format reports why.
+    read is returned as it is: its format reports why.
     """
     if schema.schema_type == "PROTOBUF":
         return schema
@@ -172,7 +173,7 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
 
 
 def format_of(schema: RegisteredSchema) -> Format:
-    """The module of a schema's format."""
+    """Return the module of a schema's format."""
     from topicberg.formats import avro, json_schema, protobuf
 
     modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json_schema, "PROTOBUF": protobuf}
@@ -181,5 +182,5 @@ def format_of(schema: RegisteredSchema) -> Format:
     except KeyError:
         raise TableflowError(
             f"schema {schema.schema_id} is of the unknown type {schema.schema_type}",
-            hint="AVRO, JSON and PROTOBUF have tables",
+            hint="use AVRO, JSON or PROTOBUF",
         ) from None

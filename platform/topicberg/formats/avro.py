@@ -1,13 +1,13 @@
 """Avro: the table's types, and the Spark expression that decodes a record.
 
 Types are those of "Avro schema type mapping" in Confluent's "Schemas with Tableflow", with two
-differences that Spark imposes: it has no Iceberg ``time``, so that time-millis stays an int
+differences due to Spark: it does not support Iceberg's ``time``, so time-millis stays an int
 (milliseconds) and time-micros a long (microseconds of the day), and it reads a uuid as a string.
 Every column is optional, because a later schema version may drop the field.
 
-Bytes after a record make it malformed, and so does each value that the schema does not allow: text
+A record is malformed if bytes follow it, and if it has a value that the schema does not allow: text
 that is not UTF-8, an int of more than 32 bits, a boolean that is neither 0 nor 1.
-:mod:`topicberg.formats.avro_reading` has how records of other versions are read.
+:mod:`topicberg.formats.avro_reading` describes how records of other versions are read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LOGICAL: dict[str, Callable[[], IcebergType]] = {
     "local-timestamp-micros": TimestampType,
 }
 _END = -7_934_817_264_950_318_463
-"""A number behind each record, which is read right only where the record ends."""
+"""A number appended to each record, which is read correctly only where the record ends."""
 _END_BYTES = bytes.fromhex("fdd580b0e290919edc01")
 _numbers = itertools.count()
 
@@ -126,7 +126,7 @@ def _record(members: Sequence[object]) -> str:
 
 
 def _struct(row: Row, raw: str) -> str:
-    """Return the SQL of the columns and :data:`DECODED`, from what was read."""
+    """Return the SQL of the columns and :data:`DECODED`, from the struct that Spark read."""
     values: dict[str, str] = {}
     checks: list[str] = []
     for name, reading in row.readings.items():
@@ -138,7 +138,7 @@ def _struct(row: Row, raw: str) -> str:
     if wrong is not None:
         decoded = f"{decoded} AND NOT coalesce({wrong}, false)"
     struct = sql.struct([*(values | dict(row.defaults)).items(), (DECODED, decoded)])
-    # Spark takes a struct apart again that is not inside of another expression.
+    # Spark expands a struct again unless it is inside of another expression.
     return f"if({raw} IS NOT NULL, {struct}, NULL)" if row.defaults else struct
 
 
@@ -156,7 +156,7 @@ def explain(
     except MalformedError as malformed:
         return str(malformed)
     except RecursionError:
-        return "the record has too many values inside of each other"
+        return "the record has too many nested values"
     if cursor.left:
         return (
             f"the record ends at byte {cursor.at}, but there are {len(payload)} bytes: it was "
@@ -175,7 +175,7 @@ def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, 
 
 
 class _Converter:
-    """The columns of types."""
+    """Converts Avro types to Iceberg types of columns."""
 
     def __init__(self, where: str, ids: Iterator[int]) -> None:
         self.where = where
@@ -196,16 +196,16 @@ class _Converter:
                 doc=documented(field),
             )
             for field in record.fields
-            if field.type.members  # else there is nothing that a column could hold
+            if field.type.members  # otherwise a column could not hold anything
         ]
         self.open.pop()
         return found
 
     def convert(self, kind: Type, path: str) -> IcebergType:
-        """Return a type's column. Of a union: a struct with a member for each type.
+        """Return a type's column. For a union: a struct with a member for each type.
 
-        One of them is not null, or none. Null and a type are that type, int and long, float and
-        double the wider one.
+        At most one member is not null. Null and a type are that type; int and long, or float and
+        double, are the wider type.
         """
         members = kind.members
         if kind.has_members:
@@ -221,9 +221,7 @@ class _Converter:
                 )
             )
         if not members:
-            raise self.fail(
-                path, "holds nothing but null", "a column needs a type; give it one or remove it"
-            )
+            raise self.fail(path, "allows only null", "give the field a type, or remove it")
         if len(members) > 1:
             return LongType() if members[0].kind in ("int", "long") else DoubleType()
         kind = members[0]
@@ -241,14 +239,14 @@ class _Converter:
             raise self.fail(
                 path,
                 f"refers to {kind.name}, which contains it",
-                "recursive schemas have no table; break the cycle",
+                "break the cycle: recursive schemas cannot become a table",
             )
         found = self.fields(kind)
         if not found:
             raise self.fail(
                 path,
                 "is a record without fields",
-                "Parquet has no empty structs; give it a field or remove it",
+                "give it a field, or remove it: Parquet has no empty structs",
             )
         return StructType(*found)
 
@@ -268,6 +266,6 @@ class _Converter:
                 path,
                 f"is a decimal of precision {kind.precision} and scale {kind.scale}: a decimal "
                 f"has a precision from 1 to {limit} and a scale up to it",
-                "Spark and Iceberg have no other decimals; register it as bytes or string",
+                "register it as bytes or string: Spark and Iceberg have no other decimals",
             )
         return DecimalType(kind.precision, kind.scale)

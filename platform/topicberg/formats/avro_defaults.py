@@ -29,14 +29,14 @@ from topicberg.formats.avro_values import DAYS, EXACT, MICROS, UNITS
 
 
 def default(field: Field, column: IcebergType) -> str | None:
-    """Return the constant of a field's default in a column; None: null, or none that is valid."""
+    """Return the constant of a field's default in a column; None if it is null or invalid."""
     if field.default is NO_DEFAULT:
         return None
     return _constant(field.type, field.default, column)
 
 
 def _constant(kind: Type, value: Any, column: IcebergType) -> str | None:
-    """Return the SQL of a default value, None if the type does not allow it, or it is null."""
+    """Return the SQL of a default value; None if it is null, or the type does not allow it."""
     if kind.kind == "union":
         for index, branch in enumerate(kind.members):
             if not kind.has_members:
@@ -128,7 +128,7 @@ def _moment_constant(logical: str, value: Any, column: IcebergType) -> str | Non
 
 
 def _latin(value: Any) -> bytes | None:
-    """Return the bytes that a default's text stands for: one for each character."""
+    """Return the bytes that a default's text represents: one for each character."""
     try:
         return value.encode("latin-1") if isinstance(value, str) else None
     except UnicodeEncodeError:

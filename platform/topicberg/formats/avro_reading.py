@@ -1,13 +1,13 @@
-"""How a record that one Avro schema wrote becomes a row of a table that others formed too.
+"""How a record of one Avro schema becomes a row of a table that other schemas defined too.
 
-Each type of the writer is paired with the column that its values go to, and with the latest
-schema's type. A pair is a :class:`~topicberg.formats.avro_values.Reading`: what Spark's
-``from_avro`` is given, the SQL from what it returns to the column's value, and the same in Python,
-which says what is wrong with a record.
+Each type of the writer is paired with the column of its values, and with the latest schema's type.
+A pair is a :class:`~topicberg.formats.avro_values.Reading`: the schemas for Spark's ``from_avro``,
+the SQL that converts its result to the column's value, and the same in Python, which finds the
+reason of a malformed record.
 
-``from_avro`` gets two schemas of our own making. The writer's has the layout of the bytes, but the
-names of the table's columns, and a named type once for each place: there is nothing for Avro's
-resolution to match. The reader's is the shape of the column.
+``from_avro`` gets two schemas built here. The writer's has the layout of the bytes, but the
+names of the table's columns, and each use of a named type has a name of its own, so that Avro's
+resolution has nothing to match. The reader's has the shape of the column.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class Row:
 
     wire: list[dict[str, Any]]
     readings: Mapping[str, Reading]
-    """Of the columns that the writer has."""
+    """The readings of the columns that the writer has."""
     defaults: Mapping[str, str]
-    """Constants of columns that the writer lacks."""
+    """The constants of columns that the writer lacks."""
     scan: Scan
 
 
 def sources(writer: Type, latest: Type | None) -> dict[str, Field]:
     """Return the writer's fields by the names of the columns that they go to.
 
-    Those are the latest schema's names, also of fields that it renames with an alias, and the
-    writer's own names of the fields that the latest schema does not have.
+    These names are the latest schema's, also for fields that it renames with an alias, and the
+    writer's own for fields that the latest schema does not have.
     """
     own = {field.name: field for field in writer.fields}
     newest = latest.fields if latest else []
@@ -210,7 +210,10 @@ class Reader:
         return {"name": field.name, "type": self._optional(field.field_type), "default": None}
 
     def _unfit(self, writer: Type, column: IcebergType) -> Reading:
-        """Each value of the type makes the record malformed; ``from_avro`` fails at the first."""
+        """Return a reading that makes every record with such a value malformed.
+
+        ``from_avro`` fails at the first value of the type.
+        """
 
         def scan(_cursor: Cursor, path: str) -> None:
             where = values.what(path, column)
@@ -224,13 +227,13 @@ class Reader:
     ) -> Reading:
         """Pair a type that is not a union with the column, or with a member of the column.
 
-        :param place: which member of the writer's union it is; None: its column has no members
+        :param place: index of the type in the writer's union; None: its column has no members
         """
         columns = {field.name: field for field in _fields(column)}
         kept = None if place is None else columns.get(f"member{place}")
         shares_fields = not columns.keys().isdisjoint(field.name for field in writer.fields)
         if latest is None:
-            # The latest schema dropped the field; the column is as this or another version had it.
+            # The latest schema dropped the field; the column is of this or another version.
             if kept is not None:
                 return self._member(writer, None, column, kept)
             if _has_only_members(columns) and not shares_fields:
@@ -246,7 +249,7 @@ class Reader:
             if shares_fields:
                 return self._direct(writer, None, column)
             return self._unfit(writer, column)
-        # Of several records, only the one of that name is what the column is of now.
+        # Of several records, only the record of that name is what the column is of now.
         is_named = place is not None and writer.kind in _NAMED and writer.kind == options[0].kind
         if is_named and _match(writer, options) is None:
             if kept is not None:
@@ -272,7 +275,7 @@ class Reader:
     def _union(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
         """Pair a union of several types with a column.
 
-        Each branch becomes a record of one field, which has the same bytes: Spark then returns a
+        Each branch becomes a record of one field, which has the same bytes. Spark then returns a
         struct with a member for each branch, whatever the branches are.
         """
         wire: list[Any] = []
@@ -392,9 +395,9 @@ class Reader:
         return _converted(found, column, [inner])
 
     def _scalar(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading | None:
-        """Pair a type with a column of one value; None: no value of the type fits.
+        """Pair a type with a column of one value; None if no value of the type fits.
 
-        A logical type that only one of the two schemas has gives the number its meaning.
+        If only one of the two schemas has a logical type, it gives the number its meaning.
         """
         kind, meaning = writer.kind, _meaning(writer)
         new = _meaning(latest) if latest else None
@@ -432,7 +435,7 @@ _CONTAINERS = ("record", "array", "map")
 
 
 def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) -> Reading:
-    """Convert a whole value only as far as its parts have to be."""
+    """Return the reading, converting a whole value only if its parts have to be converted."""
     if not any(part.sql for part in parts):
         return replace(found, sql=None)
     if all(part.sql is None or part.is_cast for part in parts):
@@ -450,12 +453,12 @@ def _has_only_members(columns: Mapping[str, NestedField]) -> bool:
 
 
 def _meaning(kind: Type) -> str | None:
-    """Return the logical type; None: the number or the bytes mean nothing else."""
+    """Return the logical type; None if the number or the bytes have no further meaning."""
     return None if kind.logical == "decimal" and not kind.is_decimal else kind.logical
 
 
 def _match(branch: Type, options: Sequence[Type]) -> int | None:
-    """Return which branch of the latest union a branch of the writer's is."""
+    """Return the index of the latest union's branch that a branch of the writer's is."""
     alike = [index for index, one in enumerate(options) if one.kind == branch.kind]
     if branch.kind in _NAMED:
         short = branch.name.rpartition(".")[2]

@@ -27,15 +27,15 @@ _LOGICAL = frozenset(
         ("fixed", "decimal"),
     }
 )
-"""Logical types that change what a value means; all others are as the type below them."""
+"""Logical types that change what a value means; all others are read as the underlying type."""
 NO_DEFAULT: Final = object()
 MAX_FIXED_BYTES = 16 * 1024 * 1024
-"""Avro's reader reserves the memory of a fixed before it looks at the record."""
+"""Avro's reader reserves the memory of a fixed before it reads the record."""
 
 
 @dataclass(eq=False)
 class Type:
-    """A type; that of a recursive schema contains itself.
+    """A type; the type of a recursive schema contains itself.
 
     ``kind``: a primitive's name, ``record``, ``enum``, ``fixed``, ``array``, ``map`` or ``union``.
     """
@@ -45,9 +45,9 @@ class Type:
     precision: Any = None
     scale: Any = 0
     name: str = ""
-    """In full; of a record, an enum or a fixed."""
+    """Full name of a record, an enum or a fixed."""
     aliases: frozenset[str] = frozenset()
-    """In full."""
+    """Full names."""
     fields: list[Field] = field(default_factory=list)
     symbols: tuple[str, ...] = ()
     size: int = 0
@@ -65,7 +65,7 @@ class Type:
     def has_members(self) -> bool:
         """Whether the column of this type is a struct with a member for each branch.
 
-        Two numbers of one kind are one column of the wider type.
+        Two numeric types of one kind are one column of the wider type.
         """
         kinds = {(branch.kind, branch.logical) for branch in self.members}
         numbers = ({("int", None), ("long", None)}, {("float", None), ("double", None)})
@@ -73,7 +73,7 @@ class Type:
 
     @property
     def is_decimal(self) -> bool:
-        """Whether Avro takes it for a decimal: an invalid logical type is ignored."""
+        """Whether Avro treats it as a decimal: an invalid logical type is ignored."""
         precision, scale = self.precision, self.scale
         if self.logical != "decimal" or type(precision) is not int or type(scale) is not int:
             return False
@@ -127,8 +127,8 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
     """Return the type that a schema defines; its references define names.
 
     :param where: the subject or schema, for the error
-    :raises TableflowError: it is not Avro, refers to a name that is not defined, is beyond the
-        limits, or lets a few bytes stand for any number of values
+    :raises TableflowError: it is not Avro, refers to a name that is not defined, exceeds the
+        limits, or lets a few bytes represent any number of values
     """
     limits.check_size(where, schema)
     parser = _Parser(where)
@@ -155,13 +155,13 @@ def parse_record(where: str, schema: RegisteredSchema) -> Type:
     if found.kind != "record":
         raise TableflowError(
             f"{where}: the schema is not a record but {found}",
-            hint="a table needs named columns: register a record",
+            hint="register a record: a table needs named columns",
         )
     return found
 
 
 class _Size(NamedTuple):
-    """What a type is expanded to. ``has_bytes``: every value of it takes at least one byte."""
+    """The size of an expanded type. ``has_bytes``: every value of it takes at least one byte."""
 
     fields: int = 0
     depth: int = 1
@@ -176,18 +176,18 @@ class _Measure:
         self.where = where
         self.known: dict[int, _Size] = {}
         self.open: dict[int, bool] = {}
-        """Types that are being measured, and whether there are bytes since they began."""
+        """Types that are being measured, and whether there are bytes since their start."""
 
     def check(self, kind: Type) -> None:
-        """:raises TableflowError: the type is beyond the limits"""
+        """:raises TableflowError: the type exceeds the limits"""
         size = self.of(kind)
         if size.fields > limits.MAX_FIELDS:
             raise limits.too_many(self.where)
         limits.check_depth(self.where, size.depth)
         if size.collections > limits.MAX_COLLECTIONS:
             raise TableflowError(
-                f"{self.where}: the schema has more than {limits.MAX_COLLECTIONS} arrays and maps "
-                "inside of each other",
+                f"{self.where}: the schema has more than {limits.MAX_COLLECTIONS} nested arrays "
+                "and maps",
                 hint="flatten the schema",
             )
 
@@ -195,11 +195,11 @@ class _Measure:
         key = id(kind)
         if key in self.known:
             return self.known[key]
-        if key in self.open:  # recursive: nothing but what is skipped may be
+        if key in self.open:  # recursive: only fields that are skipped may be
             if not self.open[key]:
                 raise TableflowError(
-                    f"{self.where}: {kind.name} contains itself, without an end",
-                    hint="recursive schemas have no table; break the cycle",
+                    f"{self.where}: {kind.name} always contains itself",
+                    hint="break the cycle: recursive schemas cannot become a table",
                 )
             return _Size()
         self.open[key] = False
@@ -227,7 +227,7 @@ class _Measure:
             return _Size(fields + own, depth + 1, collections + 1)
         if kind.kind == "fixed" and not 0 <= kind.size <= MAX_FIXED_BYTES:
             raise TableflowError(
-                f"{self.where}: {kind} has {kind.size} bytes, of at most {MAX_FIXED_BYTES}",
+                f"{self.where}: {kind} has {kind.size} bytes, the limit is {MAX_FIXED_BYTES}",
                 hint="register it as bytes",
             )
         return _Size(has_bytes=kind.kind != "null" and (kind.kind != "fixed" or kind.size > 0))
@@ -243,7 +243,7 @@ class _Measure:
         return found._replace(has_bytes=any(part.has_bytes for part in inner))
 
     def after_bytes(self, kind: Type) -> _Size:
-        """Measure what follows at least a byte: of a union's branch, an array's or map's count."""
+        """Return the size of a type that follows at least one byte, such as a count or an index."""
         before = self.open
         self.open = dict.fromkeys(before, True)
         try:
@@ -261,7 +261,7 @@ def _together(parts: list[_Size], own: int) -> _Size:
 
 
 class _Parser:
-    """A name without a namespace is of the enclosing namespace, else of none."""
+    """Resolves names: one without a namespace is of the enclosing namespace, else of none."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -318,7 +318,7 @@ class _Parser:
                 return self.named[full]
         raise TableflowError(
             f"{self.where}: the type {name} is not defined",
-            hint="define the type in the schema, or refer to the subject that has it",
+            hint="define the type in the schema, or add a reference to the subject that defines it",
         )
 
 

@@ -1,8 +1,8 @@
-"""How values of Avro's simple types are read: by Spark, and in Python to say what is wrong.
+"""How values of Avro's simple types are read: by Spark, and in Python to find the reason.
 
-Spark takes a value out of range for another one in silence: an int for its low 32 bits, a boolean
-of 5 for false, a decimal of up to 18 digits for its low 64 bits. So these are read as a wider type
-that has the same bytes, and checked.
+Spark silently reads a value out of range as another one: an int as its low 32 bits, a boolean of
+5 as false, a decimal of up to 18 digits as its low 64 bits. So these are read as a wider type that
+has the same bytes, and checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHOWN = 60
 
 
 class MalformedError(Exception):
-    """What is wrong with a record; the message is the reason."""
+    """A record is malformed; the message is the reason."""
 
 
 class Cursor:
@@ -76,7 +76,7 @@ class Cursor:
         return self.take(self.number(what), what)
 
     def blocks(self, what: str, item: Callable[[int], None]) -> None:
-        """Read the items of an array or a map."""
+        """Call ``item`` for each item of an array or a map."""
         read = 0
         while count := self.number(what):
             if count < 0:
@@ -105,12 +105,12 @@ Step = tuple[Literal["field"], str] | tuple[Literal["items", "keys", "values"]]
 
 @dataclass(frozen=True)
 class Check:
-    """Whether values at a place inside of a column's are wrong.
+    """The check of values at a place within a column's values.
 
-    Of the values inside of an array, an array is made: Spark compiles no code for what is inside of
-    a lambda, and takes many times as long.
+    The values within an array are collected into an array: Spark compiles no code for the body of a
+    lambda, which then takes many times as long.
 
-    ``one``: whether a value is wrong, as SQL. ``many``: the same of an array of values.
+    ``one``: whether a value is wrong, as SQL. ``many``: whether one of an array of values is wrong.
     """
 
     one: Callable[[str], str]
@@ -121,11 +121,11 @@ class Check:
         return Check(self.one, self.many, (*steps, *self.steps))
 
     def sql(self, raw: str) -> str:
-        """Return whether the value of a column is wrong; null: there is none."""
+        """Return the SQL of whether the value of a column is wrong; null if there is no value."""
         is_array = False
         for step in self.steps:
             if step[0] == "field":
-                raw = f"{raw}.{quote(step[1])}"  # of an array of structs, that is an array
+                raw = f"{raw}.{quote(step[1])}"  # for an array of structs, this is an array
                 continue
             if step[0] == "keys":
                 raw = sql.each(raw, _keys) if is_array else _keys(raw)
@@ -145,7 +145,7 @@ def _values(raw: str) -> str:
 
 
 def between(low: object, high: object) -> Check:
-    """Return the check of a range; its ends are SQL."""
+    """Return the check of a range; its bounds are SQL."""
     return Check(
         lambda x: f"{x} NOT BETWEEN {low} AND {high}",
         lambda x: f"array_min({x}) < {low} OR array_max({x}) > {high}",
@@ -164,14 +164,14 @@ class Reading:
     wire: Any
     """The layout of the bytes, as an Avro schema."""
     read: Any
-    """What they are read as: an Avro schema that resolves ``wire``."""
+    """The Avro schema that resolves ``wire`` to what is read."""
     scan: Scan
     sql: Callable[[str], str] | None = None
-    """The column's value from the SQL of what was read; None: it is what was read."""
+    """The SQL of the column's value, from the SQL of what was read; None: the same."""
     checks: tuple[Check, ...] = ()
-    """Of what was read."""
+    """The checks of what was read."""
     is_cast: bool = False
-    """``sql`` is a cast to the column's type, so that one cast of a whole array does the same."""
+    """``sql`` is a cast to the column's type, so one cast of a whole array does the same."""
 
     def value(self, raw: str) -> str:
         return raw if self.sql is None else self.sql(raw)
@@ -183,7 +183,7 @@ def cast(column: IcebergType) -> Callable[[str], str]:
 
 
 def what(path: str, column: object) -> str:
-    """Return the place of a value in a reason."""
+    """Return the place of a value for a reason: field path and type."""
     kind = str(column)
     if isinstance(column, StructType | ListType | MapType):
         kind = type(column).__name__.removesuffix("Type").lower()
@@ -193,7 +193,7 @@ def what(path: str, column: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a reason, cut to a length that can be read."""
+    """Return a value for a reason, shortened to a readable length."""
     text = str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -213,7 +213,7 @@ def _within(value: int, bounds: tuple[int, int], where: str, problem: str) -> No
 
 
 def boolean(column: IcebergType) -> Reading:
-    """The bytes 0 and 1 are the numbers 0 and -1."""
+    """Return a reading of the bytes 0 and 1, which as numbers (varints) are 0 and -1."""
 
     def scan(cursor: Cursor, path: str) -> None:
         where = what(path, column)
@@ -236,7 +236,7 @@ def whole(column: IcebergType) -> Reading:
 
 
 def floating(column: IcebergType, kind: str) -> Reading:
-    """A whole number becomes a floating one as Avro promotes it, to the nearest that there is."""
+    """Return a reading that promotes integers as Avro does, to the nearest float or double."""
     if kind in ("int", "long"):
         return Reading("long", str(column), whole(LongType()).scan)
     size = struct.calcsize(kind[0])
@@ -283,7 +283,7 @@ def _bytes(cursor: Cursor, writer: Type, where: str) -> bytes:
 
 
 def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading | None:
-    """Read a decimal with as many digits as its bytes can have, then as the column's."""
+    """Return a reading with as many digits as the bytes can have, checked against the column's."""
     digits = min(MAX_PRECISION, writer.digits)
     if scale > digits:
         return None
@@ -317,7 +317,7 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
 
 
 def _inexact(source: DecimalType, column: DecimalType) -> Check:
-    """Return the check of decimals whose last digits the column does not have."""
+    """Return the check of decimals whose last digits the column cannot hold."""
 
     def one(raw: str) -> str:
         return f"coalesce({cast(source)(cast(column)(raw))} <> {raw}, {raw} IS NOT NULL)"
@@ -355,7 +355,7 @@ def timestamp(column: IcebergType, meaning: str) -> Reading | None:
 
 
 def scan_branches(scans: Sequence[Scan | None]) -> Scan:
-    """Return how a union is read; None: null."""
+    """Return how a union is read; a scan of None: null."""
 
     def scan(cursor: Cursor, path: str) -> None:
         where = f"field {path} (union)"

@@ -1,4 +1,4 @@
-"""JSON Schema, draft-04 to 2020-12, as a tree of the types that a table has.
+"""JSON Schema, draft-04 to 2020-12, as a tree of the types of a table.
 
 The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchemaData``, Flink's
 "Data Type Mappings"), which "Schemas with Tableflow" follows:
@@ -11,17 +11,17 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
   ``flink.type: timestamp`` is a timestamp without time zone; a Decimal whose schema has no
   ``connect.decimal.precision`` has 38 digits;
 - an object with ``properties`` is a struct, sorted by ``connect.index``; one with typed
-  ``additionalProperties`` alone a map;
+  ``additionalProperties`` only is a map;
 - one type and null, in ``type``, ``oneOf`` or ``anyOf``, is that type; several types are a struct
   with one field for each, ``connect_union_field_0`` and so on, null not counted;
-- ``allOf`` and the keywords beside a ``$ref`` are merged; the properties that the branches of
-  ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` are
-  properties of it; one that several branches declare is a choice of their types;
+- ``allOf`` and the keywords beside a ``$ref`` are merged. The properties that the branches of
+  ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` become
+  its properties; one that several branches declare is a choice of their types;
 - an ``enum`` or ``const`` of strings is a string;
 - a string with ``format: date-time`` is a time, if the spec of the topic says so.
 
-What has no type in a table is a string with the JSON text: a schema without a type (``{}``,
-``true``), an object or an array that does not say what is in it, a tuple.
+Everything that has no type in a table is a string with the JSON text: a schema without a type
+(``{}``, ``true``), an object or an array that does not declare its content, a tuple.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from topicberg.formats.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
 MAX_OBJECTS = 2 * limits.MAX_FIELDS
-"""Objects of the schema's own JSON and of its references."""
+"""The most JSON objects of a schema and its references."""
 MAX_PATH = 4 * limits.MAX_DEPTH
-"""Schemas that one leads to through properties, items, references and branches."""
+"""The most schemas that a schema leads to by properties, items, references and branches."""
 
 Kind = Literal[
     "string",
@@ -76,9 +76,9 @@ class Node:
     """The type of a value.
 
     ``children``: of a struct, union, list or map. ``required``: of a struct. ``constants``: the
-    only values there may be, none: any. ``name``: the title, or what a reference calls it; it tells
-    the members of a union apart. ``opening``: what the text of a ``json`` value may begin with,
-    ``{`` for an object, ``[`` for an array, ``n`` for null; empty: it is of any type.
+    only allowed values, none: any. ``name``: the title, or the name in a reference; distinguishes
+    the members of a union. ``opening``: the first characters that the text of a ``json`` value may
+    have: ``{`` for an object, ``[`` for an array, ``n`` for null; empty: any type.
     """
 
     kind: Kind
@@ -94,9 +94,9 @@ class Node:
 
 @dataclass(frozen=True)
 class _Part:
-    """One of the schemas that a value must fit, all of them at once.
+    """One of several schemas that a value must fit simultaneously.
 
-    ``path``: the schemas that led here, to see a schema that contains itself.
+    ``path``: the schemas that led here, to detect a schema that contains itself.
     """
 
     schema: dict[str, Any]
@@ -121,14 +121,14 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     "string": ("pattern", "minLength", "maxLength", "format", "contentEncoding"),
     "number": ("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"),
 }
-"""A schema without ``type`` that has one of these means that type."""
+"""A schema without ``type`` that has one of these keywords means that type."""
 _NUMERIC = {"integer", "number"}
 
 
 def identity(schema: RegisteredSchema) -> str | None:
-    """Return the title of a schema, else its id; None: it has neither.
+    """Return the title of a schema, else its id; None if it has neither.
 
-    A schema that is only a reference has those of what it refers to.
+    A schema that is only a reference has the title and id of the schema it refers to.
 
     :raises TableflowError: it is not a JSON Schema
     """
@@ -151,10 +151,10 @@ def identity(schema: RegisteredSchema) -> str | None:
 
 
 def read_node(subject: str, schema: RegisteredSchema) -> Node:
-    """The tree of a registered schema.
+    """Return the tree of a registered schema.
 
-    :raises TableflowError: it contains itself, refers to nothing, is too large, or has fields that
-        a table cannot tell apart
+    :raises TableflowError: it contains itself, refers to a missing schema, is too large, or has
+        fields that a table cannot distinguish
     """
     found = _remembered(subject, schema)
     if isinstance(found, TableflowError):
@@ -164,7 +164,7 @@ def read_node(subject: str, schema: RegisteredSchema) -> Node:
 
 @lru_cache(maxsize=256)
 def _remembered(subject: str, schema: RegisteredSchema) -> Node | TableflowError:
-    """The tree, or the error: a schema that is refused is not expanded again for every batch."""
+    """Return the tree, or the error, cached: a refused schema is not expanded for every batch."""
     try:
         return _read(subject, schema)
     except TableflowError as error:
@@ -189,7 +189,7 @@ def _depth(node: Node) -> int:
 def _opened(
     where: str, schema: RegisteredSchema, *, check: bool = False
 ) -> tuple[Any, Any, _Reader]:
-    """The parsed schema, what resolves its references, and its reader.
+    """Return the parsed schema, the resolver of its references, and its reader.
 
     :param check: whether to check that it is a JSON Schema, which takes long
     """
@@ -199,7 +199,7 @@ def _opened(
         references = [(name, json.loads(text)) for name, text in schema.references]
         json.dumps([contents, references], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise TableflowError(f"{where}: the schema has text that is not Unicode") from None
+        raise TableflowError(f"{where}: the schema has text that is not valid Unicode") from None
     except (ValueError, RecursionError) as error:
         raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
     if check:
@@ -221,7 +221,7 @@ def _opened(
 def _check(where: str, schemas: Sequence[Any]) -> None:
     """Check that schemas are JSON Schemas.
 
-    :raises TableflowError: one is not, or they are too large
+    :raises TableflowError: a schema is not a JSON Schema, or they are too large
     """
     if sum(map(_objects, schemas)) > MAX_OBJECTS:
         raise limits.too_many(where)
@@ -234,7 +234,10 @@ def _check(where: str, schemas: Sequence[Any]) -> None:
 
 @cache
 def _checker(dialect: Any) -> Any:
-    """The validator of a dialect's schemas, but for doubled items: to find them takes hours."""
+    """Return the validator of a dialect's schemas, without the search for duplicate items.
+
+    That search takes hours on large schemas.
+    """
     meta = dialect.META_SCHEMA
     checked = validator_for(meta, default=dialect)
     return extend(checked, {"uniqueItems": lambda *_: None})(
@@ -249,8 +252,8 @@ def _objects(value: Any) -> int:
 
 
 def _dialect(schema: Any) -> Specification[Any]:
-    said = schema.get("$schema") if isinstance(schema, dict) else None
-    return specification_with(str(said), default=DRAFT7)
+    declared = schema.get("$schema") if isinstance(schema, dict) else None
+    return specification_with(str(declared), default=DRAFT7)
 
 
 class _Reader:
@@ -270,12 +273,12 @@ class _Reader:
     def expand(
         self, schema: Any, resolver: Any, path: tuple[int, ...], where: str
     ) -> tuple[_Part, ...]:
-        """A schema, and what it refers to and merges by ``allOf``."""
+        """Return a schema with the schemas that it refers to and merges by ``allOf``."""
         if not isinstance(schema, dict):  # true, false
             return ()
         if id(schema) in path:
             raise self.fail(
-                where, "contains itself", "recursive schemas have no table; break the cycle"
+                where, "contains itself", "break the cycle: recursive schemas cannot become a table"
             )
         self.size += 1
         if self.size > limits.MAX_FIELDS:
@@ -293,7 +296,7 @@ class _Reader:
             except (Unresolvable, ValueError):
                 raise self.fail(
                     where,
-                    f"refers to {reference}, which is not there",
+                    f"refers to {reference}, which does not exist",
                     "define it in the schema, or register the schema with a reference of that name",
                 ) from None
             parts += self.expand(target.contents, target.resolver, path, where)
@@ -305,7 +308,7 @@ class _Reader:
         return self.expand(schema, part.resolver, part.path, where)
 
     def node(self, parts: Sequence[_Part], where: str, kind: str | None = None) -> Node:
-        """:param kind: of several that ``type`` allows, the one to take"""
+        """:param kind: the type to take if ``type`` allows several"""
         if kind is None:
             rest, branches = self.choice(parts, where)
             if branches:
@@ -326,9 +329,9 @@ class _Reader:
     def choice(
         self, parts: Sequence[_Part], where: str
     ) -> tuple[Sequence[_Part], list[tuple[_Part, ...]]]:
-        """What the first ``oneOf`` or ``anyOf`` that tells types lets be chosen, but for null.
+        """Return the choice of the first ``oneOf`` or ``anyOf`` that declares types, without null.
 
-        Not an object's that has properties itself: see :meth:`properties`.
+        An object that has properties itself has no choice: see :meth:`properties`.
 
         :returns: the parts without that choice, and the branches
         """
@@ -345,7 +348,7 @@ class _Reader:
                     if not branch or _types(branch) or self.choice(branch, where)[1]
                 ]
                 if typed:
-                    # Of a choice of anything and something, anything is the type.
+                    # If one branch allows anything, that is the type.
                     typed = [branch for branch in branches if _allows_all(branch)][:1] or typed
                     others = {k: v for k, v in part.schema.items() if k != keyword}
                     rest = (*parts[:number], replace(part, schema=others), *parts[number + 1 :])
@@ -387,7 +390,7 @@ class _Reader:
             raise self.fail(
                 where,
                 f"is a decimal with the connect.parameters {json.dumps(parameters)}",
-                "a decimal has a precision from 1 to 38 and a scale up to it",
+                "use a precision from 1 to 38 and a scale up to it",
             )
         return Node("decimal", precision=precision, scale=scale)
 
@@ -415,7 +418,7 @@ class _Reader:
         return Node("json", opening="{")
 
     def properties(self, parts: Iterable[_Part], where: str) -> dict[str, list[tuple[_Part, ...]]]:
-        """Those of the object, and those that its branches add: each by what it may be."""
+        """Return the properties of the object and its branches, each with its alternatives."""
         if any("properties" in part.schema for part in parts):
             return self.declared(parts, where, frozenset())
         return {}
@@ -438,7 +441,7 @@ class _Reader:
         return {**added, **{name: [schema] for name, schema in own.items()}}
 
     def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
-        """A property that several branches declare."""
+        """Return the type of a property that several branches declare."""
         nodes = [self.node(parts, where) for parts in choices]
         plain = [replace(node, doc=None, name=None) for node in nodes]
         return _union([node for n, node in enumerate(nodes) if plain[n] not in plain[:n]])
@@ -459,8 +462,8 @@ class _Reader:
             if other != name:
                 raise self.fail(
                     _join(where, name),
-                    f"differs from {_join(where, other)} in case only",
-                    "Spark and Snowflake do not tell such columns apart; rename one of them",
+                    f"differs from {_join(where, other)} only in case",
+                    "rename one of them: Spark and Snowflake cannot tell such columns apart",
                 )
         required = [part.schema.get("required") for part in parts]
         return Node(
@@ -476,7 +479,7 @@ class _Reader:
 
 
 def _branches(schema: dict[str, Any]) -> list[Any]:
-    """The schemas that an object may fit beside its own."""
+    """Return the schemas of the alternatives that add to an object's own."""
     found = [branch for keyword in _CHOICES for branch in schema.get(keyword, ())]
     found += [schema[keyword] for keyword in ("then", "else") if keyword in schema]
     for keyword in ("dependentSchemas", "dependencies"):
@@ -485,7 +488,7 @@ def _branches(schema: dict[str, Any]) -> list[Any]:
 
 
 def _union(members: Sequence[Node]) -> Node:
-    """One type for all members, or a struct with one field for each."""
+    """Return the common type of all members, or a struct with one field for each."""
     first = members[0]
     if len(members) == 1:
         return first
@@ -535,24 +538,24 @@ def _constants(parts: Iterable[_Part]) -> list[Any] | None:
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:
-    """The JSON types of a value but for null, said or meant; none: any."""
-    said = _get(parts, "type")
-    if said is None:
+    """Return the JSON types of a value without null, declared or implied; none: any."""
+    declared = _get(parts, "type")
+    if declared is None:
         if constants := _constants(parts):
-            said = list(dict.fromkeys(map(_type_of, constants)))
-            if len({kind for kind in said if kind != "null"}) > 1 and set(said) != _NUMERIC:
+            declared = list(dict.fromkeys(map(_type_of, constants)))
+            if len({kind for kind in declared if kind != "null"}) > 1 and set(declared) != _NUMERIC:
                 return []
         else:
             keywords = {keyword for part in parts for keyword in part.schema}
-            said = [kind for kind, marks in _KEYWORDS.items() if keywords.intersection(marks)][:1]
-    named = [said] if isinstance(said, str) else said
+            declared = [k for k, marks in _KEYWORDS.items() if keywords.intersection(marks)][:1]
+    named = [declared] if isinstance(declared, str) else declared
     if set(named) >= _NUMERIC:
         named = [kind for kind in named if kind != "integer"]
     return [kind for kind in named if kind != "null"]
 
 
 def _allows_all(parts: Sequence[_Part]) -> bool:
-    """Whether a schema says nothing of values: ``{}``, but for comments."""
+    """Return whether a schema does not restrict values: ``{}``, except for comments."""
     comments = {"$ref", "$comment", "default", "title", "description", "examples"}
     return bool(parts) and all(comments >= part.schema.keys() for part in parts)
 

@@ -1,8 +1,8 @@
-"""Which column, and which type, every value of a JSON record goes to.
+"""The plan of a JSON record: the column, and the type, of each of its values.
 
-A record is read as its writer's schema says (:mod:`.json_nodes`), into columns that the latest
-schema defines, or once did. Both the expression that decodes a record and the reason why one is
-malformed follow the plan.
+A record is read by its writer's schema (:mod:`.json_nodes`), into columns that the latest schema
+or an earlier one defined. Both the expression that decodes a record and the search for the reason
+of a malformed one follow the plan.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
     "timestamptz": (TimestamptzType,),
     "date-time": (TimestamptzType,),
 }
-"""The types of columns that a value may go to; it makes the record malformed if it does not fit."""
+"""The column types for each kind of value; a value that does not fit makes its record malformed."""
 _GROUPS: dict[Kind, str] = {
     **dict.fromkeys(("int", "long", "float", "double", "decimal"), "number"),
     **dict.fromkeys(("list", "entries"), "list"),
@@ -74,8 +74,8 @@ _GROUPS: dict[Kind, str] = {
 class Plan:
     """How a value becomes the value of a column, or of a part of one.
 
-    ``kind``: how it is read; of a union that is one of its ``members``. ``children``: of a struct
-    the fields that have a column, of a list its element, of a map its key and value.
+    ``kind``: how it is read; for a union, that is decided by its ``members``. ``children``: for a
+    struct the fields that have a column, for a list its element, for a map its key and value.
     """
 
     kind: Kind
@@ -87,9 +87,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Member:
-    """What a value may be. ``place``: the field of the column's struct; "": the column itself.
+    """An alternative of a union. ``place``: the field of the column's struct; "": the column.
 
-    ``place`` None: there is no column for such a value, which makes its record malformed.
+    ``place`` None: such a value has no column, which makes its record malformed.
     """
 
     plan: Plan
@@ -139,10 +139,10 @@ def columns_of(kind: StructType) -> dict[str, IcebergType]:
 
 
 def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path: str = "") -> Plan:
-    """Return how values of the writer's ``node`` become values of ``column``.
+    """Return the plan by which values of the writer's ``node`` become values of ``column``.
 
-    :param latest: the latest schema's type there; None: it has none
-    :raises TableflowError: no value of the writer's could be in this column
+    :param latest: the latest schema's type at this place; None: it has none
+    :raises TableflowError: none of the writer's values could be in this column
     """
     if node.kind == "union" or (latest is not None and latest.kind == "union"):
         return _fit_union(subject, node, latest, column, path)
@@ -181,7 +181,7 @@ def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> Tablefl
     place = f"field {path}" if path else "the record"
     return TableflowError(
         f"{subject}: {place} is a {node.kind}, its column a {column}",
-        hint="disable Tableflow for the topic and enable it again, which creates a new table",
+        hint="run `topicberg tableflow disable` with --drop-table and enable the topic again",
     )
 
 
@@ -211,7 +211,7 @@ def _child(latest: Node | None, name: str) -> Node | None:
 def _fit_union(
     subject: str, node: Node, latest: Node | None, column: IcebergType, path: str
 ) -> Plan:
-    """A value that is one of several types, or goes to a column for several types."""
+    """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
     columns = columns_of(column) if isinstance(column, StructType) else {}
     twins: Sequence[tuple[str | None, Node | None]]
@@ -238,19 +238,19 @@ def _fit_union(
 
 
 def _may_be(node: Node, latest: Node | None) -> bool:
-    """Whether a member of the writer's union may go to a column of one type."""
+    """Return whether a member of the writer's union may go to a column of one type."""
     return latest is None or _group(node) != _group(latest) or _likeness(node, latest) > 0
 
 
 def _matched(
     nodes: Sequence[Node], latest: Sequence[tuple[str, Node]]
 ) -> list[tuple[str | None, Node | None]]:
-    """The place of each member of the writer's union, and what the latest schema has there.
+    """Return the place of each member of the writer's union, and the latest schema's type there.
 
-    The number of a member changes with the members before it. The same member is, in this order:
-    the same one in the same place, the same one elsewhere, one of the same name, one whose
+    The index of a member changes with the members before it. Members are matched in this order: the
+    same member in the same place, the same member elsewhere, a member of the same name, one whose
     properties have the same constants, and the most similar one. A member that the latest schema
-    dropped keeps its place, unless there is another one now.
+    dropped keeps its place, unless another member has it now.
     """
     left = dict(enumerate(nodes))
     right = {number: node for number, (_, node) in enumerate(latest)}
@@ -304,7 +304,7 @@ def _group(node: Node) -> str:
 
 
 def _likeness(one: Node, other: Node) -> int:
-    """How much two types have in common; 0: nothing."""
+    """Return how much two types have in common; 0: nothing."""
     if _group(one) != _group(other):
         return 0
     if one.kind == "struct":

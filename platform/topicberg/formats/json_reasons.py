@@ -1,7 +1,7 @@
-"""Why a JSON record is malformed: the first value that its column does not take.
+"""Why a JSON record is malformed: the first value that does not fit its column.
 
-For malformed records only, one at a time: it follows the plan that the expression for Spark is
-made of (:mod:`.json_sql`).
+Called for malformed records only, one at a time: it follows the same plan as the expression for
+Spark (:mod:`.json_sql`).
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _EXACT = Context(prec=2 * MAX_NUMBER)
 
 
 class _Number(str):
-    """A number as it is written."""
+    """A number with the characters of the record."""
 
     __slots__ = ()
 
 
 class _Object(dict[str, Any]):
-    """An object; ``earlier``: the values of names that come again later."""
+    """An object; ``earlier``: the values of names that are repeated later."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -83,13 +83,13 @@ class _Object(dict[str, Any]):
 
 
 class _MalformedError(Exception):
-    """The message is the reason."""
+    """The record is malformed; the message is the reason."""
 
 
 def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
-    """Return why the record is malformed; None: it is not.
+    """Return why the record is malformed, or None if it is not.
 
-    :param wrapped_as: a property of that name was put around the record
+    :param wrapped_as: the record was put into an object's property of that name
     """
     if wrapped_as is not None:
         payload = payload[len(json_sql.opening(wrapped_as)) : -1]
@@ -105,16 +105,16 @@ def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
     except json.JSONDecodeError as error:
         return _syntax(text, error)
     except RecursionError:
-        return "the record has too many arrays and objects inside of each other"
+        return "the record has too many nested arrays and objects"
     except _MalformedError as malformed:
         return str(malformed)
     return None
 
 
 def _parsed(text: str) -> Any:
-    """The value, with numbers as they are written.
+    """Return the value, with numbers as the record has them.
 
-    :raises _MalformedError: it has what JSON allows, and the decoder does not
+    :raises _MalformedError: JSON allows the record, but the decoder does not
     """
 
     def constant(name: str) -> None:
@@ -142,8 +142,7 @@ def _parsed(text: str) -> Any:
         level = [inner for one in level for inner in _inside(one)]
     if depth > MAX_DEPTH:
         raise _MalformedError(
-            f"the record has {depth} arrays and objects inside of each other, the limit is "
-            f"{MAX_DEPTH}"
+            f"the record has {depth} nested arrays and objects, the limit is {MAX_DEPTH}"
         )
     return value
 
@@ -169,7 +168,7 @@ def _syntax(text: str, error: json.JSONDecodeError) -> str:
 
 
 class _Checker:
-    """Follows a plan through the values of one record."""
+    """Checks the values of one record against a plan."""
 
     def __init__(self, text: str) -> None:
         bare = text.replace("\\\\", "").replace('\\"', "")
@@ -179,7 +178,7 @@ class _Checker:
         self.infinite = bool(re.search(json_sql.INFINITE, bare))
 
     def check(self, value: Any, plan: Plan, path: str) -> None:
-        """Raise the reason why a value does not fit; null always does."""
+        """Raise the reason if a value does not fit; null never fits."""
         if value is None and path:
             return
         match plan.kind:
@@ -202,7 +201,7 @@ class _Checker:
     def struct(self, value: _Object, plan: Plan, path: str) -> None:
         for name, child in plan.children.items():
             inner = f"{path}.{name}" if path else name
-            for earlier, one in value.earlier:  # read as well, where it has to be of a type
+            for earlier, one in value.earlier:  # Spark reads it too, if it needs a type
                 if earlier == name and child.kind not in json_sql.INEXACT:
                     self.check(one, child, inner)
             self.check(value.get(name), child, inner)
@@ -241,7 +240,7 @@ class _Checker:
             raise _misfit(path, plan.column, f"value {_text(value)} is a {kind}, without a column")
 
     def problem(self, value: Any, plan: Plan, path: str) -> str | None:
-        """Why a value is not a member of a union."""
+        """Return why a value is not a member of a union, or None if it is."""
         if not _discriminated(value, plan.node):
             return f"field {path}: value {_text(value)} lacks what the schema requires"
         try:
@@ -349,7 +348,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_time(text: str) -> bool:
-    """Whether Spark reads it as a time; it has offsets of up to 18 hours."""
+    """Return whether Spark reads the text as a time; Spark allows offsets of up to 18 hours."""
     if not _DATE_TIME.match(text):
         return False
     whole, _, _ = text.upper().partition("Z")
@@ -375,7 +374,7 @@ def _text(value: Any) -> str:
 
 
 def _rendered(value: Any) -> str:
-    """A value as JSON text; numbers as the decoder has them."""
+    """Return a value as JSON text, with numbers as the decoder writes them."""
     if isinstance(value, _Number):
         exact = _decimal(value)
         if exact is not None:
@@ -394,7 +393,7 @@ def _plain(number: Decimal) -> str:
 
 
 def _decimal(value: str) -> Decimal | None:
-    """A number that the decoder holds as a decimal; None: as a double."""
+    """Return a number that the decoder reads as a decimal; None: it reads it as a double."""
     if "e" in value or "E" in value:
         return None
     number = Decimal(value)
@@ -404,7 +403,7 @@ def _decimal(value: str) -> Decimal | None:
 
 
 def _of_double(value: str) -> Decimal | None:
-    """What a decimal is made of a double; None: nothing."""
+    """Return the decimal that Spark converts a double to; None: it does not."""
     number = float(value)
     if abs(number) >= 1e38:
         return None
@@ -428,7 +427,7 @@ def _declares(value: Any, node: Node) -> bool:
 
 
 def _discriminated(value: Any, node: Node) -> bool:
-    """Whether a value has what a member of a union requires beyond types."""
+    """Return whether a value has what a member of a union requires besides types."""
     if node.constants and node.kind in json_sql.COMPARED and not _one_of(value, node.constants):
         return False
     if node.kind != "struct":

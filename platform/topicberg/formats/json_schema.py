@@ -1,26 +1,26 @@
 """JSON Schema: the table's types, and the Spark expression that decodes a record.
 
-:mod:`topicberg.formats.json_nodes` has the mapping of types. How a record is read:
+:mod:`topicberg.formats.json_nodes` has the mapping of types. How records are read:
 
-- A value of another type than the schema says makes the record malformed, also if Spark would let
-  it pass: a number for a string, text after the record, invalid UTF-8, half of a surrogate pair, a
+- A value of another type than the schema's makes the record malformed, even if Spark would accept
+  it: a number for a string, text after the record, invalid UTF-8, half of a surrogate pair, a
   number too large for a double, a decimal with too many digits, a date outside of years 1 to 9999.
-  So does a number that its column would hold as another one: an integer of a version whose column
-  has become a double, if the double is not that integer; a decimal or JSON text with more digits
-  than Spark reads exactly (38; 15, in JSON text 17, in scientific notation).
-- As for JSON Schema, ``1.0`` and ``1e3`` are integers.
-- As for Confluent's deserializers, which do not validate by default, a field that is missing or
-  null is null even if it is required, a ``default`` is not filled in, and properties that the
-  writer's schema does not declare are ignored. Of a repeated name the last value counts.
-- Of a union, the first member that the value fits is set; an object fits a member if it has the
-  properties that are required there, and the constants, and rather one that declares all of its
-  properties. Its numbers pass through a variant, which has no negative zero. A member keeps its
+  So does a number that its column cannot hold exactly: an integer of a version whose column has
+  become a double, if the double is not that integer; a decimal or JSON text with more digits than
+  Spark reads exactly (38; 15, in JSON text 17, in scientific notation).
+- ``1.0`` and ``1e3`` are integers, as in JSON Schema.
+- A missing or null field is null even if it is required, a ``default`` is not filled in, and
+  properties that the writer's schema does not declare are ignored, as in Confluent's deserializers,
+  which do not validate by default. Of a repeated name, the last value is used.
+- Of a union, the first member that the value fits is set. An object fits a member if it has the
+  member's required properties and constants; members that declare all of its properties are
+  preferred. Its numbers pass through a variant, which has no negative zero. A member keeps its
   column when another version of the schema has other members before it; a value of a member that
   has no column makes the record malformed.
 
-Speed comes from reading most records with one call of ``from_json``. It refuses ``1.0`` for an
-integer and takes any value as a string; records where that matters are read a second time, with
-variants, which tell the types of values.
+Most records are read fast, with one call of ``from_json``. It refuses ``1.0`` for an integer and
+accepts any value as a string; records where that matters are read a second time, with variants,
+which distinguish the types of values.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
 def fields(
     subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
 ) -> list[NestedField]:
-    """The columns of an object's schema, or of a union; see :class:`..formats.Format`."""
+    """Return the columns of an object's schema, or of a union; see :class:`..formats.Format`."""
     root = read_node(subject, schema)
     if root.kind not in ("struct", "union"):
         raise TableflowError(
             f"subject {subject}: the schema is not an object with properties",
-            hint="a table needs named columns",
+            hint="register an object with properties: a table needs named columns",
         )
     return fields_of(root.children, ids)
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
-    """The title, else the id; see :class:`..formats.Format`."""
+    """Return the title, else the id; see :class:`..formats.Format`."""
     return json_nodes.identity(schema)
 
 
 def written(
     writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
 ) -> frozenset[str]:
-    """The properties of the writer's schema; see :class:`..formats.Format`."""
+    """Return the properties of the writer's schema; see :class:`..formats.Format`."""
     newest = _node(latest)
     return frozenset((newest if newest.kind == "union" else _node(writer)).children)
 
@@ -77,13 +77,13 @@ def decode(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> tuple[DataFrame, Column]:
-    """The record, as its writer's schema describes it; see :class:`..formats.Format`.
+    """Return the record, as its writer's schema describes it; see :class:`..formats.Format`.
 
-    What is needed several times becomes a column: a lambda would compute it once, too, but Spark
-    compiles no code for what is inside of one, and takes five times as long.
+    Expressions that are used several times become columns: a lambda would compute them once, too,
+    but Spark compiles no code for its body, and takes five times as long.
 
-    The expression is SQL: as a tree of columns, it would be deeper than the hundred messages
-    inside of each other that a client of Spark Connect can send.
+    The expression is SQL: a tree of columns would be deeper than the hundred nested messages that
+    a client of Spark Connect can send.
 
     :raises TableflowError: the writer's schema has another type for a column than the table
     """
@@ -93,7 +93,7 @@ def decode(
     text = _column("text")
     records = records.withColumn(text, payload.cast("string"))
     records = records.withColumn(text, F.expr(f"if({json_sql.sound(text)}, {text}, NULL)"))
-    if writer.wrapped_as is not None:  # what was put into an object must be one value
+    if writer.wrapped_as is not None:  # the wrapped text must be one value
         skipped = len(json_sql.opening(writer.wrapped_as))
         inner = f"substr({text}, {skipped + 1}, length({text}) - {skipped + 1})"
         is_one = f"json_array_length(concat('[', {inner}, ']')) = 1"
@@ -130,7 +130,7 @@ def explain(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> str:
-    """Why a record is malformed; see :class:`..formats.Format`."""
+    """Return why a record is malformed; see :class:`..formats.Format`."""
     try:
         plan = _plan(writer, latest, ByIdentity(fields))
     except TableflowError as error:
@@ -142,12 +142,12 @@ def explain(
 def _plan(
     writer: RegisteredSchema, latest: RegisteredSchema, fields: ByIdentity[Sequence[NestedField]]
 ) -> Plan:
-    """How a writer's records become rows.
+    """Return the plan by which a writer's records become rows.
 
     :raises TableflowError: the writer's schema has another type for a column than the table
     """
     node, newest = _node(writer), _node(latest)
-    # The table has other columns, too: of the key, and of Kafka.
+    # The table has other columns, too: those of the key and of Kafka.
     names = {*node.children, *newest.children}
     target = StructType(*(field for field in fields.value if field.name in names))
     return fit(f"schema {writer.schema_id}", node, newest, target)

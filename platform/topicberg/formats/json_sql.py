@@ -29,7 +29,7 @@ _RAW: dict[Kind, str] = {
     "timestamptz": "bigint",
     "date-time": "string",
 }
-"""What ``from_json`` reads; a variant for all others."""
+"""The type that ``from_json`` reads; a variant for all others."""
 INEXACT: tuple[Kind, ...] = (
     *("string", "int", "long", "date", "timestamp", "timestamptz", "date-time"),
 )
@@ -60,8 +60,8 @@ _SURROGATE = r"\\u[dD][89a-fA-F]"
 _PAIRED = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\z"
 DIGITS = 15
-"""A number of more digits than a double has, in scientific notation, may be another one when it is
-read; so may one of more than 38 digits in any notation."""
+"""A number in scientific notation with more digits than a double has may be read as another number;
+so may one of more than 38 digits in any notation."""
 TEXT_DIGITS = 17
 
 
@@ -72,16 +72,16 @@ def inexact(digits: int) -> str:
 
 INFINITE = r"[eE][+]?[0-9]{3}|[0-9]{309}"
 _OVER_BIGINT = "9223372036854775808D"
-"""The largest bigint as a double is one more, and as a bigint the largest again."""
+"""2^63 as a double: the largest bigint converts to it, and is what it converts back to."""
 _DOUBLE = r"[0-9][.E]|Infinity"
-"""What the JSON text of a variant has that holds a double, among others."""
+"""In the JSON text of a variant: a double, among others."""
 
 
 class Reader:
-    """SQL that reads JSON text by a plan.
+    """Builds SQL that reads JSON text by a plan.
 
     :param text: the column with the record's whole text
-    :param exact: with variants, which tell apart what ``from_json`` does not
+    :param exact: read variants, which distinguish types that ``from_json`` does not
     """
 
     def __init__(self, text: str, *, exact: bool) -> None:
@@ -92,9 +92,9 @@ class Reader:
     # --- records ---
 
     def parsed(self, text: str, plan: Plan) -> str:
-        """What ``from_json`` reads.
+        """Return what ``from_json`` reads.
 
-        The text becomes the one element of an array, as Spark does not look at what follows a
+        The text becomes the only element of an array, because Spark ignores text that follows a
         value.
         """
         options = ", ".join(f"'{key}', '{value}'" for key, value in _OPTIONS.items())
@@ -103,14 +103,14 @@ class Reader:
         return f"from_json({wrapped}, {sql.text(schema)}, map({options}))"
 
     def first(self, row: str) -> str:
-        """The record in what was parsed; null without one."""
+        """Return the record of the parsed text, or null if there is none."""
         return f"get({row}.r, 0)"
 
     def record(self, row: str, value: str, plan: Plan) -> str:
-        """The table's row and :data:`DECODED`; null: the text does not fit.
+        """Return the table's row and :data:`DECODED`; null if the text does not fit.
 
-        :param row: what was parsed
-        :param value: the column's value of it
+        :param row: the parsed text
+        :param value: the column's value of the record
         """
         assert isinstance(plan.column, StructType)  # noqa: S101  the table's row
         values = {name: f"{value}.{quote(name)}" for name in self.held(plan)}
@@ -118,13 +118,13 @@ class Reader:
         return f"if({self.fits(row, value, plan)}, {marked}, NULL)"
 
     def fits(self, row: str, value: str, plan: Plan) -> str:
-        """Whether there is a value, and of the right type."""
+        """Return whether there is a value, and of the right type."""
         whole = f"{row}.{_CORRUPT} IS NULL AND {row}.ok IS NOT NULL AND size({row}.r) = 1"
         first = self.first(row)
         return f"{whole} AND {self.present(first, plan)} AND NOT {self.misfit(first, value, plan)}"
 
     def held(self, plan: Plan) -> Sequence[str]:
-        """The fields of a row that may have a value."""
+        """Return the fields of a row that may have a value."""
         return list(plan.children) if plan.kind == "struct" else list(_columns(plan))
 
     # --- what from_json reads ---
@@ -133,7 +133,7 @@ class Reader:
         return plan.kind in ("json", "decimal", "union") or (self.exact and plan.kind in INEXACT)
 
     def raw(self, plan: Plan) -> str:
-        """The type that ``from_json`` reads."""
+        """Return the type that ``from_json`` reads."""
         if self.is_variant(plan):
             return "variant"
         children = {name: self.raw(child) for name, child in plan.children.items()}
@@ -149,11 +149,11 @@ class Reader:
         return _RAW[plan.kind]
 
     def present(self, raw: str, plan: Plan) -> str:
-        """Whether there is a value: a variant may be the null of JSON."""
+        """Return whether there is a value: a variant may be the null of JSON."""
         return _is_there(raw) if self.is_variant(plan) else f"{raw} IS NOT NULL"
 
     def converts(self, plan: Plan) -> bool:
-        """Whether the column's value is another one than what ``from_json`` reads."""
+        """Return whether the column's value differs from what ``from_json`` reads."""
         match plan.kind:
             case "struct":
                 same = list(_columns(plan)) == list(plan.children)
@@ -161,15 +161,15 @@ class Reader:
             case "list":
                 return self.converts(plan.children["element"])
             case "map":
-                return True  # a key may be there twice
+                return True  # a key may be repeated
         return self.raw(plan) != sql.spark_type(plan.column)
 
     # --- values ---
 
     def value(self, raw: str, plan: Plan) -> str:
-        """The column's value; null: there is none, or it does not fit.
+        """Return the column's value; null if there is none, or if it does not fit.
 
-        A struct is null only without a value: see :meth:`misfit`.
+        A struct is null only if there is no value: see :meth:`misfit`.
         """
         if not self.converts(plan):
             return raw
@@ -200,7 +200,7 @@ class Reader:
         )
 
     def checked(self, raw: str, plan: Plan) -> str:
-        """A value ``v`` and whether it fits, ``ok``."""
+        """Return a value ``v`` and whether it fits, ``ok``."""
         return let(
             self.value(raw, plan),
             lambda value: f"struct({value} AS v, NOT {self.misfit(raw, value, plan)} AS ok)",
@@ -209,7 +209,7 @@ class Reader:
     def map(self, raw: str, plan: Plan) -> str:
         element = plan.children["value"]
         if not self.converts(element):
-            return f"map_concat({raw})"  # of a key that is there twice, the last value counts
+            return f"map_concat({raw})"  # the last value of a repeated key is used
         return let(
             sql.each(
                 f"map_entries({raw})",
@@ -222,7 +222,7 @@ class Reader:
         )
 
     def entries(self, raw: str, plan: Plan) -> str:
-        """An array of keys and values as a map; null if one does not fit."""
+        """Return an array of keys and values as a map; null if one does not fit."""
         key, value = plan.children["key"], plan.children["value"]
         return let(
             sql.each(
@@ -242,7 +242,7 @@ class Reader:
         )
 
     def misfit(self, raw: str, value: str, plan: Plan) -> str:
-        """Whether there is a value that does not fit; never null."""
+        """Return whether there is a value that does not fit; never null."""
         if not self.can_misfit(plan):
             return "false"
         match plan.kind:
@@ -265,7 +265,7 @@ class Reader:
         return _any([f"{self.present(raw, plan)} AND {value} IS NULL"])
 
     def can_misfit(self, plan: Plan) -> bool:
-        """Whether ``from_json`` alone does not tell if a value fits."""
+        """Return whether a value may not fit although ``from_json`` accepts it."""
         match plan.kind:
             case "struct" | "list" | "map":
                 return any(map(self.can_misfit, plan.children.values()))
@@ -278,7 +278,7 @@ class Reader:
     # --- values in a variant ---
 
     def union(self, raw: str, plan: Plan) -> str:
-        """The first member that the value fits, of those that declare all of its properties first.
+        """Return the first member that the value fits, or rather one that declares all properties.
 
         An object fits each member whose properties are optional, and would lose the others.
         """
@@ -319,7 +319,7 @@ class Reader:
         return f"if({self.present(raw, plan)}, {value}, NULL)"
 
     def of_variant(self, raw: str, plan: Plan) -> str:
-        """The column's value of a variant; null: there is none, or it does not fit."""
+        """Return the column's value of a variant; null if there is none, or it does not fit."""
         match plan.kind:
             case "boolean":
                 return f"if({_is(raw, 'BOOLEAN')}, CAST({raw} AS boolean), NULL)"
@@ -372,14 +372,14 @@ class Reader:
         return self.exactly.scalar(raw, plan) if plan.kind != "union" else self.union(raw, plan)
 
     def checked_variant(self, raw: str, plan: Plan) -> str:
-        """A value ``v`` and whether it fits, ``ok``."""
+        """Return a value ``v`` and whether it fits, ``ok``."""
         return let(
             self.of_variant(raw, plan),
             lambda v: f"struct({v} AS v, {v} IS NOT NULL OR NOT {_is_there(raw)} AS ok)",
         )
 
     def of_object(self, fields: str, plan: Plan) -> str:
-        """A struct of a map of variants; null if one of them does not fit."""
+        """Return a struct of a map of variants; null if one of them does not fit."""
         assert isinstance(plan.column, StructType)  # noqa: S101  the plan's
         values = {
             name: self.of_variant(_at(fields, name), child) for name, child in plan.children.items()
@@ -436,13 +436,13 @@ class Reader:
         return f"try_cast({number} AS {want})"
 
     def once(self, value: str, body: Callable[[str], str]) -> str:
-        """``body`` of a value that is short, or else computed once."""
+        """Return ``body`` of a value that is short, or else computed once."""
         return let(value, body) if self.exact else body(value)
 
     def json(self, raw: str, opening: str) -> str:
-        """The JSON text; null: a number in it may be another one than in the record.
+        """Return the JSON text; null if it may have another number than the record.
 
-        :param opening: what the text has to begin with, one of these; empty: anything
+        :param opening: the characters that the text may begin with; empty: any
         """
         text, bare = _json(raw), _without_strings(self.text)
         digits = sql.text(inexact(TEXT_DIGITS))
@@ -457,7 +457,7 @@ class Reader:
         )
 
     def number(self, variant: str, precision: int, scale: int) -> str:
-        """A number as a decimal; null: it is another type, or not exactly such a decimal."""
+        """Return a number as a decimal; null if it is not a number, or not exactly one such."""
         number = f"try_variant_get({variant}, '$', 'decimal({precision},{scale})')"
         digits = sql.text(inexact(DIGITS))
         bare = _without_strings(self.text)
@@ -475,7 +475,7 @@ class Reader:
         return self.number(variant, 38, 0)
 
     def decimal(self, raw: str, plan: Plan) -> str:
-        """A number, or Connect's bytes: base64 of the unscaled value, big-endian."""
+        """Return a number, or Connect's bytes: base64 of the unscaled value, big-endian."""
         precision, scale = plan.node.precision, plan.node.scale
         kind, want = f"decimal({precision},{scale})", sql.spark_type(plan.column)
         avro = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
@@ -510,9 +510,9 @@ def _columns(plan: Plan) -> dict[str, IcebergType]:
 
 
 def _named(target: StructType, values: Mapping[str, str], *, marked: bool = False) -> str:
-    """A struct of the target's columns; those without a value are null.
+    """Return a struct of the target's columns; columns without a value are null.
 
-    :param marked: with :data:`DECODED`
+    :param marked: add :data:`DECODED`
     """
     members = [
         (name, values.get(name) or sql.null(column)) for name, column in columns_of(target).items()
@@ -525,7 +525,7 @@ def _struct(fields: Mapping[str, str]) -> str:
 
 
 def let(value: str, body: Callable[[str], str]) -> str:
-    """``body`` of a value that is computed once: SQL has no other way inside of an expression."""
+    """Return ``body`` of a value that is computed once: SQL has no other way in an expression."""
     return f"{sql.each(f'array({value})', body)}[0]"
 
 
@@ -534,33 +534,36 @@ def _all_fit(values: str) -> str:
 
 
 def _map_of(entries: str) -> str:
-    """A map of checked entries; null if one does not fit. Of a repeated key the last one counts."""
+    """Return a map of checked entries; null if one does not fit. The last of equal keys is used."""
     pairs = sql.each(entries, lambda x: f"struct({x}.key AS key, {x}.value AS value)")
     return f"if({_all_fit(entries)}, map_from_entries({pairs}), NULL)"
 
 
 def _any(conditions: Sequence[str]) -> str:
-    """Whether one is true; never null."""
+    """Return whether one condition is true; never null."""
     if not conditions:
         return "false"
     return f"coalesce({' OR '.join(f'({one})' for one in conditions)}, false)"
 
 
 def opening(name: str) -> bytes:
-    """Return what is before a value that is put into an object."""
+    """Return the text before a value that is put into an object."""
     return f"{{{json.dumps(name)}:".encode()
 
 
 def sound(text: str) -> str:
-    """Whether a text is Unicode, in its bytes and its escapes."""
-    # Half of a surrogate pair, as an escape: no character; Spark would make a ``?`` of it.
+    """Return whether a text is Unicode, in its bytes and its escapes."""
+    # An escaped half of a surrogate pair is not a character; Spark would read it as ``?``.
     unpaired = f"regexp_replace({text}, {sql.text(_PAIRED)}, ' ') RLIKE {sql.text(_SURROGATE)}"
     some = " OR ".join(f"contains({text}, {sql.text(escape)})" for escape in (r"\ud", r"\uD"))
     return f"is_valid_utf8({text}) AND NOT (({some}) AND {unpaired})"
 
 
 def _without_strings(text: str) -> str:
-    """JSON text without its strings. Three steps, as Java matches one pattern recursively."""
+    """Return JSON text without its strings.
+
+    Three steps, because Java matches a single pattern recursively.
+    """
     escapes = (
         f"replace(replace({text}, {sql.text(chr(92) * 2)}, ''), {sql.text(chr(92) + chr(34))}, '')"
     )
@@ -568,9 +571,9 @@ def _without_strings(text: str) -> str:
 
 
 def _time(text: str) -> str:
-    """A time of RFC 3339; null: it is none, or not of the years 1 to 9999 in UTC.
+    """Return a time of RFC 3339; null if it is not one, or not of the years 1 to 9999 in UTC.
 
-    Digits beyond microseconds are left out.
+    Digits beyond microseconds are dropped.
     """
     low, high = RANGES["timestamptz"]
     found = f"try_cast(upper({text}) AS timestamp)"
@@ -585,7 +588,7 @@ def _json(variant: str) -> str:
 
 
 def _like_another_type(text: str) -> str:
-    """Whether what ``from_json`` read as a string may have been no string."""
+    """Return whether a value that ``from_json`` read as a string may have another type."""
     return _any(
         [
             f"{text} >= '-' AND {text} < ':' AND {text} RLIKE {sql.text(_NUMBER)}",
@@ -608,7 +611,7 @@ def _is_there(variant: str) -> str:
 
 
 def _object(variant: str) -> str:
-    """A variant's properties; null: it is not an object."""
+    """Return a variant's properties; null: it is not an object."""
     return f"try_variant_get({variant}, '$', 'map<string,variant>')"
 
 
@@ -621,7 +624,7 @@ def _at(fields: str, name: str) -> str:
 
 
 def _placed(plan: Plan, member: Member, value: str) -> str:
-    """The union's value of a member's."""
+    """Return the union's value of a member's value."""
     if member.place is None:
         return f"CAST(NULL AS {sql.spark_type(plan.column)})"
     if member.place == "":
@@ -631,7 +634,7 @@ def _placed(plan: Plan, member: Member, value: str) -> str:
 
 
 def _declares(fields: str, node: Node) -> str:
-    """Whether a member of a union declares all properties of an object."""
+    """Return whether a member of a union declares all properties of an object."""
     if node.kind != "struct":
         return "true"
     names = ", ".join(sql.text(name) for name in node.children)
@@ -639,7 +642,7 @@ def _declares(fields: str, node: Node) -> str:
 
 
 def _discriminated(variant: str, fields: str, node: Node) -> str:
-    """Whether a value has what a member of a union requires beyond types."""
+    """Return whether a value has what a member of a union requires besides types."""
 
     def one_of(value: str, constants: Sequence[object]) -> str:
         texts = (sql.text(json.dumps(plain(one), ensure_ascii=False)) for one in constants)
@@ -651,7 +654,7 @@ def _discriminated(variant: str, fields: str, node: Node) -> str:
     if node.kind == "struct":
         found += [f"{_at(fields, name)} IS NOT NULL" for name in sorted(node.required)]
         found += [
-            # As everywhere, null is let pass: the schema may allow it beside the constants.
+            # Null is accepted, as everywhere: the schema may allow it beside the constants.
             f"coalesce({one_of(_at(fields, name), [None, *child.constants])}, true)"
             for name, child in node.children.items()
             if child.constants and child.kind in COMPARED
@@ -660,5 +663,5 @@ def _discriminated(variant: str, fields: str, node: Node) -> str:
 
 
 def plain(constant: object) -> object:
-    """A number as a variant writes it."""
+    """Return a number as a variant writes it."""
     return int(constant) if isinstance(constant, float) and constant.is_integer() else constant

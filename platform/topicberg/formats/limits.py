@@ -1,7 +1,7 @@
-"""What a schema may cost, the same for all formats, checked before and while it is expanded.
+"""The limits of schemas, the same for all formats, checked before and while a schema is expanded.
 
-Whoever may register a schema decides how large it is: types that are defined once and used many
-times multiply. A schema beyond these limits has no table; records that name it are malformed.
+A schema's author decides how large it is, and types that are defined once and used many times
+multiply. A schema beyond these limits cannot become a table; records that name it are malformed.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from topicberg.errors import TableflowError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema
 
 MAX_FIELDS = 10_000
-"""Fields, elements, keys and values, nested ones included: Spark takes minutes to plan a query of
+"""Fields, elements, keys and values, including nested ones: Spark takes minutes to plan a query of
 so many."""
 MAX_DEPTH = 50
-"""Types inside of each other."""
+"""Nested types."""
 MAX_COLLECTIONS = 8
-"""Avro arrays and maps inside of each other: each one may claim millions of items in a few bytes,
-for which Avro's reader reserves memory."""
+"""Nested Avro arrays and maps: each one may claim millions of items in a few bytes, for which
+Avro's reader reserves memory."""
 _SUBSTITUTION = "${"
 
 
 def check_size(where: str, schema: RegisteredSchema) -> None:
-    """Refuse a schema that is too large to be read at all.
+    """Refuse a schema that is too large to be read.
 
     :param where: the subject or schema, for the error
     :raises TableflowError: it has too many bytes, with its references
     """
     if schema.problem is not None:
-        raise TableflowError(f"{where}: {schema.problem}", hint="register a schema that is smaller")
+        raise TableflowError(f"{where}: {schema.problem}", hint="register a smaller schema")
     if schema.size > MAX_SCHEMA_BYTES:
         raise TableflowError(
-            f"{where}: the schema has {schema.size} characters with its references, of at most "
+            f"{where}: the schema has {schema.size} characters with its references, the limit is "
             f"{MAX_SCHEMA_BYTES}",
             hint="split the schema",
         )
 
 
 def check_name(where: str, name: str) -> None:
-    """Refuse a name that Spark's variable substitution would replace, were it switched on.
+    """Refuse a name that Spark's variable substitution would replace if it were enabled.
 
     :raises TableflowError: the name contains ``${``
     """
@@ -50,15 +50,15 @@ def check_name(where: str, name: str) -> None:
 
 
 def check_depth(where: str, depth: int) -> None:
-    """:raises TableflowError: types are nested too deep"""
+    """:raises TableflowError: types are nested too deeply"""
     if depth > MAX_DEPTH:
         raise too_deep(where)
 
 
 def too_deep(where: str) -> TableflowError:
-    """Return the error for types that are nested too deep."""
+    """Return the error for types that are nested too deeply."""
     return TableflowError(
-        f"{where}: the schema is nested too deep: more than {MAX_DEPTH} types inside of each other",
+        f"{where}: the schema is nested too deeply: the limit is {MAX_DEPTH} nested types",
         hint="flatten the schema",
     )
 
@@ -66,7 +66,7 @@ def too_deep(where: str) -> TableflowError:
 def too_many(where: str) -> TableflowError:
     """Return the error for too many fields."""
     return TableflowError(
-        f"{where}: the schema has more than {MAX_FIELDS} fields, nested ones included",
+        f"{where}: the schema has more than {MAX_FIELDS} fields, including nested ones",
         hint="split the schema",
     )
 
@@ -74,7 +74,7 @@ def too_many(where: str) -> TableflowError:
 def bounded(where: str, ids: Iterator[int]) -> Iterator[int]:
     """Yield the ids of a schema's columns.
 
-    :raises TableflowError: the columns are too many
+    :raises TableflowError: there are too many columns
     """
     for count, number in enumerate(ids):
         if count >= MAX_FIELDS:

@@ -1,34 +1,35 @@
 """Protobuf: the table's types, and the Spark expression that decodes a record.
 
-Types are those of "Protobuf schema type mapping" in Confluent's "Schemas with Tableflow". What it
-leaves open, and where Spark cannot follow:
+Types are those of "Protobuf schema type mapping" in Confluent's "Schemas with Tableflow". Details
+that it leaves open, and differences due to Spark:
 
 * ``google.type.TimeOfDay`` is a long, microseconds of the day: Spark writes no ``time`` columns.
-* Wrappers are nullable columns of what they wrap. ``google.protobuf.Any`` and ``Duration`` are
+* Wrappers are nullable columns of the wrapped type. ``google.protobuf.Any`` and ``Duration`` are
   structs of their fields. A message without fields has no column, as Parquet has no empty struct.
 * ``confluent.type.Decimal`` needs the parameters ``precision`` and ``scale`` of its
   ``(confluent.field_meta)``.
-* A oneof's members are columns, of which all but one are null.
-* Fields that a record lacks: null if the schema tells "not set" from the default (proto3's
-  ``optional``, proto2, messages), else the default; proto2's declared default is always taken.
-* An enum's number without a name stays a number: the text ``7``, as in Protobuf's JSON.
-* Extensions and unknown fields are passed over. A field of another wire type than the schema's, a
-  lacking ``required`` field, text that is not UTF-8, and a date or time that does not exist make
-  the record a bad one.
+* The members of a oneof are columns; all but one are null.
+* A field that a record lacks is null if the schema distinguishes "not set" from the default
+  (proto3's ``optional``, proto2, messages), else the default. proto2's declared default is always
+  used.
+* An enum number without a name stays a number: the text ``7``, as in Protobuf's JSON.
+* Extensions and unknown fields are ignored. A field of another wire type than the schema's, a
+  missing ``required`` field, text that is not UTF-8, and a date or time that does not exist make
+  the record malformed.
 
-A topic has one message type: the file's first one, or the spec's. A record of another type of the
-same file is a bad record.
+A topic has one message type: the file's first one, or the one of the spec. A record of another type
+of the same file is malformed.
 
-Fields are known by number: the value of a field that the latest schema calls otherwise is in the
-latest name's column. A field that it dropped, or whose number it uses for another type, is in the
+Fields are matched by number: the value of a field that the latest schema renames is in the column
+of the latest name. A field that it dropped, or whose number it uses for another type, is in the
 column of its own name; if there is none, or it has another field's values, the writer's records are
-malformed. So is a record with a number that is out of its column's range, where versions differ in
-it. Columns that a record's schema does not know are null.
+malformed. So is a record with a number out of its column's range, where versions differ in the
+range. Columns that a record's schema does not have are null.
 
-Spark's own ``from_protobuf`` needs the jar spark-protobuf, which comes with no Spark and which the
-stack's jars do not have. Decoding is Python over whole Arrow batches, in
-:mod:`topicberg.formats.protobuf_wire`. Spark runs Python functions for every row, also
-inside of ``when``: mask the payload, not the result, where several schemas are in one batch.
+Spark's own ``from_protobuf`` needs the jar spark-protobuf, which Spark does not include and which
+is not among the stack's jars. Decoding is Python over whole Arrow batches, in
+:mod:`topicberg.formats.protobuf_wire`. Spark runs Python functions for every row, also inside of
+``when``: if several schemas are in one batch, mask the payload, not the result.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ _MAX_INDEXES = 100
 def fields(
     subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
 ) -> list[NestedField]:
-    """The columns of a message; see :class:`topicberg.formats.Format`.
+    """Return the columns of a message; see :class:`topicberg.formats.Format`.
 
     :param message: its name in the file; None: the file's first message
     """
@@ -117,7 +118,7 @@ def fields(
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
-    """The full name of the message; see :class:`topicberg.formats.Format`.
+    """Return the full name of the message; see :class:`topicberg.formats.Format`.
 
     :param message: its name in the file; None: the file's first message
     :raises TableflowError: the schema is not Protobuf, or has no such message
@@ -129,9 +130,9 @@ def identity(schema: RegisteredSchema, message: str | None = None) -> str | None
 def written(
     writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
 ) -> frozenset[str]:
-    """The columns that the writer has a field for; see :class:`..formats.Format`.
+    """Return the columns that the writer has a field for; see :class:`..formats.Format`.
 
-    :raises TableflowError: the writer's schema lacks the message, or the message has no table
+    :raises TableflowError: the writer's schema lacks the message, or it cannot become a table
     """
     target = _root(f"schema {latest.schema_id}", latest, message)
     where = f"schema {writer.schema_id}"
@@ -142,9 +143,9 @@ def written(
 
 
 def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
-    """The columns of a message in a file that is not registered yet.
+    """Return the columns of a message in a file that is not registered yet.
 
-    :raises TableflowError: protoc refuses it, no such message, or it has no table
+    :raises TableflowError: protoc refuses it, it has no such message, or it cannot become a table
     """
     schema = RegisteredSchema(schema_id=0, schema_type="PROTOBUF", text=text)
     return message_fields(
@@ -160,7 +161,7 @@ def decode(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> tuple[DataFrame, Column]:
-    """The record as the table's columns; see :class:`topicberg.formats.Format`.
+    """Return the record as the table's columns; see :class:`topicberg.formats.Format`.
 
     :param message: its name in the latest schema; None: the file's first message
     :raises TableflowError: a field of the writer's schema has another type than its column
@@ -177,7 +178,7 @@ def decode(
 
     columns = [T.StructField(field.name, _spark_type(field.field_type)) for field in own]
     row = T.StructType([*columns, T.StructField(DECODED, T.BooleanType())])
-    # Spark's workers need not have topicberg: the module that decodes is sent along.
+    # Spark's workers need not have topicberg: the module that decodes is sent with the function.
     cloudpickle.register_pickle_by_value(protobuf_wire)  # type: ignore[no-untyped-call]
     return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
 
@@ -189,7 +190,7 @@ def explain(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> str:
-    """Why a record is malformed; see :class:`topicberg.formats.Format`."""
+    """Return why a record is malformed; see :class:`topicberg.formats.Format`."""
     try:
         _, plan, prefixes = _remembered(writer, latest, ByIdentity(fields), message)
     except TableflowError as error:
@@ -213,7 +214,7 @@ def _remembered(
 def _other_message(
     payload: bytes, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None
 ) -> str:
-    """The reason for message indexes that do not name the table's message."""
+    """Return the reason for message indexes that do not name the table's message."""
     expected = _root(f"schema {latest.schema_id}", latest, message).full_name
     indexes = _indexes(payload)
     if indexes is None:
@@ -235,7 +236,7 @@ def _other_message(
 
 
 def _indexes(payload: bytes) -> list[int] | None:
-    """The message indexes that a record begins with; None: it does not."""
+    """Return the message indexes that a record begins with, or None if it does not."""
     numbers: list[int] = []
     at = 0
     while len(numbers) < 1 or (len(numbers) <= numbers[0] < _MAX_INDEXES):
@@ -291,11 +292,13 @@ def _file(where: str, schema: RegisteredSchema) -> Any:
 
 
 def _root(where: str, schema: RegisteredSchema, message: str | None) -> Any:
-    """The descriptor of the message that makes the table."""
+    """Return the descriptor of the message that makes the table."""
     file = _file(where, schema)
     types = list(file.message_types_by_name.values())
     if not types:
-        raise TableflowError(f"{where} defines no message", hint="a table needs a message's fields")
+        raise TableflowError(
+            f"{where} defines no message", hint="define a message: its fields become columns"
+        )
     if message is None:
         return types[0]
     found = _named(file, message.removeprefix(f"{file.package}."))
@@ -306,7 +309,7 @@ def _root(where: str, schema: RegisteredSchema, message: str | None) -> Any:
 
 
 def _named(file: Any, name: str) -> Any:
-    """A message by its name in the file (``Outer.Inner``), or None."""
+    """Return a message by its name in the file (``Outer.Inner``), or None."""
     first, *inner = name.split(".")
     found = file.message_types_by_name.get(first)
     for part in inner:
@@ -315,9 +318,12 @@ def _named(file: Any, name: str) -> Any:
 
 
 def _same_message(where: str, file: Any, message: Any) -> Any:
-    """The message of that name in another version of the file, else the one that was renamed.
+    """Return the message of that name in another version of the file, or the renamed message.
 
-    A renamed message is the one in the same place, if each of the two names is in one of the
+    A renamed message is the one in the same place, if each of the two names is in only one of the
+    versions: a message that both versions have was moved, and is another type.
+
+    :raises TableflowError: there is neither
     versions only: a message that both versions have was moved, and is another type.
 
     :raises TableflowError: there is neither
@@ -341,7 +347,7 @@ def _same_message(where: str, file: Any, message: Any) -> Any:
 
 
 def _path(message: Any) -> list[int]:
-    """The message indexes: its place in the file, or in the message around it and that one's."""
+    """Return the message indexes: the message's place in its parent, after the parent's indexes."""
     path: list[int] = []
     while message is not None:
         around = message.containing_type
@@ -354,7 +360,7 @@ def _path(message: Any) -> list[int]:
 
 
 def _prefixes(path: list[int]) -> tuple[bytes, ...]:
-    """Message indexes in the wire format: zig-zag varints, their count first; [0] also as 0."""
+    """Return the encodings of message indexes: zig-zag varints after their count; [0] also as 0."""
 
     def varint(number: int) -> bytes:
         rest, encoded = number * 2, bytearray()
@@ -373,7 +379,7 @@ def _prefixes(path: list[int]) -> tuple[bytes, ...]:
 def message_fields(
     where: str, message: Any, ids: Iterator[int], above: tuple[str, ...] = ()
 ) -> list[NestedField]:
-    """The columns of a message (a descriptor); ``above``: the messages that contain it."""
+    """Return the columns of a message (a descriptor); ``above``: the messages that contain it."""
     inside = (*above, message.full_name)
     limits.check_depth(where, len(inside))
     columns = []
@@ -388,7 +394,7 @@ def message_fields(
 def _column_type(
     where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
 ) -> IcebergType | None:
-    """None: nothing to keep, a message without fields."""
+    """Return the type of a field's column, or None for a message without fields."""
     if _is_map(field):
         key, value = field.message_type.fields
         key_id, value_id = next(ids), next(ids)
@@ -417,7 +423,7 @@ def _value_type(
     if message.full_name in above:
         raise TableflowError(
             f"{where}: field {field.full_name} refers to {message.full_name}, which contains it",
-            hint="a recursive schema has no table; break the cycle",
+            hint="break the cycle: a recursive schema cannot become a table",
         )
     inner = message_fields(where, message, ids, above)
     return StructType(*inner) if inner else None
@@ -427,7 +433,7 @@ def _decimal(where: str, field: Any) -> DecimalType:
     from confluent_kafka.schema_registry.confluent import meta_pb2
 
     owner = field.containing_type
-    if owner.GetOptions().map_entry:  # a map's options are those of the field that refers to it
+    if owner.GetOptions().map_entry:  # a map's options are on the field of the map's type
         owner_fields = owner.containing_type.fields
         field = next(one for one in owner_fields if one.message_type is owner)
     params = field.GetOptions().Extensions[meta_pb2.field_meta].params  # type: ignore[attr-defined]
@@ -439,7 +445,7 @@ def _decimal(where: str, field: Any) -> DecimalType:
         raise TableflowError(
             f"{where}: field {field.full_name} is a decimal without a precision from 1 to 38 and "
             "a scale up to it",
-            hint='(confluent.field_meta) = {params: [{key: "precision", value: "10"}, '
+            hint='declare (confluent.field_meta) = {params: [{key: "precision", value: "10"}, '
             '{key: "scale", value: "2"}]}',
         )
     return DecimalType(precision, scale)
@@ -468,9 +474,9 @@ class _MisfitError(Exception):
 
 
 def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protobuf_wire.Message:
-    """How the writer's message becomes these columns.
+    """Return how the writer's message becomes these columns.
 
-    :param target: the message in the latest schema, which names the fields; None: it has none
+    :param target: the latest schema's message, which names the fields; None: it has none
     :raises _MisfitError: a field's values fit no column, or its column has another field's values
     """
     places = {column.name: place for place, column in enumerate(columns)}
@@ -557,7 +563,7 @@ def _field(
 
 
 def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Message, str | None]:
-    """How a message's values are read, and what becomes of a well-known one."""
+    """Return how a message's values are read, and the kind of a well-known message."""
     inner = field.message_type
     if inner.full_name in _SPECIAL or inner.full_name == _DECIMAL:
         special = "decimal" if inner.full_name == _DECIMAL else _SPECIAL[inner.full_name][0]
@@ -577,10 +583,10 @@ def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Me
 
 
 def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
-    """Whether the column can hold such values: all of them, or those that it holds exactly.
+    """Check that the column can hold such values: all of them, or those that it holds exactly.
 
-    Whole numbers go to each other's columns and to decimals, decimals to decimals, and text to
-    bytes and back; a value that the column does not hold makes its record malformed.
+    Integers can go to each other's columns and to decimals, decimals to decimals, and text to bytes
+    and back; a value that the column does not hold exactly makes its record malformed.
     """
     whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
     fits = natural == column or (
@@ -596,12 +602,12 @@ def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
 def _symbols(field: Any) -> dict[int, str] | None:
     if field.enum_type is None:
         return None
-    values = reversed(list(field.enum_type.values))  # the first of several names counts
+    values = reversed(list(field.enum_type.values))  # the first of several names is used
     return {value.number: value.name for value in values}
 
 
 def _absent(field: Any) -> Any:
-    """What a record has that lacks the field; None: null."""
+    """Return the value in a record that lacks the field; None: null."""
     in_map = field.containing_type.GetOptions().map_entry
     if field.is_repeated or (field.has_presence and not field.has_default_value and not in_map):
         return None

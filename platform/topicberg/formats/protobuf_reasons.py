@@ -1,7 +1,7 @@
 """Why a Protobuf record is malformed: the first field that the decoder refuses, and its reason.
 
-For malformed records only, one at a time: it walks the bytes as
-:mod:`topicberg.formats.protobuf_wire` does, and asks it whether a field can be read.
+Called for malformed records only, one at a time: it walks the bytes as
+:mod:`topicberg.formats.protobuf_wire` does, and checks with it whether a field can be read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class _Found:
 
 
 class _MalformedError(Exception):
-    """The message is the reason."""
+    """The record is malformed; the message is the reason."""
 
 
 def reason(payload: bytes, begin: int, message: wire.Message) -> str | None:
-    """Return why the record is malformed; None: it is not.
+    """Return why the record is malformed, or None if it is not.
 
     :param begin: where the message begins, after the message indexes
     """
@@ -56,7 +56,7 @@ def reason(payload: bytes, begin: int, message: wire.Message) -> str | None:
 def _check(
     payload: bytes, pieces: Sequence[tuple[int, int]], message: wire.Message, path: str
 ) -> None:
-    """Raise the reason why a message cannot be read.
+    """Raise the reason if a message cannot be read.
 
     :param pieces: where it begins and ends: several pieces are merged
     """
@@ -84,7 +84,7 @@ def _check(
 def _occurrence(
     payload: bytes, at: int, stop: int, known: dict[int, wire.Field], path: str
 ) -> tuple[int, _Found]:
-    """The field that starts at ``at``."""
+    """Return the field that starts at ``at``."""
 
     def cut(what: str) -> _MalformedError:
         whole = "the record" if not path else f"field {path.removesuffix('.')}"
@@ -142,7 +142,7 @@ def _check_wire_type(field: wire.Field, found: _Found, path: str) -> None:
 
 
 def _check_field(payload: bytes, field: wire.Field, found: Sequence[_Found], path: str) -> None:
-    """Raise the reason why a field's values cannot be in its column."""
+    """Raise the reason if a field's values cannot be in its column."""
     values = list(found)
     if not field.repeated and field.message is None:
         values = values[-1:]
@@ -159,7 +159,7 @@ def _check_field(payload: bytes, field: wire.Field, found: Sequence[_Found], pat
 
 
 def _decoded(payload: bytes, field: wire.Field, found: Sequence[_Found]) -> dict[str, Any] | None:
-    """What the decoder makes of a field alone; None: it refuses it."""
+    """Return the decoder's result for one field, or None if it refuses the field."""
     alone = wire.Message((replace(field, column=0, oneof=None),), ("value",), (field.type,))
     data = b"\x00" + b"".join(payload[one.start : one.end] for one in found)
     rows = wire.decode(pa.array([data], pa.binary()), alone, (b"\x00",), "fits")
@@ -176,7 +176,7 @@ def _element(field: wire.Field) -> pa.DataType:
 def _special(
     payload: bytes, field: wire.Field, found: Sequence[_Found], path: str
 ) -> _MalformedError:
-    """A well-known message whose fields are sound, and its value is not: 30 February."""
+    """Return the reason of a well-known message with an invalid value, such as 30 February."""
     assert field.message is not None  # noqa: S101  the caller's condition
     content = b"\x00" + b"".join(payload[one.begin : one.stop] for one in found)
     batch = pa.array([content], pa.binary())
@@ -197,7 +197,7 @@ def _special(
 
 
 def _decimal(unscaled: bytes, scale: int) -> Decimal | None:
-    """None: too long to be a column's."""
+    """Return the decimal, or None if it is too long for any column."""
     if len(unscaled) > _LONGEST_DECIMAL:
         return None
     number = int.from_bytes(unscaled, "big", signed=True)

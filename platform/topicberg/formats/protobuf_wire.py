@@ -1,12 +1,12 @@
-"""Protobuf records into Arrow, a batch at a time: column-wise, as a loop over records is too slow.
+"""Decodes Protobuf records to Arrow, a batch at a time by column: a loop over records is too slow.
 
-Runs on Spark's workers, where numpy and pyarrow are all that is there: Spark needs them itself.
-Every record goes on by one field in each round; what a round finds is kept as places in the
-batch's bytes, and a column is made of its places at once. The last few records of a batch, which
-have more fields than the others, are walked one by one.
+Runs on Spark's workers, where only numpy and pyarrow are available: Spark needs them itself.
+Each round advances every record by one field. A round's results are places in the batch's bytes,
+and a column is built from its places at once. The last few records of a batch, which have more
+fields than the others, are walked one by one.
 
-Follows https://protobuf.dev/programming-guides/encoding: unknown fields are passed over, the last
-value of a singular field wins, messages merge, repeated scalars are packed or not.
+Follows https://protobuf.dev/programming-guides/encoding: unknown fields are ignored, the last value
+of a singular field wins, messages merge, repeated scalars are packed or not.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ONE_BY_ONE = 16
-"""So few records are walked one by one: a round costs the same for one record as for hundreds."""
+"""Up to so many records are walked one by one: a round costs the same for one as for hundreds."""
 PART_BYTES = 32 * 1024 * 1024
-"""Records that are decoded at once: their places may take two hundred times as much memory. What
-does not fit into the worker's is decoded in halves."""
+"""Records that are decoded at once: their places may take two hundred times as much memory. A part
+that exceeds the worker's memory is decoded in halves."""
 PART_MEMORY, BATCH_MEMORY = 256 * 1024 * 1024, 1024 * 1024 * 1024
-"""Memory of the rows of a part, and so of one record, which is malformed beyond it; and of a batch
-of Spark's, which is read again in smaller ones."""
-_PADDING = 64  # bytes after the batch that may be read, as a number may be cut off at its end
+"""Memory limit of the rows of a part, and so of one record, which is malformed beyond it; and of a
+batch of Spark's, which is read again in smaller ones."""
+_PADDING = 64  # zeros after the batch, because a truncated number at its end is read beyond it
 _MAX_TAG = 2**32 - 1
 _MAX_VARINT = 10
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
@@ -50,11 +50,11 @@ _FIXED: dict[str, tuple[str, int]] = {
 class Field:
     """A field of a message, and the column that it becomes.
 
-    ``name``, ``kind``: as in a .proto file; ``message`` and ``group`` have a ``message``, ``enum``
-    has ``symbols``. ``column``: its place in the row; None: it has no column, and is only walked.
-    ``type``: what the column, or the element of a list, holds. ``absent``: its value in a record
-    that lacks it; None is null; for a message True: an empty one. ``oneof``: number of the oneof.
-    ``special``: which well-known type its message is of.
+    ``name``, ``kind``: from the .proto file; ``message`` and ``group`` have a ``message``, ``enum``
+    has ``symbols``. ``column``: its place in the row; None: it has no column, and is skipped.
+    ``type``: of the column, or of a list's elements. ``absent``: the value in a record that lacks
+    the field; None is null; for a message True: an empty one. ``oneof``: index of the oneof.
+    ``special``: the well-known type of its message.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Message:
-    """A message's fields, and the columns that it becomes, some of which it may not have."""
+    """A message's fields, and the columns that it becomes, some of which may have no field."""
 
     fields: tuple[Field, ...]
     names: tuple[str, ...]
@@ -104,7 +104,7 @@ class _Batch:
         return pa.py_buffer(self.bytes)
 
     def append(self, more: list[bytes]) -> Any:
-        """Where each of them begins, now that they are part of the batch."""
+        """Append bytes to the batch; return where each of them begins."""
         lengths = np.array([len(piece) for piece in more], np.int64)
         begins = len(self.bytes) + np.concatenate(([0], np.cumsum(lengths)[:-1]))
         added = np.frombuffer(b"".join(more) + bytes(_PADDING), np.uint8)
@@ -115,7 +115,7 @@ class _Batch:
         return self.bytes[begin[:, None] + np.arange(width)].view(dtype).reshape(-1)
 
     def varints(self, begin: Any, stop: Any) -> tuple[Any, Any, Any]:
-        """Values, where they end, and which of them are whole."""
+        """Return the values, where they end, and which of them are complete."""
         if not len(begin):
             return np.zeros(0, np.uint64), begin, np.zeros(0, bool)
         byte = self.bytes[begin]
@@ -135,7 +135,7 @@ class _Batch:
 
 
 def decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded: str) -> Any:
-    """Rows of a message, and in column ``decoded`` whether the record is one.
+    """Return the rows of a message, and in column ``decoded`` whether the record is one.
 
     :param payload: binary array; null stays null
     :param prefixes: the message indexes of the wire format that name this message
@@ -154,7 +154,7 @@ def decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded:
 
 
 def _parts(payload: Any) -> list[Any]:
-    """The records in parts of some bytes, or of one record."""
+    """Return the records in parts of limited size, or of one record."""
     count = len(payload)
     if payload.nbytes <= PART_BYTES or count < 2:
         return [payload]
@@ -169,7 +169,7 @@ def _parts(payload: Any) -> list[Any]:
 def _in_memory(
     payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded: str
 ) -> list[Any]:
-    """Rows in parts that fit into the memory; a record that does not is malformed."""
+    """Return the rows in parts that fit into memory; a record that does not fit is malformed."""
     count = len(payload)
     try:
         rows = _decode(payload, message, prefixes, decoded)
@@ -211,9 +211,9 @@ def _decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded
 
 
 def _columns(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[list[Any], Any]:
-    """The columns of the messages at these places, and which of them are broken."""
+    """Return the columns of the messages at these places, and which of them are malformed."""
     count = len(begin)
-    if count * len(message.names) * 8 > PART_MEMORY:  # elements that are empty have columns, too
+    if count * len(message.names) * 8 > PART_MEMORY:  # empty elements have columns, too
         raise MemoryError
     places, bad = _walk(batch, message, begin, stop)
     _keep_one_of(message, places, count)
@@ -233,7 +233,7 @@ def _columns(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[li
 
 
 def _walk(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[dict[int, _Places], Any]:
-    """Where the message's fields are, by number, and which records are broken."""
+    """Return where the message's fields are, by number, and which records are malformed."""
     bad = np.zeros(len(begin), bool)
     known = {field.number: field for field in message.fields}
     found: dict[int, list[_Places]] = {number: [] for number in known}
@@ -329,7 +329,7 @@ def _walk(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[dict[
 
 
 def _concatenate(parts: list[_Places]) -> _Places:
-    """By row, and in a row in the order of its bytes."""
+    """Return all places, sorted by row, and in a row by their place in its bytes."""
     if not parts:
         none = np.zeros(0, np.int64)
         return _Places(none, none, np.zeros(0, np.uint64), none)
@@ -340,7 +340,7 @@ def _concatenate(parts: list[_Places]) -> _Places:
 
 
 def _walk_one(data: Any, at: int, stop: int) -> list[tuple[int, int, int, int]] | None:
-    """(number, wire type, begin or value, end) of one record's fields; None: it is broken."""
+    """Return number, wire type, begin or value, and end of one record's fields; None: malformed."""
     fields = []
     while at < stop:
         tag = _varint(data, at, stop)
@@ -374,7 +374,7 @@ def _walk_one(data: Any, at: int, stop: int) -> list[tuple[int, int, int, int]] 
 
 
 def _varint(data: Any, at: int, stop: int) -> tuple[int, int] | None:
-    """Value and end; None: cut off or too long."""
+    """Return value and end; None if it is truncated or too long."""
     value = 0
     for place in range(min(_MAX_VARINT, stop - at)):
         byte = int(data[at + place])
@@ -385,7 +385,7 @@ def _varint(data: Any, at: int, stop: int) -> tuple[int, int] | None:
 
 
 def _group_end(data: Any, at: int, stop: int, number: int) -> tuple[int, int] | None:
-    """Where a group's content ends and where the group ends; None: nowhere."""
+    """Return where a group's content ends and where the group ends; None: nowhere."""
     open_groups = [number]
     while at < stop:
         tag = _varint(data, at, stop)
@@ -429,7 +429,7 @@ def _packable(field: Field) -> bool:
 
 
 def _unpack(batch: _Batch, field: Field, packed: _Places, bad: Any) -> _Places:
-    """The values of packed fields, as if they were not."""
+    """Return the values of packed fields, as if they were not packed."""
     begin = packed.begin.astype(np.int64)
     length = packed.end - begin
     if field.kind in _FIXED:
@@ -459,7 +459,7 @@ def _unpack(batch: _Batch, field: Field, packed: _Places, bad: Any) -> _Places:
 
 
 def _keep_one_of(message: Message, places: dict[int, _Places], count: int) -> None:
-    """A member of a oneof clears what the others held before it."""
+    """Let a member of a oneof clear the earlier values of the others."""
     members: dict[int, list[int]] = {}
     for field in message.fields:
         if field.oneof is not None:
@@ -478,7 +478,7 @@ def _keep_one_of(message: Message, places: dict[int, _Places], count: int) -> No
 
 
 def _singular(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
-    """A column of one value a row; the last one counts, messages merge."""
+    """Return a column of one value per row; the last value is used, messages merge."""
     count = len(bad)
     chosen = np.full(count, -1)
     chosen[found.row] = np.arange(len(found.row))
@@ -507,7 +507,7 @@ def _singular(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
 
 
 def _merged(batch: _Batch, found: _Places) -> _Places:
-    """One place a row: the bytes of messages one after the other are the merged message."""
+    """Return one place per row: concatenated bytes of messages are the merged message."""
     rows, firsts = np.unique(found.row, return_index=True)
     lasts = np.append(firsts[1:], len(found.row)) - 1
     begin, end = found.begin[firsts].copy(), found.end[firsts].copy()
@@ -526,17 +526,17 @@ def _merged(batch: _Batch, found: _Places) -> _Places:
 
 
 def _repeated(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
-    """A column of lists or maps."""
+    """Return a column of lists or maps."""
     values, broken = _values(batch, field, found)
     rows = found.row
-    if broken.any():  # no map holds a key that is none
+    if broken.any():  # an invalid key cannot be in a map
         bad[rows[broken]] = True
         values, rows = values.filter(pa.array(~broken)), rows[~broken]
     if field.is_map and len(rows):
         codes = values.field(0).dictionary_encode().indices.to_numpy().astype(np.int64)
         pairs = rows * (int(codes.max()) + 1) + codes
         _, backwards = np.unique(pairs[::-1], return_index=True)
-        if len(backwards) < len(pairs):  # the last value of a key counts
+        if len(backwards) < len(pairs):  # the last value of a key is used
             kept = np.sort(len(pairs) - 1 - backwards)
             values, rows = values.take(pa.array(kept)), rows[kept]
     counts = np.bincount(rows, minlength=len(bad))
@@ -547,7 +547,7 @@ def _repeated(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
 
 
 def _values(batch: _Batch, field: Field, found: _Places) -> tuple[Any, Any]:
-    """The values at these places, of the type of the column or the list's element; the broken."""
+    """Return the values at these places, in the column's or element's type; and the malformed."""
     kind = field.type.value_type if field.repeated and not field.is_map else field.type
     bad = np.zeros(len(found.row), bool)
     values: Any
@@ -577,13 +577,13 @@ def _values(batch: _Batch, field: Field, found: _Places) -> tuple[Any, Any]:
 
 
 def _as_column(values: Any, kind: Any) -> tuple[Any, Any]:
-    """The values in the type of the column, and which of them it does not hold."""
+    """Return the values in the type of the column, and which of them it cannot hold."""
     if pa.types.is_string(kind):
         return _text(values)
     bad = np.zeros(len(values), bool)
     try:
         return values.cast(kind), bad
-    except pa.ArrowInvalid:  # whole numbers in a column of fewer digits
+    except pa.ArrowInvalid:  # integers in a column of fewer digits
         numbers = values.to_numpy()
         if pa.types.is_decimal(kind):
             high = 10 ** (kind.precision - kind.scale) - 1
@@ -616,14 +616,14 @@ def _integer(kind: str, value: Any) -> Any:
 
 
 def _enum(numbers: Any, symbols: Mapping[int, str]) -> Any:
-    """Names; a number without a name stays a number, as in Protobuf's JSON."""
+    """Return the names; a number without a name stays a number, as in Protobuf's JSON."""
     distinct, codes = np.unique(numbers, return_inverse=True)
     names = [symbols.get(number, str(number)) for number in distinct.tolist()]
     return pa.array(names, pa.string()).take(pa.array(codes))
 
 
 def _slices(batch: _Batch, begin: Any, end: Any) -> Any:
-    """Binary values: every second one of those that are bounded by all begins and ends."""
+    """Return binary values: every second one of those that are bounded by all begins and ends."""
     if not len(begin):
         return pa.array([], pa.binary())
     order = None
@@ -659,7 +659,7 @@ def _text(values: Any) -> tuple[Any, Any]:
 
 
 def _timestamp(columns: list[Any], _: Any) -> tuple[Any, Any]:
-    """Years 1 to 9999, as the type says of itself."""
+    """Return a timestamp of the years 1 to 9999, as the type's documentation requires."""
     seconds, nanos = (column.to_numpy() for column in columns)
     bad = (seconds < -62135596800) | (seconds > 253402300799) | (nanos < 0) | (nanos > 999999999)
     micros = np.where(bad, 0, seconds) * _MICROS + nanos // 1000
@@ -667,7 +667,7 @@ def _timestamp(columns: list[Any], _: Any) -> tuple[Any, Any]:
 
 
 def _date(columns: list[Any], _: Any) -> tuple[Any, Any]:
-    """A date; one that lacks its year, month or day is broken."""
+    """Return a date; one that lacks its year, month or day is malformed."""
     year, month, day = (column.to_numpy() for column in columns)
     bad = (year < 1) | (year > 9999) | (month < 1) | (month > 12) | (day < 1) | (day > 31)
     months = (np.where(bad, 1970, year).astype(np.int64) - 1970) * 12 + np.where(bad, 1, month) - 1
@@ -678,7 +678,7 @@ def _date(columns: list[Any], _: Any) -> tuple[Any, Any]:
 
 
 def _time(columns: list[Any], _: Any) -> tuple[Any, Any]:
-    """Microseconds of the day; 24:00:00 and a leap second are times of a day."""
+    """Return microseconds of the day; 24:00:00 and a leap second are times of a day."""
     hours, minutes, seconds, nanos = (column.to_numpy().astype(np.int64) for column in columns)
     bad = (hours < 0) | (minutes < 0) | (seconds < 0) | (nanos < 0)
     bad |= (minutes > 59) | (seconds > 60) | (nanos > 999999999)
@@ -688,7 +688,7 @@ def _time(columns: list[Any], _: Any) -> tuple[Any, Any]:
 
 
 def _decimal(columns: list[Any], kind: Any) -> tuple[Any, Any]:
-    """Unscaled big-endian value and its scale; what does not fit the column exactly is broken."""
+    """Return unscaled big-endian value and scale; inexact values are malformed."""
     values: list[Decimal | None] = []
     for unscaled, scale in zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True):
         number = int.from_bytes(unscaled, "big", signed=True)

@@ -1,4 +1,4 @@
-"""Protobuf schemas compiled, with Google's and Confluent's own files at hand for their imports."""
+"""Compiles Protobuf schemas; Google's and Confluent's own files are available to imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topicberg.errors import TableflowError
 
 _MAX_REASON = 200
 SECONDS, MEMORY = 10, 1024 * 1024 * 1024
-"""What one run of protoc may take."""
+"""Limits of one run of protoc."""
 _LIMITED = f"""
 import resource, runpy
 for what, most in (("AS", {MEMORY}), ("CPU", {SECONDS}), ("CORE", 0)):
@@ -27,7 +27,7 @@ runpy.run_module("grpc_tools.protoc", run_name="__main__", alter_sys=True)
 
 
 def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> Any:
-    """The file's descriptor (google.protobuf), in a pool of its own.
+    """Return the file's descriptor (google.protobuf), in a pool of its own.
 
     :param references: (name, text) of files that it imports, directly or not
     :raises TableflowError: protoc refuses it; the message has no file name of its own
@@ -40,7 +40,7 @@ def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ())
 
 @lru_cache(maxsize=256)
 def _compiled(name: str, text: str, references: tuple[tuple[str, str], ...]) -> Any:
-    """The descriptor, or the error: a schema that is refused costs no second run of protoc."""
+    """Return the descriptor, or the error, cached: a refused schema does not run protoc again."""
     try:
         return _descriptor(name, text, references)
     except TableflowError as error:
@@ -57,12 +57,12 @@ def _descriptor(name: str, text: str, references: tuple[tuple[str, str], ...]) -
         for file in files_found:
             pool.Add(file)
         return pool.FindFileByName(name)
-    except (TypeError, KeyError) as error:  # a message that is too large for the runtime, say
+    except (TypeError, KeyError) as error:  # e.g. a message that is too large for the runtime
         raise TableflowError(" ".join(str(error).split())[:_MAX_REASON]) from None
 
 
 def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> bytes:
-    """A FileDescriptorSet; protoc runs as a process, as it writes to its stderr."""
+    """Return a FileDescriptorSet; protoc runs as a process, because it writes to its stderr."""
     with tempfile.TemporaryDirectory() as folder:
         for file, content in (*references, (name, text)):
             path = PurePosixPath(file)
@@ -90,13 +90,13 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
             )
         except subprocess.TimeoutExpired:
             raise _too_costly() from None
-        if done.returncode < 0:  # killed, or ended by the limit of its memory
+        if done.returncode < 0:  # killed, or ended by its memory limit
             raise _too_costly()
         if done.returncode:
             complaints = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "").split("\n")
             reason = " ".join("; ".join(filter(None, complaints)).split())
             cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
-            raise TableflowError(cut, hint="compile the schema with protoc to see what it means")
+            raise TableflowError(cut, hint="compile the schema with protoc to see the full message")
         return output.read_bytes()
 
 
@@ -108,7 +108,7 @@ def _too_costly() -> TableflowError:
 
 
 def _google_types() -> Path:
-    """The folder above google/type: date.proto, timeofday.proto, money.proto, …"""
+    """Return the folder above google/type: date.proto, timeofday.proto, money.proto, …"""
     from google.type import date_pb2
 
     return Path(date_pb2.__file__).parents[2]
@@ -116,7 +116,7 @@ def _google_types() -> Path:
 
 @lru_cache(maxsize=1)
 def _confluent_files() -> bytes:
-    """confluent/meta.proto and confluent/type/decimal.proto, which come with Confluent's client."""
+    """Return confluent/meta.proto and confluent/type/decimal.proto of Confluent's client."""
     from confluent_kafka.schema_registry.confluent import meta_pb2
     from confluent_kafka.schema_registry.confluent.type import decimal_pb2
     from google.protobuf import descriptor_pb2

@@ -1,4 +1,4 @@
-"""Pieces of Spark SQL. As a tree of columns, an expression can be too deep for Spark Connect."""
+"""Fragments of Spark SQL; as a tree of columns, an expression can be too deep for Spark Connect."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _numbers = itertools.count()
 
 
 def spark_type(column: IcebergType) -> str:
-    """Return the name that Spark SQL has for a column's type.
+    """Return the name of a column's type in Spark SQL.
 
-    :raises TableflowError: the engine creates no such column
+    :raises TableflowError: the engine does not create columns of this type
     """
     match column:
         case DecimalType():
@@ -101,7 +101,7 @@ def some(array: str, body: Callable[[str], str]) -> str:
 
 
 def either(conditions: Iterable[str]) -> str | None:
-    """Return whether one condition is true; None: there is no condition."""
+    """Return whether one condition is true; None if there is no condition."""
     return " OR ".join(f"({condition})" for condition in conditions) or None
 
 

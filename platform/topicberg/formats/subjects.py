@@ -21,12 +21,12 @@ WIRE_BYTES = 5
 """Magic byte and schema id, before a record."""
 NOT_FOUND = 404
 MAX_SCHEMA_BYTES = 1024 * 1024
-"""Characters of a schema, with all that it refers to."""
+"""Characters of a schema, including all that it refers to."""
 MAX_REFERENCES = 500
 """Schemas that one schema refers to, directly or not."""
 MAX_VERSIONS, MAX_SUBJECT_BYTES = 500, 8 * MAX_SCHEMA_BYTES
-"""Newest versions of a subject that are read, by number and by characters; those before them are
-looked up when a record names their id, as schemas of other subjects are."""
+"""Newest versions of a subject that are read, by number and by characters; older ones are looked up
+when a record names their id, as schemas of other subjects are."""
 
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
 
@@ -35,10 +35,10 @@ SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
 class RegisteredSchema:
     """A schema as the registry holds it.
 
-    ``references``: (name, text) of every schema that it refers to, directly or through another
-    one, each after those that it needs itself. ``wrapped_as``: records are JSON values that become
-    an object's property of that name. ``parses_times``: JSON strings with ``format: date-time`` are
-    times. ``problem``: why it is not read; it then has no text.
+    ``references``: (name, text) of every schema that it refers to, directly or indirectly, each
+    after those that it needs itself. ``wrapped_as``: records are JSON values that become a property
+    of an object. ``parses_times``: JSON strings with ``format: date-time`` are times.
+    ``problem``: why it cannot be read; it then has no text.
     """
 
     schema_id: int
@@ -51,7 +51,7 @@ class RegisteredSchema:
 
     @property
     def size(self) -> int:
-        """Characters, with the references."""
+        """Number of characters, including the references."""
         return len(self.text) + sum(len(text) for _, text in self.references)
 
 
@@ -69,12 +69,12 @@ class Subject:
 
 
 def wire_prefix(schema_id: int) -> bytes:
-    """The five bytes in front of a record: magic byte and big-endian schema id (wire format)."""
+    """Return the five bytes before a record: magic byte and big-endian schema id (wire format)."""
     return struct.pack(">bI", MAGIC_BYTE, schema_id)
 
 
 class _TooLargeError(Exception):
-    """A schema, with all that it refers to, is more than is read."""
+    """A schema, including all that it refers to, exceeds the limits."""
 
 
 class SubjectReader:
@@ -85,7 +85,7 @@ class SubjectReader:
         self._versions: dict[tuple[str, int], RegisteredSchema] = {}
 
     def read(self, name: str) -> Subject:
-        """All versions of a subject.
+        """Return all versions of a subject.
 
         :raises TableflowError: the subject, or a schema that one of its versions refers to, does
             not exist
@@ -128,7 +128,7 @@ class SubjectReader:
         return found
 
     def by_id(self, schema_id: int) -> RegisteredSchema | None:
-        """Any schema of the registry; None if it has no such id."""
+        """Return any schema of the registry, or None if it has no such id."""
         with registry_errors(f"schema {schema_id}"):
             try:
                 schema = self._client.get_schema(schema_id)
@@ -149,7 +149,7 @@ class SubjectReader:
         return self._versions[name, version]
 
     def _resolved(self, where: str, schema_id: int, schema: Schema) -> RegisteredSchema:
-        self._client.clear_caches()  # type: ignore[no-untyped-call]  # they have no bounds
+        self._client.clear_caches()  # type: ignore[no-untyped-call]  # its caches are unbounded
         found: dict[str, str] = {}
         schema_type = cast("SchemaType", schema.schema_type or "AVRO")
         text = schema.schema_str or ""
@@ -179,7 +179,7 @@ class SubjectReader:
             if target is None:
                 raise TableflowError(
                     f"{where} refers to {name}, but subject {subject} has no version {version}",
-                    hint="register the schema that it refers to again",
+                    hint="register the referenced schema again",
                 )
             self._resolve(where, target, found)
             found[name] = target.schema_str or ""

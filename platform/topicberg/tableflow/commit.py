@@ -1,10 +1,10 @@
-"""Exactly once: what a table says it holds, and the compare-and-set that publishes a batch.
+"""Exactly once: the offsets that a table records, and the compare-and-set that publishes a batch.
 
 A batch is written by Spark as a *staged* snapshot (Iceberg's write-audit-publish: the snapshot is
 in the table's metadata, but no branch points to it), then published by one atomic commit of the
 catalog that moves ``main`` from the snapshot the batch was planned on to the staged one.
-Whoever comes second (another engine, a zombie of this one) is refused by the catalog; what was
-staged is never seen by a reader and goes with the expiry of snapshots.
+The catalog refuses the second of two commits (of another engine, or of an earlier process of this
+one). Readers never see its staged snapshot, and snapshot expiry removes it.
 
 Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``updateTable`` with
 ``assert-ref-snapshot-id``, ``set-snapshot-ref``; Iceberg's Spark configuration: ``spark.wap.id``.
@@ -57,20 +57,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Committed:
-    """Up to where the table holds its topic; no offsets: it holds nothing yet."""
+    """Up to which offsets the table holds its topic; without offsets it holds nothing yet."""
 
     offsets: Offsets = field(default_factory=dict)
     topic_id: str | None = None
     at_ms: int | None = None
     """When the engine planned the batch."""
     batch_size: str | None = None
-    """What it had learnt then, see :class:`topicberg.tableflow.sizing.BatchSize`."""
+    """What the engine had learnt by then, see :class:`topicberg.tableflow.sizing.BatchSize`."""
 
 
 def committed(table: Table, head: Snapshot | None = None) -> Committed:
-    """What the newest snapshot with offsets says; compaction and other commits carry none.
+    """Return what the newest snapshot with offsets records; compaction and others have none.
 
-    If somebody's expiry cut the line to it, the tag that no expiry removes still leads there.
+    If another tool's snapshot expiry removed the ancestors in between, a tag that no expiry
+    removes still points to that snapshot.
     """
     snapshot: Snapshot | None = None
     for snapshot in ancestry(table, head):
@@ -96,7 +97,7 @@ def _offsets_of(snapshot: Snapshot) -> Committed:
 def snapshot_properties(
     topic: str, topic_id: str, batch: Batch, now_ms: int, learnt: str
 ) -> dict[str, str]:
-    """What a batch's snapshot says of itself in its summary.
+    """Return the summary properties of a batch's snapshot.
 
     :param learnt: see :class:`topicberg.tableflow.sizing.BatchSize`
     """
@@ -111,7 +112,7 @@ def snapshot_properties(
 
 
 def staged_as(table: Table, wap_id: str) -> Snapshot | None:
-    """The staged snapshot of a batch; None: its write did not come so far."""
+    """Return the staged snapshot of a batch, or None if the write did not create it."""
     return next((s for s in table.metadata.snapshots if summary(s).get(WAP_ID) == wap_id), None)
 
 
@@ -125,14 +126,14 @@ def publish(
 ) -> Snapshot:
     """Make a staged snapshot the head of ``main`` if the head did not move since the planning.
 
-    Not even back: an operator who rolled ``main`` back to an earlier snapshot did so on purpose.
+    A move backwards counts too: an operator who rolled ``main`` back did so on purpose.
 
     :param table: freshly loaded, so that it knows the staged snapshot
     :param staged: what :func:`staged_as` found, or the head of a staging branch
     :param planned_on: id of the head of ``main`` on which the batch was planned
     :param properties: table properties that change in the same commit
-    :param branch: the staging branch, which goes in the same commit
-    :param dropped: table properties that go in the same commit
+    :param branch: the staging branch, which the same commit removes
+    :param dropped: table properties that the same commit removes
     :returns: the published snapshot
     :raises CommitConflictError: another commit came first; nothing was published
     """
@@ -168,7 +169,7 @@ def publish(
 
 
 def _lies_on(table: Table, staged: Snapshot, head_id: int | None, steps: int) -> bool:
-    """Whether ``staged`` was written on the head, with at most ``steps`` snapshots of its batch."""
+    """Return whether ``staged`` is at most ``steps`` snapshots of its batch above the head."""
     snapshot: Snapshot | None = staged
     for _ in range(steps):
         if snapshot is None:

@@ -1,4 +1,4 @@
-"""What Confluent says of its own Tableflow."""
+"""The state of Confluent's own Tableflow."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
 
 TOPICS = "/tableflow/v1/tableflow-topics"
 ATTEMPTS = 2
-"""Whoever looks at a state comes again anyway."""
+"""Few, because whoever reads a state reads it again soon anyway."""
 HINT = "see Tableflow of the topic in Confluent Cloud; `topicberg deploy plan` shows what differs"
 
 
 def read_status(config: Settings, topic: str) -> TopicStatus | None:
-    """The state of Tableflow on a topic; offsets and counters Confluent does not tell.
+    """Return the state of Tableflow on a topic; Confluent reports no offsets and no counters.
 
     Source: Confluent's OpenAPI document, ``tableflow/v1``, ``TableflowTopic``.
 
-    :returns: None: there is no key to ask with, as `topicberg deploy` did not make the deployment
+    :returns: None if there is no API key, because `topicberg deploy` did not create the deployment
     :raises TopicbergError: Confluent or AWS does not answer, or refuses
     """
     secret = read_secret(Names(config.prefix).confluent_secret("tableflow"), config)
@@ -35,17 +35,17 @@ def read_status(config: Settings, topic: str) -> TopicStatus | None:
     api = Api(Addresses().confluent_url, key, value, attempts=ATTEMPTS)
     found = read_topic(api, topic, secret["environment.id"], secret["kafka.cluster.id"])
     if found is None:
-        problem = f"Confluent's Tableflow is not enabled on it\n  → {HINT}"
+        problem = f"Confluent's Tableflow is not enabled for the topic\n  → {HINT}"
         return TopicStatus(topic=topic, phase="FAILED", error_message=problem)
     return _status(topic, found["spec"], found.get("status") or {})
 
 
-def _status(topic: str, spec: dict[str, Any], said: dict[str, Any]) -> TopicStatus:
-    phase = said.get("phase")
-    problems = [str(said["error_message"])] if said.get("error_message") else []
-    problems += [f"catalog {problem}" for problem in catalog_problems(said)]
+def _status(topic: str, spec: dict[str, Any], status: dict[str, Any]) -> TopicStatus:
+    phase = status.get("phase")
+    problems = [str(status["error_message"])] if status.get("error_message") else []
+    problems += [f"catalog {problem}" for problem in catalog_problems(status)]
     if phase == "FAILED" and not problems:
-        problems = ["it failed, and Confluent does not say why"]
+        problems = ["it failed, and Confluent gives no reason"]
     return TopicStatus(
         topic=topic,
         phase=phase if phase in get_args(Phase) else "PENDING",
@@ -53,14 +53,14 @@ def _status(topic: str, spec: dict[str, Any], said: dict[str, Any]) -> TopicStat
         error_message=f"{'; '.join(problems)}\n  → {HINT}" if problems else None,
         failing_table_formats=[
             FailingFormat(format=one["format"], error_message=one.get("error_message") or "")
-            for one in said.get("failing_table_formats") or []
+            for one in status.get("failing_table_formats") or []
         ],
-        write_mode=str(said.get("write_mode") or "APPEND"),
+        write_mode=str(status.get("write_mode") or "APPEND"),
     )
 
 
 def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str, Any] | None:
-    """What Confluent has of Tableflow on a topic; None: it is not enabled."""
+    """Return Confluent's Tableflow resource of a topic, or None if Tableflow is not enabled."""
     try:
         found: dict[str, Any] = api.get(topic_path(name), **where(environment, cluster))
     except GoneError as error:
@@ -71,7 +71,7 @@ def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str,
 
 
 def catalog_problems(status: dict[str, Any]) -> list[str]:
-    """Of each catalog that could not be synced: its type and the error."""
+    """Return the type and the error of each catalog that could not be synced."""
     return [
         f"{one.get('catalog_type')}: {one.get('error_message') or 'the sync failed'}"
         for one in status.get("catalog_sync_statuses") or []

@@ -1,8 +1,8 @@
-"""Enable, disable and resume Tableflow for a topic: what was asked for, in a file a topic.
+"""Enable, disable and resume Tableflow for a topic: one file of requests for each topic.
 
-The engine's service looks at these files every few seconds. Without one, the topic spec decides
+The engine's service reads these files every few seconds. Without a file, the topic spec decides
 (``tableflow.enabled``). A topic without a spec can be enabled too; its schemas and its write mode
-are what the registry and the broker say.
+are then read from the registry and the broker.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def enable(
     """Materialize the topic from now on.
 
     :param tableflow: fields of ``tableflow:`` in a topic spec that replace the spec's
-    :param write_mode: of a topic without a spec; append by default
-    :param command: a person chose the settings: they replace those chosen before, and stay
-    :returns: the spec that the engine will go by
-    :raises SpecError: a setting is wrong
+    :param write_mode: of a topic without a spec; default: append
+    :param command: the settings come from a command: they replace earlier ones, and stay
+    :returns: the spec that the engine uses from now on
+    :raises SpecError: a setting is invalid
     """
     given = dict(tableflow or {})
-    asked = Request(topic=topic, enabled=True, write_mode=write_mode)
+    request = Request(topic=topic, enabled=True, write_mode=write_mode)
     if command:
-        asked.command = given
+        request.command = given
     else:
-        asked.tableflow, asked.command = given, command_settings(config, topic)
-    spec = _applied(asked, _specs(config, topic).get(topic))
-    write_request(config, asked)
+        request.tableflow, request.command = given, command_settings(config, topic)
+    spec = _applied(request, _specs(config, topic).get(topic))
+    write_request(config, request)
     return spec
 
 
@@ -65,7 +65,7 @@ def disable(config: Settings, topic: str) -> None:
 
 
 def resume(config: Settings, topic: str) -> None:
-    """Let a suspended topic try again now, not at its next turn.
+    """Let a suspended topic try again now instead of at its next retry.
 
     :raises SpecError: Tableflow is not enabled for the topic
     """
@@ -73,23 +73,23 @@ def resume(config: Settings, topic: str) -> None:
     if topic not in enabled_topics(config):
         raise SpecError(
             f"Tableflow is not enabled for topic {topic}",
-            hint=f"`topicberg tableflow enable {topic}`",
+            hint=f"run `topicberg tableflow enable {topic}`",
         )
     before = read_request(config, topic) or Request(topic=topic, enabled=True)
     write_request(config, before.model_copy(update={"resumed_at": time.time()}))
 
 
 def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
-    """The topics to materialize, as their specs and the requests say.
+    """Return the topics to materialize, by their specs and the requests.
 
-    A topic whose broken records are logged brings its dead-letter topic with it. One whose spec is
-    wrong is left out, and concerns no other.
+    A topic in error mode LOG brings its dead-letter topic with it. A topic whose spec is invalid is
+    left out and does not affect the others.
     """
     return _enabled(_specs(config), read_requests(config), None)
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
-    """The same, of the topics with which nothing is wrong; and what is wrong with the others.
+    """Return the topics to materialize that are valid, and the errors of the others.
 
     :raises SpecError: there is no folder of topic specs
     """
@@ -109,7 +109,7 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
 def _enabled(
     specs: dict[str, TopicSpec], requests: dict[str, Request], wrong: dict[str, str] | None
 ) -> dict[str, TopicSpec]:
-    """:param wrong: topic → what is wrong with its request; None: raise it"""
+    """:param wrong: topic → what is wrong with its request; None: raise the error"""
     found = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
     for name, request in requests.items():
         if not _is_enabled(request, specs.get(name)):
@@ -126,27 +126,27 @@ def _enabled(
 
 
 def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
-    """Return the specs that are right.
+    """Return the valid specs.
 
-    :raises SpecError: the spec of this topic is wrong
+    :raises SpecError: the spec of this topic is invalid
     """
     specs, problems = check_topics(config)
     if own := [str(problem) for problem in problems if Path(problem.file).stem == topic]:
-        raise SpecError("\n".join(["the topic spec is wrong:", *own]))
+        raise SpecError("\n".join(["the topic spec is invalid:", *own]))
     return {spec.name: spec for spec in specs}
 
 
 def known_topics(config: Settings) -> set[str]:
-    """The topics that have a spec, or take broken records of one that is enabled."""
+    """Return the topics that have a spec, or that are dead-letter topics of enabled ones."""
     specs, problems = check_topics(config)
     wrong = {Path(problem.file).stem for problem in problems}
     return {spec.name for spec in specs} | wrong | enabled_topics(config).keys()
 
 
 def find_topic(config: Settings, topic: str) -> TopicSpec:
-    """The spec of a topic that has a file, or was enabled without one, or takes broken records.
+    """Return the spec of a topic with a spec file, enabled without one, or for dead letters.
 
-    :raises SpecError: none of these, or its spec is wrong
+    :raises SpecError: none of these, or its spec is invalid
     """
     request = read_request(config, topic)
     specs = _specs(config, topic)
@@ -155,13 +155,13 @@ def find_topic(config: Settings, topic: str) -> TopicSpec:
             return dead_letters
         raise SpecError(
             f"no topic {topic!r}{suggestion(topic, known_topics(config))}",
-            hint="`topicberg topics list` shows those with specs",
+            hint="run `topicberg topics list` to see those with specs",
         )
     return _applied(request, specs.get(topic)) if request else specs[topic]
 
 
-def as_asked(config: Settings, spec: TopicSpec) -> TopicSpec:
-    """The spec with what was asked for since: what the engine goes by."""
+def as_requested(config: Settings, spec: TopicSpec) -> TopicSpec:
+    """Return the spec with the settings of later requests, as the engine uses it."""
     request = read_request(config, spec.name)
     return _applied(request, spec) if request and _is_enabled(request, spec) else spec
 
@@ -191,6 +191,6 @@ def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
     if logs and dead_letter_spec(applied).name == request.topic:
         raise SpecError(
             f"topic {request.topic}: it cannot be its own dead-letter topic",
-            hint="choose another one with --log-target TOPIC",
+            hint="choose another topic with --log-target TOPIC",
         )
     return applied

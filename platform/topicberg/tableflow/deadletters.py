@@ -1,12 +1,13 @@
-"""Mode LOG: records that cannot be decoded go to a dead-letter topic, each one once.
+"""Mode LOG: records that cannot be decoded go to a dead-letter topic, each exactly once.
 
 The dead-letter topic is a topic like any other: it has a spec (see
-:func:`topicberg.topics.deadletters.dead_letter_spec`), and so a table. One that exists is taken as
-it is.
+:func:`topicberg.topics.deadletters.dead_letter_spec`), and so a table. A topic that exists already
+is used as it is.
 
-They are produced before the batch is published, in transactions that also say, in the topic
-:data:`STATE_TOPIC`, which records they are. After a crash in between, and whoever reads the batch
-then, these are not produced again. What others write to the dead-letter topic is never read.
+Dead letters are produced before the batch is published, in transactions that also record, in the
+topic :data:`STATE_TOPIC`, which records they are. If the engine crashes in between, the engine that
+reads the batch next does not produce them again. What others write to the dead-letter topic is
+never read.
 
 Source: Confluent's "Configure a Dead Letter Queue", which Tableflow's mode ``log`` shares; columns
 in ``platform/schemas/error_log.avsc``.
@@ -65,9 +66,9 @@ TRANSACTION_SECONDS = 60
 _TRANSACTION_RECORDS, _TRANSACTION_BYTES = 5_000, 16_000_000
 _DEFAULT_MAX_BYTES = 1_000_000
 _MIN_CLIENT_BYTES = 4_000_000
-"""The note of what is logged may be larger than a dead letter."""
+"""The state of what is logged may be larger than a dead letter."""
 _RECORD_OVERHEAD = 512
-"""Bytes that Kafka adds to a key and a value, at most."""
+"""The most bytes that Kafka adds to a key and a value."""
 COLUMNS = (
     *("partition", "offset", TIMESTAMP_MS, "timestampType", "headers", "key", "value"),
     PROBLEM,
@@ -78,7 +79,7 @@ Record = Mapping[str, Any]
 
 
 class _State(BaseModel):
-    """Records of one topic that are in the dead-letter topic, as far as they may be met again."""
+    """The records of one topic that are in the dead-letter topic and may be read again."""
 
     topic_id: str
     logged: dict[str, str] = Field(default_factory=dict)
@@ -87,7 +88,7 @@ class _State(BaseModel):
 
 @dataclass
 class _Session:
-    """A producer that fenced off all others of its id, and what is logged since."""
+    """A producer that fenced off all others of its id, and the records it has logged since."""
 
     producer: Producer
     logged: Places
@@ -107,25 +108,28 @@ class DeadLetters:
         self._session: _Session | None = None
         self._schema: Any = None
 
-    def write(self, table: Table, topic_id: str, held: Offsets, broken: Iterable[Record]) -> None:
-        """Produce the broken records that are not there yet.
+    def write(
+        self, table: Table, topic_id: str, held: Offsets, malformed: Iterable[Record]
+    ) -> None:
+        """Produce the malformed records that the dead-letter topic does not have yet.
 
-        :param held: up to where the table holds the topic: earlier records are not met again
-        :param broken: records with :data:`COLUMNS`
+        :param held: up to where the table holds the topic: earlier records are not read again
+        :param malformed: records with :data:`COLUMNS`
         :raises CommitConflictError: another engine of this topic took over
+        :raises TopicbergError: the dead-letter topic refuses them
         :raises TopicbergError: the dead-letter topic does not take them
         """
         session, self._session = self._session, None  # any failure ends it
         with transaction_errors(
             f"topic {self.spec.name}: dead-letter topic {self.target.name}",
-            hint="nothing of the batch was committed, it is tried again; check the rights to "
-            f"write transactions to {self.target.name} and {STATE_TOPIC}",
+            hint=f"check the rights to write transactions to {self.target.name} and {STATE_TOPIC}; "
+            "nothing of the batch was committed, the engine tries again",
         ):
             if session is None:
                 session = self._open(table, topic_id)
             session.logged.forget(held)
             try:
-                for some in self._new(session, topic_id, broken):
+                for some in self._new(session, topic_id, malformed):
                     self._send(session, _producer_id(table), topic_id, some)
             finally:
                 abort(session.producer)
@@ -157,9 +161,9 @@ class DeadLetters:
         return _Session(producer, logged, prefix, max_bytes - _RECORD_OVERHEAD)
 
     def _register(self) -> int:
-        """The id of the dead letters' schema: in the topic's subject, or in one of its own.
+        """Return the id of the dead letters' schema: in the topic's subject, or in its own subject.
 
-        A subject in which others have another schema is left to them.
+        A subject in which another writer registered another schema is not changed.
         """
         path = self.target.value_schema_path(self._config)
         assert path is not None  # noqa: S101  its spec has a schema file
@@ -177,7 +181,7 @@ class DeadLetters:
         return number
 
     def _is_ours(self, name: str) -> bool:
-        """Whether the topic's subject has dead letters, or nothing at all."""
+        """Return whether the topic's subject has the dead letters' schema, or no version."""
         subject = self.target.value_subject
         with registry_errors(f"the schema of {subject}"):
             try:
@@ -193,12 +197,12 @@ class DeadLetters:
         return isinstance(parsed, dict) and parsed.get("name") == name
 
     def _new(
-        self, session: _Session, topic_id: str, broken: Iterable[Record]
+        self, session: _Session, topic_id: str, malformed: Iterable[Record]
     ) -> Iterator[dict[Place, bytes]]:
-        """What is not logged yet, encoded, as much as one transaction takes at a time."""
+        """Yield the encoded dead letters that are not logged yet, one transaction's at a time."""
         some: dict[Place, bytes] = {}
         size = 0
-        for record in broken:
+        for record in malformed:
             place = record["partition"], record["offset"]
             if place in session.logged or place in some:
                 continue
@@ -218,7 +222,7 @@ class DeadLetters:
         topic_id: str,
         some: Mapping[Place, bytes],
     ) -> None:
-        """One transaction: dead letters, and the note that they are there."""
+        """Commit dead letters and the record of them in one transaction."""
         from confluent_kafka import KafkaException
 
         refused: list[str] = []
@@ -251,9 +255,9 @@ class DeadLetters:
         return f"{self.spec.name}-{place[0]}-{place[1]}".encode()
 
     def _encoded(self, prefix: bytes, entry: dict[str, Any], room: int) -> bytes:
-        """The entry, cut where it is longest until it fits.
+        """Return the entry, with its longest values cut until it fits.
 
-        ``error_details`` then says of what was cut how many bytes it had: ``value_bytes``.
+        ``error_details`` then gives the original length in bytes of a cut value: ``value_bytes``.
         """
         source, details = entry["source_record"], entry["error_details"]
         while True:
@@ -277,7 +281,7 @@ class DeadLetters:
             elif len(entry["error_message"]) > 100:
                 entry["error_message"] = entry["error_message"][:100]
             else:
-                return buffer.getvalue()  # the topic takes nothing; its refusal says so
+                return buffer.getvalue()  # the topic refuses every size; its error is reported
 
     def _entry(self, row: Record, topic_id: str) -> dict[str, Any]:
         problem = row[PROBLEM]
@@ -315,15 +319,15 @@ class DeadLetters:
 
 def logged_records(decoding: Decoding) -> Iterator[Record]:
     """Yield the malformed records of a batch, each with its reason."""
-    broken = decoding.frame.filter(f"{PROBLEM} IS NOT NULL").select(*COLUMNS)
-    for row in broken.toLocalIterator():
+    malformed = decoding.frame.filter(f"{PROBLEM} IS NOT NULL").select(*COLUMNS)
+    for row in malformed.toLocalIterator():
         record = row.asDict()
         problem = {"reason": decoding.reason(record), "schema_id": record[PROBLEM]["schema_id"]}
         yield record | {PROBLEM: problem}
 
 
 def logged_record(endpoints: Endpoints, spec: TopicSpec, place: Place, reason: str) -> Record:
-    """One record that Spark cannot compute; without its bytes if the client cannot read them."""
+    """Return one record that Spark cannot compute, without bytes that the client cannot read."""
     problem = {PROBLEM: {"reason": reason, "schema_id": None}}
     partition, offset = place
     try:
@@ -337,7 +341,7 @@ def logged_record(endpoints: Endpoints, spec: TopicSpec, place: Place, reason: s
 
 
 def _producer_id(table: Table) -> str:
-    """Of the table, so that a new one of the same topic logs what it leaves out itself."""
+    """Return the producer's id, by table: a new table of the topic logs its own dead letters."""
     return f"topicberg-dead-letters-{table.metadata.table_uuid}"
 
 

@@ -1,8 +1,8 @@
 """One topic into its table: plan a batch, let Spark stage it, publish it.
 
-Every step starts from what the table says it holds, so that a step which failed or was killed at
-any point is simply done again. A batch that Spark cannot compute is taken apart until the record
-that fails it is alone, see :mod:`topicberg.tableflow.isolation`.
+Every step starts from the offsets that the table holds, so a step that failed or was killed at any
+point is run again. A batch that Spark cannot compute is divided until only the failing record
+is left, see :mod:`topicberg.tableflow.isolation`.
 """
 
 from __future__ import annotations
@@ -64,41 +64,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 1_000_000}
-"""Records of a batch at most, by write mode: those of an upsert are sorted by their keys."""
+"""The most records of a batch, by write mode: those of an upsert are sorted by their keys."""
 SAMPLED_RECORDS = 1_000
-"""Of more records than these, the size is sampled before they are read."""
+"""The size of larger batches is sampled before they are read."""
 DEATHS = 3
-"""Times in a row that a topic exhausts Spark's memory by itself before each further attempt waits
+"""How often in a row a topic exhausts Spark's memory by itself before each further attempt waits
 as long as a suspended topic does: other topics need Spark meanwhile."""
 CAREFUL_BATCHES, MAX_CAREFUL_BATCHES = 8, 1_024
-"""Small batches, read by the client, after Spark ran out of memory; each time twice as many."""
+"""How many small batches the client reads after Spark ran out of memory; doubled each time."""
 PARTS = 16
-"""Parts of a batch that exhausted Spark's memory, which is done less often than other failures."""
+"""Parts of a batch that exhausted Spark's memory: more than for other failures, to fail less."""
 CONFLICT_ATTEMPTS = 5
 
 BAD_RECORD = "topicberg-bad-record"
 _BAD_RECORD = re.compile(BAD_RECORD + r" (\{.*?\})")
 
-# Spark's Kafka source: records that only the client can read, so nothing has to be proven.
+# Failures of Spark's Kafka source at records that only the client can read: no record is to blame.
 _ONLY_BY_CLIENT = re.compile(rf"{OUT_OF_SPARKS_RANGE}|ArithmeticException: long overflow")
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What one step did. ``records``: offsets committed, 0 when there was nothing to do."""
+    """What one step did. ``records``: offsets committed, 0 if there was nothing to do."""
 
     records: int
     snapshot_id: int | None
     end_offsets: Offsets
     backlog: bool = False
     rows_skipped: int = 0
-    """Records of the table's whole life that were left out."""
+    """Records that were left out since the table was created."""
     bytes: int = 0
-    """Of the files that the step added."""
+    """Size of the files that the step added."""
     data_files: int = 0
-    """Of the table, after the step."""
+    """Data files of the table after the step."""
     skip_requests: tuple[skips.Skip, ...] = ()
-    """Of the table's whole life."""
+    """All requests to skip a record since the table was created."""
     missed_deletes: tombstones.Missed | None = None
 
 
@@ -109,20 +109,20 @@ class Staged:
     wap_id: str | None = None
     branch: str | None = None
     base: int | None = None
-    """On a branch: the snapshot below it."""
+    """On a branch: the snapshot that it starts from."""
     skipped: int = 0
 
     def head(self, table: Table) -> Snapshot | None:
         if self.branch is not None:
             head = table.snapshot_by_name(self.branch)
-            # Spark makes a branch anew that is gone (maintenance removes those that lie about), on
-            # ``main`` and so without the batch's deletes.
+            # Spark recreates a branch that is missing (maintenance removes abandoned ones) from
+            # ``main``, and so without the batch's deletes.
             return head if head and head.parent_snapshot_id == self.base else None
         return commit.staged_as(table, self.wap_id) if self.wap_id else None
 
 
 class SchemasFoundError(Exception):
-    """Records name schemas that were not known and are now: the batch has to be decoded again."""
+    """Records name schemas that were unknown and are now found: decode the batch again."""
 
 
 class BatchFailedError(TopicbergError):
@@ -162,28 +162,28 @@ class Ingestor:
 
     @property
     def max_records(self) -> int:
-        """Records that are enough for the next batch; a search for a record does not wait."""
+        """How many records suffice to start the next batch; a search for a record does not wait."""
         return self._size.limit if self._isolation is None else 1
 
     def close(self) -> None:
-        """Forget the Spark session and the table; the next step looks again."""
+        """Discard the Spark session and the loaded table; the next step creates them again."""
         session, self._spark, self._fitted = self._spark, None, None
         if session is not None:
             try:
-                check_spark(self.endpoints.spark_connect)  # its client would try for a minute
+                check_spark(self.endpoints.spark_connect)  # Spark's client would retry for a minute
                 session.stop()
-            except Exception as error:  # the server may be gone, and then so is the session
+            except Exception as error:  # if the server has ended, so has the session
                 logger.debug("topic %s: closing the Spark session: %s", self.spec.name, error)
 
     def table(self) -> Table:
-        """The topic's table, created or evolved to the latest schemas."""
+        """Return the topic's table, created or evolved to the latest schemas."""
         with failures.explained(f"topic {self.spec.name}"):
             return self._table(read_layout(self.spec, self._subjects))
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
 
-        :raises TableflowError: the topic cannot go on; nothing was committed
+        :raises TableflowError: the topic is suspended; nothing was committed
         :raises CommitConflictError: others kept committing to the table
         :raises TopicbergError: a service does not answer, refuses or is full
         """
@@ -203,13 +203,13 @@ class Ingestor:
                 logger.warning("%s; reading a smaller part of the batch", failed.message)
         raise CommitConflictError(
             f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
-            hint="is there a second engine for this topic?",
+            hint="check whether a second engine runs for this topic",
         )
 
     def _step(self) -> Commit:
         name = self.spec.name
         topic_id = kafka.topic_id(self.endpoints, name)
-        # First of all: the schemas that are read afterwards are those of all these records.
+        # First of all, so that the schemas read afterwards cover all of these records.
         latest = kafka.end_offsets(self.endpoints, name)
         layout = read_layout(self.spec, self._subjects)
         table = self._table(layout)
@@ -217,7 +217,7 @@ class Ingestor:
         held = commit.committed(table, head)
         if held.topic_id is not None and held.topic_id != topic_id:
             raise TableflowError(
-                f"topic {name} was deleted and created anew: the table holds topic id "
+                f"topic {name} was deleted and recreated: the table holds topic id "
                 f"{held.topic_id}, the broker has {topic_id}",
                 hint=start_again(name),
             )
@@ -291,7 +291,7 @@ class Ingestor:
     def _plan(
         self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[Place]
     ) -> tuple[Batch, float | None]:
-        """The next batch, and the average size of its records in Kafka, if that is known."""
+        """Return the next batch, and the average size of its records in Kafka, if known."""
         name = self.spec.name
         if self._isolation is not None:
             start = {p: held.get(p, beginning[p]) for p in latest}
@@ -312,7 +312,7 @@ class Ingestor:
 
     @property
     def _is_searching(self) -> bool:
-        """Whether the record is searched that exhausts Spark's memory."""
+        """Whether the engine searches for a record that exhausts Spark's memory."""
         return self._isolation is not None and self._deaths > 0
 
     @property
@@ -321,7 +321,7 @@ class Ingestor:
         return self._is_suspect or self._careful > 0
 
     def _read(self, batch: Batch, size: float | None) -> tuple[DataFrame, Batch]:
-        """The records of the batch, or of its first part; and what was read."""
+        """Return the records of the batch, or of its first part, and the batch that was read."""
         spark = self._session()
         if self._isolation is None and batch.ranges and not self._reads_little:
             return read_by_spark(spark, self.endpoints, self.spec, batch, size), batch
@@ -329,7 +329,7 @@ class Ingestor:
         try:
             records, batch = read_by_client(spark, self.endpoints, self.spec, batch)
         except DamagedRecordsError as error:
-            logger.info("%s; Spark tries", error.message)
+            logger.info("%s; reading it with Spark", error.message)
             is_damaged = True
             alone = {**batch.start, error.partition: error.offset + 1}
             batch = batch.until({p: min(end, batch.end[p]) for p, end in alone.items()})
@@ -339,7 +339,7 @@ class Ingestor:
         return records, batch
 
     def _failing(self, table: Table, start: Offsets) -> skips.Skip | None:
-        """The record that is known to fail by itself, if the table does not hold it already.
+        """Return the record that is known to fail by itself, unless the table is already past it.
 
         :raises TableflowError: the topic stops before such a record (SUSPEND)
         """
@@ -348,20 +348,20 @@ class Ingestor:
             return None
         asked = requests.read_request(self.config, self.spec.name)
         if asked is not None and asked.resumed_at * 1000 > known.at_ms:
-            return None  # it is tried once more
+            return None  # it is tried again
         suspends = self.spec.tableflow.error_handling.mode == "SUSPEND"
         if suspends and known.place not in skips.requested(table):
             name, partition, offset = self.spec.name, known.partition, known.offset
             raise TableflowError(
                 f"topic {name}, partition {partition}, offset {offset}: Spark fails at this "
                 f"record, and works without it: {known.reason}",
-                hint=f"`topicberg tableflow skip {name} {partition} {offset}` leaves the record "
-                f"out; `topicberg tableflow resume {name}` tries it once more",
+                hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to leave the "
+                f"record out, or `topicberg tableflow resume {name}` to try it again",
             )
         return known
 
     def _prove(self, table: Table, layout: Layout, search: Isolation) -> None:
-        """See whether the services work without the part that fails; if so, blame its record.
+        """Check whether the services work without the failing part; if so, blame its record.
 
         :raises TopicbergError: they do not work, so no record is to blame
         """
@@ -369,7 +369,7 @@ class Ingestor:
             try:
                 self._check_services(table, layout)
             except UnreachableError:
-                raise  # Spark starts again
+                raise  # Spark is restarting
             except Exception:
                 self._isolation = None
                 raise
@@ -379,7 +379,7 @@ class Ingestor:
             skips.note_failing(table, culprit, search.reason)
 
     def _check_services(self, table: Table, layout: Layout) -> None:
-        """Write a row as a batch does, and drop it: it is staged, and never published."""
+        """Write a row as a batch does; it is staged, dropped and never published."""
         from pyspark.errors import PySparkException
 
         spark, wap_id = self._session(), uuid.uuid4().hex
@@ -399,9 +399,9 @@ class Ingestor:
     def _first_offsets(
         self, table: Table, held: commit.Committed, beginning: Offsets, latest: Offsets
     ) -> Offsets:
-        """Where the topic begins for this table: fixed in the table before the first commit.
+        """Return the topic's start offsets, fixed in the table before the first commit.
 
-        Else a table that starts at the latest offset would start later at every attempt.
+        Otherwise a table that starts at the latest offset would start later at every attempt.
         """
         position = self.spec.tableflow.start_position
         if position == "earliest" or held.offsets:
@@ -427,9 +427,9 @@ class Ingestor:
 
     @contextmanager
     def _spark_errors(self, batch: Batch, size: float | None) -> Iterator[None]:
-        """Learn from the failure of a batch.
+        """Adapt the size of the next batch to the failure of this one.
 
-        :param size: of its records, on average
+        :param size: average bytes of its records
         :raises BatchFailedError: a part of the batch has to be read next
         :raises TopicbergError: what failed
         """
@@ -452,7 +452,7 @@ class Ingestor:
         error: PySparkException,
         reason: TopicbergError,
     ) -> TopicbergError:
-        """Make the next batch smaller, or begin to search the record that fails it."""
+        """Make the next batch smaller, or begin to search for the failing record."""
         blame = failures.blame(error)
         if blame == "space":
             self._size = self._size.out_of_space(batch.records, size)
@@ -482,8 +482,8 @@ class Ingestor:
         return TableflowError(
             f"topic {self.spec.name} exhausted Spark's memory {self._deaths} times in a row, the "
             f"last time with the records {places} (by partition): {what}",
-            hint="wait: the engine searches the record with pauses for the other topics; "
-            "`topicberg tableflow skip` leaves a record out that you know",
+            hint="wait: the engine searches for the record, with pauses for the other topics; or "
+            "run `topicberg tableflow skip` to leave out a record that you know",
         )
 
     def _session(self) -> SparkSession:
@@ -492,7 +492,7 @@ class Ingestor:
             self._spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")  # repeated headers
             self._spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")  # of JSON objects
             self._spark.conf.set("spark.sql.caseSensitive", "true")
-            # Kafka, too, through Spark's newer reader: the older one makes objects of every record.
+            # Spark's older reader is not used: it creates objects for every record.
             self._spark.conf.set("spark.sql.sources.useV1SourceList", "")
         return self._spark
 
@@ -505,7 +505,7 @@ class Ingestor:
         records: DataFrame,
         properties: dict[str, str],
     ) -> Staged:
-        """Write the batch where no reader sees it.
+        """Write the batch as a staged snapshot, which no reader sees.
 
         :raises SchemasFoundError: records name schemas that were not known
         """
@@ -525,8 +525,8 @@ class Ingestor:
         if self._foreign.look_up(seen["schema_ids"]):
             raise SchemasFoundError("records name schemas of other subjects")
         if self._dead_letters is not None:
-            broken = logged_records(decoding)
-            self._dead_letters.write(table, properties[summaries.TOPIC_ID], batch.start, broken)
+            malformed = logged_records(decoding)
+            self._dead_letters.write(table, properties[summaries.TOPIC_ID], batch.start, malformed)
         else:
             self._log_skipped(skipped, json.loads(seen["first"]))
         return replace(staged, skipped=skipped)
@@ -577,8 +577,8 @@ class Ingestor:
         return TableflowError(
             f"topic {name}, partition {partition}, offset {offset}: "
             + self._reason((partition, offset), problem),
-            hint=f"fix the producer; `topicberg tableflow enable {name} --error-handling LOG` "
-            "sends such records to a dead-letter topic, SKIP leaves them out",
+            hint=f"fix the producer, or run `topicberg tableflow enable {name} --error-handling "
+            "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
         )
 
     def _log_skipped(self, skipped: int, first: Mapping[str, Any]) -> None:
@@ -607,9 +607,9 @@ def _number(snapshot: Snapshot | None, key: str) -> int:
 
 
 def _raising(frame: DataFrame) -> DataFrame:
-    """The frame, whose job fails with :data:`BAD_RECORD` at the first problem.
+    """Return the frame, whose job fails with :data:`BAD_RECORD` at the first problem.
 
-    The row raises, and not a filter: Spark would push that below the decoding, and decode twice.
+    The row raises, not a filter: Spark would push a filter below the decoding, and decode twice.
     """
     from pyspark.sql import functions as F
 
@@ -619,7 +619,7 @@ def _raising(frame: DataFrame) -> DataFrame:
 
 
 def _place() -> Column:
-    """The place and the problem of a record, as JSON."""
+    """Return the place and the problem of a record, as JSON."""
     from pyspark.sql import functions as F
 
     fields = F.struct("partition", "offset", f"{PROBLEM}.reason", f"{PROBLEM}.schema_id")
@@ -627,7 +627,7 @@ def _place() -> Column:
 
 
 def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
-    """The frame, and what its job will have seen: see :func:`_counts`."""
+    """Return the frame, and the observation that its job fills: see :func:`_counts`."""
     from pyspark.sql.connect.observation import Observation
 
     seen = Observation(f"problems-{uuid.uuid4().hex}")
@@ -635,7 +635,10 @@ def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
 
 
 def _counts() -> tuple[Column, ...]:
-    """``problems``: how many; ``schema_ids`` that are not known; ``first``: one of the problems."""
+    """Return the observed counts and samples.
+
+    ``problems``: number of malformed records; ``schema_ids``: unknown ids; ``first``: one problem.
+    """
     from pyspark.sql import functions as F
 
     ids = F.slice(F.collect_set(f"{PROBLEM}.schema_id"), 1, MAX_LOOKUPS)
@@ -644,15 +647,15 @@ def _counts() -> tuple[Column, ...]:
 
 
 def _seen(frame: DataFrame, observation: Observation) -> dict[str, Any]:
-    """What the job of a frame has seen.
+    """Return what the job of a frame observed.
 
-    A server that is busy may answer without it: it waits a tenth of a second for its own events.
+    A busy server may answer without it, since it waits only a tenth of a second for its own events.
     """
     return observation.get or frame.agg(*_counts()).collect()[0].asDict()
 
 
 def _target(table: Table) -> str:
-    """The table in Spark's SQL."""
+    """Return the table's name in Spark's SQL."""
     return f"{CATALOG}.{quote(*table.name())}"
 
 

@@ -1,4 +1,4 @@
-"""What went wrong outside of topicberg, said so that a user knows what to mend."""
+"""Failures of other services as messages that name the cause and the remediation."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def _known(pattern: str, message: str, hint: str) -> _Known:
     return _Known(re.compile(pattern, re.IGNORECASE), message, hint)
 
 
-# What Spark Connect says of a session that its server does not know any more.
+# What Spark Connect reports for a session that its server does not have any more.
 _SPARK_ENDED = (
     r"NO_ACTIVE_SESSION|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|INVALID_HANDLE|"
     r"stopped SparkContext"
 )
 _SPARK_GONE = r"StatusCode\.UNAVAILABLE|failed to connect to all addresses"
-"""What its client says when Spark ended in the midst of a job and takes long to start again."""
+"""What its client reports when Spark ended during a job and takes long to start again."""
 _OUT_OF_MEMORY = "MemoryError|Java heap space"
 
 _SPACE = _known(
     r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
     r"insufficient.?storage",
     "the disk of Spark or of the object store is full",
-    "free some space; nothing of the batch was committed, it is written again",
+    "free some space; nothing of the batch was committed, the engine writes it again",
 )
 
-# The first that matches; more special ones first.
+# The first that matches applies, so more specific patterns come first.
 _KNOWN = (
     _SPACE,
     _known(
         r"NoSuchBucket|bucket does not exist",
-        "the bucket of the table does not exist any more",
-        "restore the bucket, or drop the table to start again in a new one",
+        "the bucket of the table does not exist",
+        "restore the bucket, or drop the table to start again in a new bucket",
     ),
     _known(
         r"SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied|Access Denied|"
@@ -60,14 +60,15 @@ _KNOWN = (
     ),
     _known(
         r"Service: S3, Status Code: 5\d\d",
-        "the object store fails",
-        "`topicberg logs s3` says why, most often a full disk; the batch is written again",
+        "the object store failed",
+        "read `topicberg logs s3` for the reason, most often a full disk; the engine writes the "
+        "batch again",
     ),
     _known(
         r"ForbiddenException|NotAuthorizedException|ForbiddenError|UnauthorizedError|"
         r"read.?only (database|catalog|file system)|attempt to write a readonly database",
         "the catalog refuses to write",
-        "the engine must be allowed to create and commit tables: check the catalog's permissions",
+        "check the catalog's permissions: the engine must be allowed to create and commit tables",
     ),
     _known(
         r"SaslAuthenticationException|TopicAuthorizationException|GroupAuthorizationException|"
@@ -77,19 +78,19 @@ _KNOWN = (
     ),
     _known(
         _OUT_OF_MEMORY,
-        "Spark has not enough memory for the batch",
+        "Spark does not have enough memory for the batch",
         "lower tableflow.commit_max_bytes, or give Spark more memory",
     ),
     _known(
         r"CommitStateUnknown|Service failed: 5\d\d",
-        "the catalog fails",
-        "`topicberg logs iceberg_rest` says why; the engine looks whether its commit is there "
-        "before it writes again",
+        "the catalog failed",
+        "read `topicberg logs iceberg_rest` for the reason; the engine checks whether its commit "
+        "succeeded before it writes again",
     ),
     _known(
         _SPARK_ENDED,
-        "Spark ended and was started again, or has dropped the engine's session",
-        "nothing is to be done: the batch is written again in a new session",
+        "Spark ended and was restarted, or has dropped the engine's session",
+        "wait: the engine writes the batch again in a new session",
     ),
 )
 _CONNECTION = re.compile(
@@ -109,9 +110,9 @@ _FAILED_TASK = re.compile(
 
 
 def blame(error: PySparkException) -> Blame:
-    """What a failed job of Spark is due to, which answered when the job began.
+    """Return the likely cause of a failed job of Spark, which responded when the job began.
 
-    ``service``: Spark, or what it works with, does not answer or refuses; or the job was wrong
+    ``service``: Spark, or a service that it uses, does not answer or refuses; or the job is wrong
     whatever it reads. ``memory``: Spark ended, or had too little of it. ``space``: a disk is full.
     ``batch``: none of these, so perhaps a record.
     """
@@ -131,7 +132,7 @@ def blame(error: PySparkException) -> Blame:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Errors of the catalog and the store as :func:`explain` says them.
+    """Raise errors of the catalog and the store as :func:`explain` words them.
 
     :raises TopicbergError: the catalog or the store refuses, or does not answer
     """
@@ -142,9 +143,9 @@ def explained(what: str) -> Iterator[None]:
 
 
 def explain(what: str, error: BaseException) -> TopicbergError:
-    """An error of Spark, the catalog or the store as one message.
+    """Return an error of Spark, the catalog or the store as one message.
 
-    :param what: who met it, e.g. ``topic orders``
+    :param what: what failed, e.g. ``topic orders``
     """
     text = str(error)
     for known in _KNOWN:
@@ -161,6 +162,6 @@ def explain(what: str, error: BaseException) -> TopicbergError:
         service = silent_service(error)
         return UnreachableError(
             f"{what}: {service or 'a service'} does not answer: {reason}",
-            hint=f"{where_to_look(service)}; the batch is written again when it is back",
+            hint=f"{where_to_look(service)}; the engine writes the batch again when it responds",
         )
     return TopicbergError(f"{what}: {type(error).__name__}: {reason}")

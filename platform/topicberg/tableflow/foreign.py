@@ -1,7 +1,7 @@
 """Schemas of other subjects that a topic's records name.
 
-A producer may write any four bytes as a schema id, so what is kept is bounded, and an id that the
-registry does not have is looked up again after :data:`MISSING_SECONDS`: it may be registered later.
+A producer may write any four bytes as a schema id, so the cache is bounded. An id that the registry
+does not have is looked up again after :data:`MISSING_SECONDS`: it may be registered later.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SubjectReader
 
 MAX_SCHEMAS = 1_000
-"""How many schemas, and how many missing ids, are kept."""
+"""The most schemas, and the most missing ids, that are cached."""
 MAX_CHARACTERS = 64 * 1024 * 1024
-"""Of the schemas that are kept, together."""
+"""Total size of the cached schemas."""
 MAX_LOOKUPS = 1_000
 """Ids that are looked up for one batch."""
 MISSING_SECONDS = 20.0
 
 
 class ForeignSchemas:
-    """What the registry has for the ids that records name and their subjects do not have."""
+    """Schemas of the registry for ids that records name and their subjects do not have."""
 
     def __init__(self, subjects: SubjectReader, now: Callable[[], float] = time.monotonic) -> None:
         self._subjects = subjects
@@ -34,21 +34,21 @@ class ForeignSchemas:
 
     @property
     def schemas(self) -> Mapping[int, RegisteredSchema]:
-        """Those that the registry has, by id."""
+        """The schemas found in the registry, by id."""
         return self._found
 
     @property
     def missing(self) -> Mapping[int, str]:
-        """Ids that the registry did not have a moment ago, or only in part, and why."""
+        """Ids that the registry recently did not have, or had only in part, and why."""
         now = self._now()
         return {number: why for number, (why, until) in self._missing.items() if now < until}
 
     def begin_batch(self) -> None:
-        """Allow :data:`MAX_LOOKUPS` again."""
+        """Allow :data:`MAX_LOOKUPS` lookups again."""
         self._lookups = 0
 
     def look_up(self, schema_ids: Iterable[int]) -> bool:
-        """Ask the registry for schemas; return whether it had one that was not known.
+        """Look up schemas in the registry; return whether one was found that was not known.
 
         :raises TopicbergError: the registry does not answer
         """
@@ -64,7 +64,7 @@ class ForeignSchemas:
         try:
             schema = self._subjects.by_id(number)
             why = "which the schema registry does not have"
-        except TableflowError as error:  # of this schema, e.g. a reference that is missing
+        except TableflowError as error:  # due to this schema, e.g. a missing reference
             schema, why = None, f"which cannot be read: {error.message}"
         if schema is not None:
             self._found[number] = schema

@@ -1,7 +1,7 @@
 """Every record of an upsert topic, in a table beside the topic's own, which keeps the newest ones.
 
 The same engine reads the same topic into it, in write mode append: exactly once, by the offsets in
-the table's snapshots. It holds what it read before Kafka compacted the topic.
+the table's snapshots. It keeps records that Kafka has compacted away since.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def history_table(spec: TopicSpec) -> tuple[str, str]:
-    """Namespace and name."""
+    """Return the namespace and the name of the history table."""
     return spec.namespace(), f"{spec.asset_name}_history"
 
 
 def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
-    """The table, with every record that the topic holds now."""
+    """Commit every record that the topic holds now; return the table."""
     from topicberg import kafka
-    from topicberg.tableflow.control import as_asked
+    from topicberg.tableflow.control import as_requested
     from topicberg.tableflow.engine import run_once
 
     class HistorySpec(TopicSpec):
@@ -33,11 +33,11 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
             return history_table(self)
 
     kafka.ensure_topic(spec, endpoints, config)
-    appended = {**as_asked(config, spec).model_dump(by_alias=True), "write_mode": "append"}
+    appended = {**as_requested(config, spec).model_dump(by_alias=True), "write_mode": "append"}
     handling = appended["tableflow"]["error_handling"]
-    if handling["mode"] == "LOG":  # the topic's own table logs them
+    if handling["mode"] == "LOG":  # the ingest of the topic's own table logs them
         appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
-    # With the derived tables: where Confluent's Tableflow writes there must be nothing else.
+    # With the derived tables: no other table may be where Confluent's Tableflow writes.
     beside = config.model_copy(update={"bucket": config.derived_bucket})
     run_once(HistorySpec.model_validate(appended), endpoints, beside)
     return endpoints.catalog(config).load_table(history_table(spec))

@@ -19,7 +19,7 @@ PAUSE_SECONDS = 60.0
 
 
 class Keeper(threading.Thread):
-    """Maintains one topic after the other, so that of Spark it takes the share of one job."""
+    """Maintains one topic after the other, so that it takes one job's share of Spark."""
 
     def __init__(self, endpoints: Endpoints, config: Settings) -> None:
         super().__init__(name="tableflow-maintenance", daemon=True)
@@ -34,7 +34,7 @@ class Keeper(threading.Thread):
         while not self._stop_requested.wait(PAUSE_SECONDS):
             try:
                 topics = list(usable_topics(self._config)[0].values())
-            except TopicbergError as error:  # the service says so
+            except TopicbergError as error:  # the service reports it
                 logger.debug("%s", error)
                 continue
             for spec in topics:
@@ -45,7 +45,7 @@ class Keeper(threading.Thread):
                 except NoSuchTableError:
                     logger.debug("topic %s has no table yet", spec.name)
                 except Exception as error:
-                    # Spark, catalog or store gone: what is due then is due in a minute as well.
+                    # If a service does not answer, what is due now is still due in a minute.
                     lines = str(error).strip().splitlines()
                     reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
                     logger.warning("topic %s: maintenance failed: %s", spec.name, reason)

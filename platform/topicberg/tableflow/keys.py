@@ -1,13 +1,13 @@
-"""Where the keys of an upsert table lie: what a batch replaces is looked up, not searched for.
+"""The index of an upsert table's keys: the rows that a batch replaces are looked up, not scanned.
 
 Every data file of a table has a *key file* in the state directory: a hash of each row's key,
-sorted, and the row's position. A data file never changes, so its key file is right for ever; one
-that is missing is made again from the data file. Which rows are deleted already say the position
-delete files of the snapshot. So nothing here can be out of step with the table, whoever commits to
-it and whatever is killed.
+sorted, and the row's position. A data file never changes, so its key file stays valid; a missing
+key file is created again from the data file. Which rows are deleted already is read from the
+snapshot's position delete files. So the index always agrees with the table, whoever commits to it
+and whatever is killed.
 
-Size: 20 bytes a row. Hash: 128 bits, SipHash twice, keyed by the table's UUID, which no producer
-knows: nobody can make two keys that meet.
+Size: 20 bytes a row. Hash: 128 bits, SipHash twice, keyed by the table's UUID. No producer knows
+the UUID, so no producer can construct two keys whose hashes collide.
 """
 
 from __future__ import annotations
@@ -39,26 +39,29 @@ if TYPE_CHECKING:
 
 _ROW_BYTES = 8 + 8 + 4
 _TRAILER_BYTES = 8
-"""The number of rows comes last: a key file that was cut off has another there."""
+"""The number of rows comes last, so a truncated key file has another number there."""
 _FORMAT = 1
-"""To be raised with any change of what key files hold."""
+"""Increase it with any change of the content of key files."""
 _ROWS_AT_ONCE = 200_000
 _UNUSED_SECONDS = 3600.0
-"""A key file is so old before it goes with its data file: another process may have just made it."""
-# Multiplied by the partition: the golden ratio's 64 bits, which spread small numbers far.
+"""The minimum age of a key file that is deleted: another process may have just created it."""
+# The partition is multiplied by the golden ratio's 64 bits, which spread small numbers far.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Hashes of keys; ``position``: of each one's row."""
+    """Hashes of keys; ``position``: of the row of each key."""
 
     high: NDArray[np.uint64]
     low: NDArray[np.uint64]
     position: NDArray[np.uint32]
 
     def positions_of(self, wanted: Keys) -> NDArray[np.uint32]:
-        """Positions, ascending, of the rows that have one of these keys; both are sorted."""
+        """Return the positions, ascending, of the rows that have one of these keys.
+
+        Both must be sorted.
+        """
         if len(self.high) < len(wanted.high):
             place, asked = _meeting(self.high, wanted.high)
         else:
@@ -68,7 +71,7 @@ class Keys:
 
 
 def merged(parts: Sequence[Keys]) -> Keys:
-    """Return all of them, sorted."""
+    """Return all keys of the parts, sorted."""
     empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
     high, low, position = (
         np.concatenate([getattr(part, name) for part in (empty, *parts)])
@@ -81,7 +84,7 @@ def merged(parts: Sequence[Keys]) -> Keys:
 def _meeting(
     few: NDArray[np.uint64], many: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Places of equal numbers, in both; each place of one with each of the other.
+    """Return the places of all pairs of equal numbers, in both.
 
     :param many: sorted
     """
@@ -93,12 +96,12 @@ def _meeting(
 
 
 def key_folder(config: Settings, topic: str) -> Path:
-    """Where the key files of a topic's table are."""
+    """Return the folder of the key files of a topic's table."""
     return topic_file(config.state_dir / "tableflow" / "keys", topic).with_suffix("")
 
 
 def forget(config: Settings, topic: str) -> None:
-    """Remove the key files of a topic whose table is gone."""
+    """Remove the key files of a topic whose table was deleted."""
     shutil.rmtree(key_folder(config, topic), ignore_errors=True)
 
 
@@ -114,8 +117,8 @@ class KeyIndex:
         schema = table.schema()
         self._key_ids = tuple(schema.find_field(name).field_id for name in key_columns)
         self._folder = folder / f"{self.table_uuid}-{self._probe()}"
-        self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest, which never changes
-        self._deleted: dict[str, NDArray[np.bool_]] = {}  # by data file, as far as it has some
+        self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
+        self._deleted: dict[str, NDArray[np.bool_]] = {}  # by data file, if it has deleted rows
         self._read: set[str] = set()  # the delete files in _deleted
         self._clean_at = 0.0
         try:
@@ -128,7 +131,7 @@ class KeyIndex:
             raise _unusable(self._folder, error) from error
 
     def rows_of(self, table: Table, head: Snapshot, keys: pa.Table) -> list[FileRows]:
-        """The rows of a snapshot that have one of these keys and are not deleted.
+        """Return the rows of a snapshot that have one of these keys and are not deleted.
 
         :param keys: two columns, the raw key and Kafka's partition; distinct; no nulls
         :raises TopicbergError: the state directory cannot be written
@@ -137,7 +140,7 @@ class KeyIndex:
         return self._rows(table, head, lambda held: held.positions_of(wanted))
 
     def rows_without(self, table: Table, head: Snapshot, kept: Keys) -> list[FileRows]:
-        """The rows of a snapshot that have none of these keys and are not deleted.
+        """Return the rows of a snapshot that have none of these keys and are not deleted.
 
         :param kept: sorted, see :func:`merged`
         :raises TopicbergError: the state directory cannot be written
@@ -164,7 +167,7 @@ class KeyIndex:
         return found
 
     def _live(self, table: Table, head: Snapshot) -> list[DataFile]:
-        """Data files and delete files of the snapshot."""
+        """Return the data files and delete files of the snapshot."""
         manifests = {manifest.manifest_path: manifest for manifest in head.manifests(table.io)}
         new = [manifest for path, manifest in manifests.items() if path not in self._files]
         known = self._files | {
@@ -202,7 +205,7 @@ class KeyIndex:
         content: NDArray[np.uint8]
         try:
             content = np.memmap(path, dtype=np.uint8, mode="r")
-        except (FileNotFoundError, ValueError):  # the latter: it is empty
+        except (FileNotFoundError, ValueError):  # ValueError: the file is empty
             content = np.empty(0, np.uint8)
         except OSError as error:
             raise _unusable(path, error) from error
@@ -216,7 +219,7 @@ class KeyIndex:
         return Keys(high.view(np.uint64), low.view(np.uint64), position.view(np.uint32))
 
     def hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
-        """Of rows from position ``first`` on, in their order; those without a key are left out."""
+        """Return the keys of rows from position ``first`` on, in order, without null keys."""
         import pandas as pd
         import pyarrow.compute as pc
 
@@ -234,7 +237,7 @@ class KeyIndex:
         return Keys(high, low, position.astype(np.uint32))
 
     def _probe(self) -> str:
-        """What becomes of a few keys: no key file is read that was made in another way."""
+        """Return a digest of the key format: key files of another format are not read."""
         import pyarrow as pa
 
         keys = self.hashed(
@@ -249,13 +252,13 @@ class KeyIndex:
         return self._folder / f"{digest}.keys"
 
     def _clean(self, data: Iterable[DataFile]) -> None:
-        """Remove the key files of data files that are gone, now and then."""
+        """Remove the key files of deleted data files, at most once per :data:`_UNUSED_SECONDS`."""
         now = time.time()
         if now < self._clean_at:
             return
         self._clean_at = now + _UNUSED_SECONDS
         needed = {self._path(file) for file in data}
-        with suppress(OSError):  # of another process that cleans; the next time will do
+        with suppress(OSError):  # another process cleans too; the next call retries
             for path in set(self._folder.iterdir()) - needed:
                 if _is_old(path):
                     path.unlink(missing_ok=True)
@@ -268,7 +271,10 @@ def _is_old(path: Path) -> bool:
 def _key_columns(
     table: Table, file: DataFile, field_ids: tuple[int, ...]
 ) -> Iterator[tuple[Any, Any, int]]:
-    """Raw keys, partitions, position of the first row; nothing if the file has no such columns."""
+    """Yield raw keys, partitions and the position of the first row.
+
+    Yields nothing if the file has no such columns.
+    """
     import pyarrow.parquet as pq
 
     with table.io.new_input(file.file_path).open() as stream:
@@ -305,6 +311,6 @@ def _save(path: Path, keys: Keys) -> None:
 def _unusable(path: Path, error: OSError) -> TopicbergError:
     return TopicbergError(
         f"{path} cannot be written or read: {error.strerror}",
-        hint="the folder must be writable, and an upsert table's keys take 20 bytes a row there; "
-        "nothing of the batch was committed, it is written again",
+        hint="make the folder writable and free some space: an upsert table's keys take 20 bytes a "
+        "row there; nothing of the batch was committed, the engine writes it again",
     )

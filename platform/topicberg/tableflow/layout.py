@@ -1,4 +1,4 @@
-"""How a record of a topic lies in its table: which columns come from its key, its value, Kafka.
+"""The layout of a topic's table: which columns come from a record's key, its value and Kafka.
 
 Source: Confluent's "Schemas with Tableflow": the key's fields, then the value's, then metadata
 columns; a half without one schema of its own is one binary column, ``key`` or ``value``.
@@ -55,20 +55,20 @@ class Half:
     """The key or the value of the records."""
 
     column: str
-    """``key`` or ``value``: Kafka's column, and the table's if the bytes stay as they are."""
+    """``key`` or ``value``: Kafka's column, and the table's column if the bytes are not decoded."""
     subject: Subject | None
-    """None: the bytes stay as they are."""
+    """None: the bytes are not decoded."""
     message: str | None = None
-    """Protobuf alone: the message type."""
+    """Protobuf only: the message type."""
 
     @property
     def latest(self) -> RegisteredSchema | None:
         return self.subject.latest if self.subject else None
 
     def fields(self, ids: Iterator[int]) -> list[NestedField]:
-        """Its columns, every one optional.
+        """Return the half's columns, all of them optional.
 
-        :raises TableflowError: the schema has no table
+        :raises TableflowError: the schema cannot become a table
         """
         if self.subject is None:
             return [NestedField(next(ids), self.column, BinaryType(), required=False)]
@@ -78,7 +78,7 @@ class Half:
     def older_fields(self, ids: Iterator[int]) -> Iterator[list[NestedField]]:
         """Yield the columns of each older version, the newest one first.
 
-        Without versions that have no table: their records are malformed.
+        Versions that cannot become a table are left out: their records are malformed.
         """
         if self.subject is None:
             return
@@ -96,7 +96,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every column of a topic's table comes from."""
+    """The source of every column of a topic's table."""
 
     key: Half
     value: Half
@@ -109,10 +109,10 @@ class Layout:
 
 
 def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
-    """The layout that the spec and the registry ask for at the moment.
+    """Return the layout for the spec and the current schemas of the registry.
 
     A subject whose newest version is a union (several event types) leaves its half binary. A key
-    that is no record is a record with the one field ``key``.
+    that is not a record becomes a record with the one field ``key``.
 
     :raises TableflowError: a subject is missing
     """
@@ -133,9 +133,9 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
     )
 
 
-def _parsing(subject: Subject, asked: ValueSchema | KeySpec) -> Subject:
-    """The subject with the options of the spec."""
-    if asked.date_times == "text":
+def _parsing(subject: Subject, half: ValueSchema | KeySpec) -> Subject:
+    """Return the subject with the options of the spec."""
+    if half.date_times == "text":
         return subject
     return replace(
         subject,
@@ -151,15 +151,15 @@ def _of_one_type(subject: Subject | None) -> Subject | None:
 
 
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
-    """The columns of a topic's table; a field of both key and value is the value's.
+    """Return the columns of a topic's table; of a field of both key and value, the value's.
 
-    Those of the newest versions, and what older versions have besides, at every depth: old
-    producers may still write it.
+    The columns are those of the newest versions, then what only older versions have, at every
+    depth: old producers may still write those fields.
 
     An upsert table also has the key as it was sent, in the metadata column ``raw-key``: with the
     partition it is the primary key.
 
-    :raises TableflowError: a schema has no table, or takes the name of a metadata column
+    :raises TableflowError: a schema cannot become a table, or has the name of a metadata column
     """
     ids = itertools.count(1)
     value = layout.value.fields(ids)
@@ -190,7 +190,7 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         )
     for field, twin in twins((), fields):
         raise TableflowError(
-            f"topic {spec.name}: the fields {twin} and {field} differ in case only",
+            f"topic {spec.name}: the fields {twin} and {field} differ only in case",
             hint="rename one: Spark, Glue, DuckDB and Snowflake cannot tell them apart",
         )
     return Schema(*fields, *metadata)
@@ -203,17 +203,17 @@ def _check_count(topic: str, fields: Sequence[NestedField]) -> None:
         more = [one for field in more for one in inner_fields(field.field_type)]
     if count > 2 * MAX_FIELDS:
         raise TableflowError(
-            f"topic {topic}: the versions of the schema have {count} fields together, nested and "
-            "dropped ones included",
-            hint=f"delete old versions: a table has at most {2 * MAX_FIELDS} columns",
+            f"topic {topic}: the versions of the schema together have {count} fields, including "
+            f"nested and dropped ones; a table has at most {2 * MAX_FIELDS} columns",
+            hint="delete old versions of the schema",
         )
 
 
 def _with_dropped(held: Sequence[NestedField], older: Sequence[NestedField]) -> list[NestedField]:
-    """Add the fields that only an older version has.
+    """Return the fields, and those that only an older version has.
 
-    A field of another type than a later version's has no column, nor has one whose name differs
-    from a later one in case only: the version's records are malformed where that matters.
+    A field whose type differs from a later version's has no column, nor has one whose name differs
+    from a later one only in case: such records of that version are malformed.
     """
     by_name = {field.name: field for field in older}
     found = [
@@ -257,7 +257,7 @@ def twins(
 ) -> Iterator[tuple[str, str]]:
     """Yield the fields whose names differ only in case from those of columns, at every depth.
 
-    They are one column for Spark, Glue, DuckDB and Snowflake.
+    Spark, Glue, DuckDB and Snowflake treat them as one column.
 
     :return: path of the new field, name of the column
     """
@@ -276,7 +276,7 @@ def twins(
 
 
 def inner_fields(kind: IcebergType) -> Sequence[NestedField]:
-    """Return the fields of a struct, also of one in a list or a map."""
+    """Return the fields of a struct, or of the struct in a list or a map."""
     if isinstance(kind, StructType):
         return kind.fields
     if isinstance(kind, ListType):

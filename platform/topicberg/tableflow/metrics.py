@@ -1,7 +1,7 @@
-"""Metrics of the engine in OpenMetrics' text format, for Prometheus and whoever reads it.
+"""Metrics of the engine in OpenMetrics' text format, for Prometheus and other readers of it.
 
-Everything comes from the topics' statuses at the moment of the scrape; counters start with the
-engine's process, but ``rows_skipped``, which the table remembers.
+All values come from the topics' statuses at the time of the scrape. Counters start at zero with the
+engine's process, except ``rows_skipped``, which the table records.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class StatusCollector(Collector):
         )
         held = GaugeMetricFamily(
             f"{_PREFIX}open_transaction_seconds",
-            "age of a transaction that no producer ended, which holds records back",
+            "age of a transaction that its producer did not end, which holds records back",
             labels=["topic", "partition"],
         )
         files = GaugeMetricFamily(
             f"{_PREFIX}data_files", "data files of the table", labels=["topic"]
         )
         phase = GaugeMetricFamily(
-            f"{_PREFIX}phase", "1 for the phase that the topic is in", labels=["topic", "phase"]
+            f"{_PREFIX}phase", "1 for the phase of the topic", labels=["topic", "phase"]
         )
         now = time.time()
         for status in statuses:
@@ -83,9 +83,9 @@ class StatusCollector(Collector):
 
 
 def serve_metrics(port: int, statuses: Callable[[], Iterable[TopicStatus]]) -> None:
-    """Answer scrapes on 127.0.0.1 until the process ends."""
+    """Serve scrapes on 127.0.0.1 until the process ends."""
     registry = CollectorRegistry()
     registry.register(StatusCollector(statuses))
-    # In production a Prometheus of the machine, which has a user of its own, may scrape.
+    # In production, Prometheus may scrape as another user of the machine.
     guard = Guard(same_user=settings().deployment == "local")
     serve(make_wsgi_app(registry), port, guard)

@@ -17,7 +17,7 @@ class Batch:
     start: Offsets
     end: Offsets
     skipped: frozenset[Place] = field(default=frozenset())
-    """Records that are left out unread. They are the first ones of their partitions."""
+    """Records that are left out unread, each of them the first of its partition."""
 
     @property
     def records(self) -> int:
@@ -26,7 +26,7 @@ class Batch:
 
     @property
     def ranges(self) -> Ranges:
-        """What has to be read, by partition."""
+        """The offsets to read, by partition."""
         skipped = {p: sum(place[0] == p for place in self.skipped) for p in self.end}
         return {
             partition: (self.start[partition] + skipped[partition], self.end[partition])
@@ -35,7 +35,7 @@ class Batch:
         }
 
     def until(self, end: Mapping[int, int]) -> Batch:
-        """The same batch with earlier ends."""
+        """Return the same batch with earlier ends."""
         return Batch(self.start, {**self.end, **end}, self.skipped)
 
 
@@ -47,55 +47,56 @@ def plan_batch(
     max_records: int,
     skip: Collection[Place] = (),
 ) -> Batch:
-    """Return the next batch: from the committed offsets (a new partition: its beginning) to latest.
+    """Return the next batch, from the committed offsets (or a new partition's beginning) to latest.
 
     A backlog of more than ``max_records`` is cut so that all partitions advance in proportion.
 
     :param skip: records to leave out. A batch ends before such a record, or begins with it, so
         that every partition is read in one piece.
-    :raises TableflowError: the topic's log no longer holds the next record, or never did
+    :raises TableflowError: the topic's log does not hold the next record any more, or never did
     """
     for partition, offset in committed.items():
         if partition not in latest:
             raise TableflowError(
-                f"topic {topic}: partition {partition} is gone, the table holds it up to {offset}",
-                hint="the topic was re-created or the cluster is another one: drop the table, "
-                "or restore the topic",
+                f"topic {topic}: partition {partition} is missing, but the table holds it up to "
+                f"offset {offset}",
+                hint="restore the topic, or drop the table: the topic was re-created, or this is "
+                "another cluster",
             )
         if offset < beginning[partition]:
             raise TableflowError(
                 f"topic {topic}: the log of partition {partition} was truncated: the next record "
                 f"is {offset}, the first one kept is {beginning[partition]}",
-                hint=f"{count(beginning[partition] - offset, 'record')} deleted before they were "
-                "committed: raise the topic's retention; drop the table to start again from what "
-                "is left",
+                hint=f"raise the topic's retention, or drop the table to start again from the "
+                f"remaining records: {count(beginning[partition] - offset, 'record')} deleted "
+                "before they were committed",
             )
         if offset > latest[partition]:
             raise TableflowError(
                 f"topic {topic}: partition {partition} ends at {latest[partition]}, but the table "
                 f"holds it up to {offset}",
-                hint="the topic was re-created or lost records: drop the table, or restore the "
-                "topic",
+                hint="restore the topic, or drop the table: the topic was re-created or lost "
+                "records",
             )
     start = {p: committed.get(p, beginning[p]) for p in latest}
     return _around(start, _cut(start, latest, max_records), skip)
 
 
 def _cut(start: Offsets, latest: Mapping[int, int], max_records: int) -> Offsets:
-    """Ends of at most ``max_records`` offsets."""
+    """Return ends that are at most ``max_records`` offsets after the starts, together."""
     backlog = sum(latest[p] - start[p] for p in latest)
     if backlog <= max_records:
         return dict(latest)
-    # Whole numbers: a float would be off by one beyond 2**53.
+    # Integers: a float would be off by one beyond 2**53.
     end = {p: start[p] + (latest[p] - start[p]) * max_records // backlog for p in latest}
-    if end == start:  # a limit smaller than the number of partitions: still make progress
+    if end == start:  # the limit is below the number of partitions: still make progress
         first = next(p for p in latest if latest[p] > start[p])
         end[first] += 1
     return end
 
 
 def _around(start: Offsets, end: Offsets, skip: Collection[Place]) -> Batch:
-    """The batch without these records."""
+    """Return the batch without these records."""
     skipped: set[Place] = set()
     for partition, offset in sorted(skip):
         if partition not in end or not start[partition] <= offset < end[partition]:

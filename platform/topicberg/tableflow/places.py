@@ -1,4 +1,4 @@
-"""A set of places (partition and offset) that is small when it is written down."""
+"""A set of places (partition and offset) that is small when it is serialized."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT_CHUNKS = 50
 class Places:
     """Bits for the offsets of each partition, in chunks of :data:`CHUNK`.
 
-    Five million places in a row take less than a megabyte, in any pattern.
+    Five million consecutive places take less than a megabyte, in any pattern.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Places:
         self._chunks[key][place[1] % CHUNK] = True
 
     def forget(self, held: Mapping[int, int]) -> None:
-        """Drop places before these offsets, once there are many."""
+        """Remove places before these offsets, once there are many."""
         if len(self._chunks) > KEPT_CHUNKS:
             self._chunks = {
                 (partition, number): chunk
@@ -44,7 +44,7 @@ class Places:
             }
 
     def dump(self) -> dict[str, str]:
-        """Return the places for :meth:`load`, as JSON takes them."""
+        """Return the places for :meth:`load`, as a JSON object."""
         return {
             f"{partition}.{number}": base64.b64encode(
                 zlib.compress(np.packbits(chunk).tobytes())

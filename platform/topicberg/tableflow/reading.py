@@ -1,10 +1,10 @@
-"""The records of a batch as a DataFrame: by Spark's Kafka source or, where that fails, by a client.
+"""The records of a batch as a DataFrame, read by Spark's Kafka source or, if it fails, by a client.
 
-Spark's source is fast, but it cannot hold every timestamp: it multiplies milliseconds by 1,000
-(``long overflow``), and takes times before the Gregorian calendar for others. One such record fails
-its whole batch. The client reads everything that is in Kafka, some ten times slower.
+Spark's source is fast, but it cannot represent every timestamp: it multiplies milliseconds by 1,000
+(``long overflow``), and changes times before the Gregorian calendar. One such record fails a whole
+batch. The client reads everything that is in Kafka, about ten times slower.
 
-Both give Kafka's columns as Spark names them (``timestamp`` is null for a record without one), and
+Both return Kafka's columns as Spark names them (``timestamp`` is null for a record without one) and
 two more: :data:`TIMESTAMP_MS` and :data:`UNREADABLE`.
 """
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 TIMESTAMP_MS = "__topicberg_timestamp_ms"
 """The timestamp as it is in Kafka."""
 UNREADABLE = "__topicberg_unreadable"
-"""Why the record itself, whatever its key and value are, has no place in a table; or null."""
+"""Why the record itself, whatever its key and value are, cannot become a row; or null."""
 NO_TIMESTAMP = -1
 """Kafka's number for a record that has no timestamp, such as one of an old message format."""
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-"""Years 1 to 9999, which every query engine reads."""
+"""Years 1 to 9999, which every query engine supports."""
 OUT_OF_SPARKS_RANGE = "topicberg: a timestamp that Spark's Kafka source may have changed"
 
-# Before 1900, local times of the JVM's zone differ from UTC by odd seconds, which Spark mends.
+# Before 1900, local times of the JVM's zone differ from UTC by odd seconds, which Spark corrects.
 _SPARK_FIRST = datetime.datetime(1900, 1, 2, tzinfo=datetime.UTC)
 _SPARK_LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=datetime.UTC)
 
-# The Kafka client's defaults fetch 500 records at a time, which bounds the whole ingest, and wait
-# half a second for more at the end of every partition, which bounds a small batch.
+# The Kafka client's defaults fetch 500 records at a time, which limits the throughput of the
+# ingest, and wait half a second for more at the end of every partition, which delays small batches.
 MAX_POLL_RECORDS = 20_000
 FEW_RECORDS, FEW_POLL_RECORDS, UNKNOWN_POLL_RECORDS = 1_000, 50, 500
-"""Records that the consumer holds at once: fewer of large ones, of small batches, and if their size
-is not known. A batch in Kafka may be ten thousand times as large when it is decompressed."""
+"""Records that the consumer holds at once: fewer if they are large, if the batch is small, and if
+their size is not known. A batch in Kafka may be ten thousand times as large when decompressed."""
 _OPTIONS = {
     "kafka.fetch.max.wait.ms": "20",
     "kafka.isolation.level": "read_committed",
@@ -65,9 +65,9 @@ def read_by_spark(
     batch: Batch,
     size: float | None,
 ) -> DataFrame:
-    """The batch; its job fails if a record's timestamp is one that Spark cannot hold.
+    """Return the batch; its job fails at a record whose timestamp Spark cannot represent.
 
-    :param size: of its records, on average; None: not known
+    :param size: average size of its records in bytes; None: not known
     """
     from pyspark.sql import functions as F
 
@@ -103,7 +103,7 @@ def _poll_records(records: int, size: float | None) -> int:
 def read_by_client(
     spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
 ) -> tuple[DataFrame, Batch]:
-    """The first part of the batch, up to some megabytes; and the batch that it is.
+    """Return the first part of the batch, up to some megabytes; and the batch that it is.
 
     :raises DamagedRecordsError: the client cannot read its first record either
     :raises UnreachableError: Kafka does not answer
@@ -129,7 +129,7 @@ def read_by_client(
 
 
 def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
-    """One record with the columns that both readers give."""
+    """Return one record with the columns that both readers return."""
     kind, milliseconds = message.timestamp()
     reason = None
     headers: Sequence[tuple[str, bytes | None]] | None = None
@@ -150,7 +150,7 @@ def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
         "partition": message.partition(),
         "offset": message.offset(),
         "timestamp": milliseconds * 1000 if usable else None,
-        "timestampType": kind - 1,  # the client counts from "not available", Spark from -1
+        "timestampType": kind - 1,  # the client starts at "not available" = 0, Spark at -1
         "headers": [{"key": k, "value": v} for k, v in headers] if headers else None,
         TIMESTAMP_MS: milliseconds,
         UNREADABLE: reason,
@@ -158,7 +158,7 @@ def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
 
 
 def without_value(spark: SparkSession) -> DataFrame:
-    """A record that any topic may have, and none has: to see whether Spark works."""
+    """Return a record without value, which no topic contains: a test of whether Spark works."""
     columns = dict.fromkeys(_schema().names)
     record = {**columns, "key": b"", "partition": 0, "offset": 0, "timestampType": 0}
     return spark.createDataFrame(_table([record]))

@@ -1,12 +1,13 @@
 """Make an upsert table equal to its topic again: delete the rows of keys that the topic lacks.
 
-A table that has read every record differs from its topic only in deletes that it never saw (see
+A table that has read every record differs from its topic only by deletes that it missed (see
 :mod:`topicberg.tableflow.tombstones`). So the topic's keys are read from its beginning, without
-their values, and the rows of all other keys go in one commit on ``main``, beside a running engine.
+their values, and the rows of all other keys are deleted by one commit on ``main``, beside a running
+engine.
 
-A key stays if the topic has a record of it, or a tombstone that the table has yet to read. The
-topic is read to its end, not to where the table is: a record that Kafka compacts away meanwhile has
-a later one of the same key.
+A key is kept if the topic has a record of it, or a tombstone that the table has yet to read. The
+topic is read to its end, not only to the table's offsets: if Kafka compacts a record meanwhile,
+there is a later record of its key.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
 
 REREAD = "topicberg.reread"
-"""Table property: who last did it, when, and how many rows went."""
+"""Table property: who last did it, when, and how many rows were deleted."""
 ATTEMPTS = 20
 CHUNK = 500_000
-"""Records after which only the newest of each key are kept."""
+"""After so many records, only the newest of each key are kept in memory."""
 
 Record = tuple[bytes, int, int, bool]
 """Raw key, partition, offset, and whether it is a tombstone."""
 
 
 class Reread(BaseModel):
-    """What was done."""
+    """The result of a reread."""
 
     by: str
     at_ms: int
@@ -85,7 +86,7 @@ class TopicKeys:
         )
 
     def newest(self, more: TopicKeys) -> TopicKeys:
-        """Return the last record of each key, of these and more."""
+        """Return the last record of each key, of these and ``more``."""
         columns = [np.concatenate(pair) for pair in zip(self._columns, more._columns, strict=True)]
         high, low, _, offset, _ = columns
         order = np.lexsort((offset, low, high))
@@ -112,14 +113,14 @@ class TopicKeys:
 def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings) -> Reread:
     """Delete the rows whose keys the topic does not have, in one commit.
 
-    :raises SpecError: the table is not one that this can be done to
+    :raises SpecError: the table is not in write mode upsert, or was not written by this engine
     :raises CommitConflictError: others kept committing to the table
     """
     if spec.write_mode != "upsert":
         raise SpecError(
             f"topic {spec.name}: its table is in write mode append, which has a row for each "
             "record and misses no deletes",
-            hint="nothing has to be done",
+            hint="do nothing: only upsert tables can miss deletes",
         )
     index = KeyIndex(key_folder(config, spec.name), table, key_columns(spec))
     started_ms, records = int(time.time() * 1000), 0

@@ -1,6 +1,6 @@
-"""Records of a topic as rows of its table, and what is wrong with a record.
+"""Records of a topic as rows of its table, and the reasons of malformed records.
 
-Good records only ever meet Spark expressions. What is wrong with a malformed one is found out
+Good records are processed by Spark expressions only. The reason of a malformed record is found
 afterwards, in this process, from its bytes: see :meth:`Decoding.reason`.
 """
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 ROW = "__topicberg_row"
 """Struct of the table's columns."""
 PROBLEM = "__topicberg_problem"
-"""Struct (reason: string, schema_id: long); null for a good record. ``schema_id``: the record's,
-if it is not known yet."""
+"""Struct (reason: string, schema_id: long); null for a good record. ``schema_id``: the record's
+schema id if it is not known yet."""
 
 HASHED_KEY_BYTES = 256
-"""Longer keys are told apart by their SHA-256: Confluent's "Write Modes with Tableflow"."""
+"""Longer keys are distinguished by their SHA-256: Confluent's "Write Modes with Tableflow"."""
 MAX_FOREIGN_WRITERS = 100
-"""Schemas of other subjects by which the records of one batch are decoded."""
+"""The most schemas of other subjects by which the records of one batch are decoded."""
 UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
 
 
@@ -51,9 +51,9 @@ class Writers:
     foreign: ForeignSchemas
     accepted: dict[int, RegisteredSchema] = field(default_factory=dict)
     columns: dict[int, frozenset[str]] = field(default_factory=dict)
-    """Of an accepted one: the columns that it has a field for."""
+    """For each accepted schema: the columns that it has a field for."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Why no record with this id is decoded."""
+    """For each refused id: why its records are not decoded."""
 
     @property
     def subject(self) -> Subject:
@@ -65,7 +65,7 @@ class Writers:
         return [number for number, columns in self.columns.items() if column in columns]
 
     def problem(self, raw: bytes, fields: Sequence[NestedField]) -> str:
-        """Return why the bytes are malformed, which Spark has found them to be."""
+        """Return why the bytes are malformed, as Spark found them to be."""
         the = f"the {self.half.column}"
         if len(raw) < WIRE_BYTES or raw[0] != 0:
             return f"{the} is not in Confluent's wire format (0, schema id): it is {_shown(raw)}"
@@ -82,7 +82,7 @@ class Writers:
 
 @dataclass(frozen=True)
 class Decoding:
-    """A batch decoded. ``frame``: Kafka's columns, :data:`ROW` and :data:`PROBLEM`."""
+    """A decoded batch. ``frame``: Kafka's columns, :data:`ROW` and :data:`PROBLEM`."""
 
     frame: DataFrame
     writers: Sequence[Writers]
@@ -110,7 +110,7 @@ def decode(
 ) -> Decoding:
     """Decode a batch.
 
-    :param records: as :mod:`topicberg.tableflow.reading` gives them
+    :param records: from :mod:`topicberg.tableflow.reading`
     :param foreign: schemas of other subjects that records are known to name
     :param columns: the table's columns as Spark has them
     :raises TableflowError: the latest schema does not fit the table
@@ -138,7 +138,7 @@ def decode(
         prefix = _prefix(half)
         for name in names:
             value = decoded.getField(name)
-            if name in found:  # the key has it as well
+            if name in found:  # the key has this field too
                 ids = [wire_prefix(number) for number in writers.filled(name)]
                 value = F.when(prefix.isin(ids), value).otherwise(found[name])
             found[name] = value
@@ -156,7 +156,7 @@ def decode(
 
 
 def _columns_of(half: Half, layout: Layout, fields: Sequence[NestedField]) -> Sequence[NestedField]:
-    """The table's columns, without those of the value that a key's field does not fit."""
+    """Return the table's columns, without those of the value that a key's field does not fit."""
     value = layout.value.subject
     if half.column == VALUE or value is None:
         return fields
@@ -174,7 +174,7 @@ def _columns_of(half: Half, layout: Layout, fields: Sequence[NestedField]) -> Se
 
 
 def _shape(field: NestedField) -> str:
-    """The type without the ids of fields."""
+    """Return the type without field ids."""
     return re.sub(r"\b\d+: ", "", str(field.field_type))
 
 
@@ -186,7 +186,7 @@ def _problem(reason: str | Column, schema_id: Column | None = None) -> Column:
 
 
 def _generic(half: Half) -> str:
-    """The reason as Spark knows it."""
+    """Return the reason that Spark can give by itself."""
     return f"the {half.column} cannot be decoded"
 
 
@@ -209,7 +209,7 @@ def _wrapped(writer: RegisteredSchema, payload: bytes) -> bytes:
 
 
 def _around(writer: RegisteredSchema) -> tuple[bytes | None, ...]:
-    """What is put around a JSON value to make it an object; None: the value."""
+    """Return the bytes before and after a JSON value that make it an object; None: the value."""
     return f"{{{json.dumps(writer.wrapped_as)}:".encode(), None, b"}"
 
 
@@ -221,7 +221,7 @@ def _decode(
 ) -> tuple[DataFrame, Column, list[str]]:
     """Return the records with a decoded half, its struct, and the struct's columns.
 
-    The struct is null without bytes, and for a schema that is not known or not accepted.
+    The struct is null if there are no bytes, and if the schema is unknown or not accepted.
     """
     from pyspark.sql import functions as F
 
@@ -229,7 +229,7 @@ def _decode(
     payload = F.substring(F.col(writers.half.column), WIRE_BYTES + 1, 2**31 - 1)
     branches: dict[int, Column] = {}
     for number, writer in _candidates(writers):
-        # Not around the result: Spark runs Python functions for every row, also inside of a CASE.
+        # A CASE around the result does not help: Spark runs Python functions for every row in it.
         of_writer = F.when(prefix == F.lit(wire_prefix(number)), payload)
         if writer.wrapped_as is not None:
             around = (of_writer if part is None else F.lit(part) for part in _around(writer))
@@ -252,7 +252,7 @@ def _decode(
     have = {number: set(types[str(number)].dataType.names) for number in branches}  # type: ignore[attr-defined]
     names = [column.name for column in columns if column.name in set().union(*have.values())]
     name = f"__topicberg_{writers.half.column}"
-    if len(branches) == 1:  # which is null, or has nulls only, for records of other writers
+    if len(branches) == 1:  # it is null, or has only nulls, for records of other writers
         return records.withColumn(name, *branches.values()), F.col(name), names
     value: Any = F
     for number, branch in branches.items():
@@ -270,10 +270,10 @@ def _decode(
 def _check_names(
     writer: RegisteredSchema, filled: frozenset[str], fields: Sequence[NestedField]
 ) -> None:
-    """Refuse a schema with a field that would be lost; Protobuf's fields are known by number.
+    """Refuse a schema with a field that would be lost; Protobuf's fields are matched by number.
 
     :param filled: the columns that the schema has a field for
-    :raises TableflowError: a name differs in case only from the column that there is
+    :raises TableflowError: a name differs only in case from the name of an existing column
     """
     if writer.schema_type == "PROTOBUF":
         return
@@ -284,12 +284,12 @@ def _check_names(
 
 @lru_cache(maxsize=4_096)
 def _natural(writer: RegisteredSchema) -> tuple[NestedField, ...]:
-    """Return the columns that the schema would have by itself."""
+    """Return the columns of a table that only this schema defines."""
     return tuple(format_of(writer).fields(f"schema {writer.schema_id}", writer, itertools.count(1)))
 
 
 def _candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
-    """The subject's own schemas, and those of others that are of the same type."""
+    """Return the subject's own schemas, and those of other subjects that have the same type."""
     own, latest = writers.subject.schemas, writers.subject.latest
     found: list[tuple[int, RegisteredSchema]] = []
     wanted = _identity(latest, writers.half.message)
@@ -324,7 +324,7 @@ def _unlike(
     wanted: str | TableflowError | None,
     message: str | None,
 ) -> str | None:
-    """Why a schema of another subject is not one for these records."""
+    """Return why a schema of another subject is not one for these records; None: it is one."""
     if writer.schema_type != latest.schema_type:
         return _other_type(writer, latest)
     found = _identity(writer, message)

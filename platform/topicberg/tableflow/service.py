@@ -38,16 +38,16 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 SUSPENDED_RETRY_SECONDS = 30.0
-"""A suspended topic is tried again so often: after the mend it goes on by itself."""
+"""How often a suspended topic is tried again: once the cause is fixed, it resumes by itself."""
 MAX_BACKOFF_SECONDS = 15.0
 OPEN_SECONDS = 10.0
-"""A transaction that is open for less long is nothing to report."""
+"""A transaction that has been open for less time is not reported."""
 STOP_SECONDS = 5.0
 SPECS_SECONDS = 2.0
 
 
 class Worker(threading.Thread):
-    """Keeps one topic going: commits on its cadence, suspends or retries on failure."""
+    """Ingests one topic: commits at its interval, suspends or retries after a failure."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Worker(threading.Thread):
         config: Settings,
         counters: dict[str, int] | None = None,
     ) -> None:
-        """:param counters: of the worker whose place this one takes, by their names"""
+        """:param counters: of the worker that this one replaces, by their names"""
         super().__init__(name=f"tableflow-{spec.name}", daemon=True)
         self.spec = spec
         self._endpoints = endpoints
@@ -89,7 +89,7 @@ class Worker(threading.Thread):
         self._woken.set()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until it is time for the next turn; False: there is none."""
+        """Wait until it is time for the next turn; return False if the worker has to stop."""
         self._woken.wait(seconds)
         self._woken.clear()
         return not self._stop_requested.is_set()
@@ -110,8 +110,8 @@ class Worker(threading.Thread):
                 self._failed(phase="FAILED", suspended=True, error_message=str(error))
                 wait = SUSPENDED_RETRY_SECONDS
             except Exception as error:
-                # Whatever it was (Spark, broker, catalog or store gone), the next turn starts
-                # from what the table holds.
+                # Whatever failed (Spark, broker, catalog or store), the next turn starts from the
+                # offsets that the table holds.
                 if not isinstance(error, TopicbergError):
                     error = failures.explain(f"topic {self.spec.name}", error)
                 logger.warning("%s; trying again", error)
@@ -121,9 +121,9 @@ class Worker(threading.Thread):
                 wait, self._backoff = self._backoff, min(self._backoff * 2, MAX_BACKOFF_SECONDS)
 
     def _ensure_topic(self) -> None:
-        """Create what is missing; a topic that differs from its spec is materialized as it is.
+        """Create the topic if it is missing; if it differs from its spec, ingest it as it is.
 
-        So is one without a spec: nobody said how many partitions it should have.
+        A topic without a spec is not created: its number of partitions is not known.
         """
         described = self.spec.value_schema.file is not None
         if not described and self.spec.name not in {s.name for s in check_topics(self._config)[0]}:
@@ -134,7 +134,7 @@ class Worker(threading.Thread):
             logger.warning("topic %s: %s", self.spec.name, error)
 
     def _turn(self, ingestor: Ingestor) -> float:
-        """Commit if it is time to; the seconds until the next turn."""
+        """Commit if a commit is due; return the seconds until the next turn."""
         due = self._committed_at + self.spec.tableflow.commit_interval_seconds
         self._measure_lag()
         many = self._readable >= ingestor.max_records
@@ -149,15 +149,15 @@ class Worker(threading.Thread):
         return 0.0 if commit.backlog else POLL_SECONDS
 
     def _differs(self, commit: Commit) -> bool:
-        """Whether the table says something else than the status, without new records."""
+        """Return whether the table differs from the status although there are no new records."""
         known = self._status
-        said = commit.rows_skipped, list(commit.skip_requests), commit.missed_deletes
-        return said != (known.rows_skipped, known.skip_requests, known.missed_deletes)
+        current = commit.rows_skipped, list(commit.skip_requests), commit.missed_deletes
+        return current != (known.rows_skipped, known.skip_requests, known.missed_deletes)
 
     def _sync_delta(self, ingestor: Ingestor) -> None:
-        """Let the Delta log follow, if the topic has one; its failure does not stop Iceberg.
+        """Update the Delta log, if the topic has one; its failure does not stop Iceberg.
 
-        :raises TopicbergError: the table cannot be looked at, which is no failure of Delta's
+        :raises TopicbergError: the table cannot be read, which is not a failure of Delta
         """
         failing: list[FailingFormat] = []
         if "DELTA" in self.spec.tableflow.table_formats:
@@ -170,9 +170,9 @@ class Worker(threading.Thread):
         self._report(failing_table_formats=failing)
 
     def _measure_lag(self) -> None:
-        """Records that wait, once it is known where the table is.
+        """Measure the records that wait, once the table's offsets are known.
 
-        To the end of the log: what an open transaction holds back waits as well.
+        Up to the end of the log: records that an open transaction holds back count as waiting.
         """
         held = self._status.end_offsets
         if not held:
@@ -187,9 +187,9 @@ class Worker(threading.Thread):
         self._report(lag=lag, open_transactions=self._open_transactions(stuck))
 
     def _open_transactions(self, stuck: Offsets) -> dict[int, OpenTransaction]:
-        """Those that stay open for a while.
+        """Return the transactions that have been open for :data:`OPEN_SECONDS`.
 
-        :param stuck: partition → first offset that consumers do not get
+        :param stuck: partition → first offset that consumers cannot read
         """
         now = time.monotonic()
         self._stuck = {
@@ -252,8 +252,8 @@ class Worker(threading.Thread):
             return
         try:
             write_status(self._config, self._status)
-        except OSError as error:  # of a full disk, say; the next report writes it
-            logger.warning("topic %s: its status cannot be written: %s", self.spec.name, error)
+        except OSError as error:  # e.g. a full disk; the next report writes it
+            logger.warning("topic %s: the status cannot be written: %s", self.spec.name, error)
         else:
             self._written = self._status
 
@@ -268,7 +268,10 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
 
 
 def _resumed(config: Settings) -> dict[str, float]:
-    """When somebody last let a topic try again; those that are no use are reported elsewhere."""
+    """Return when each topic was last resumed.
+
+    Unreadable requests are ignored here; they are reported elsewhere.
+    """
     try:
         return {name: each.resumed_at for name, each in requests.read_requests(config).items()}
     except (TopicbergError, OSError):
@@ -281,8 +284,8 @@ def _stop_outdated(
     """Stop and remove the workers whose spec changed or that ended; return their counters."""
     counters: dict[str, dict[str, int]] = {}
     for name, worker in list(workers.items()):
-        if ended := not worker.is_alive():  # by an unforeseen error; its log has it
-            logger.error("topic %s: its worker ended; a new one takes over", name)
+        if ended := not worker.is_alive():  # by an unexpected error, which is in the log
+            logger.error("topic %s: the worker ended; starting a new one", name)
         if ended or specs.get(name) != worker.spec:
             worker.stop()
             counters[name] = workers.pop(name).status.counters()
@@ -294,11 +297,11 @@ def _stop_outdated(
 
 
 def serve(config: Settings, stopping: threading.Event, metrics_port: int | None = None) -> None:
-    """Run until ``stopping``; a spec or request that is new or changed takes effect at once.
+    """Run until ``stopping``; new and changed specs and requests take effect at once.
 
-    :param metrics_port: where to answer with metrics; None: nowhere
+    :param metrics_port: port of the metrics endpoint; None: no endpoint
     """
-    # Before any thread does: of two that import parts of it at once, one finds them half made.
+    # Import it before any thread does: of two concurrent imports, one may see it incomplete.
     import pyspark.sql.connect.session  # noqa: F401
 
     endpoints = _wait_for_endpoints(config, stopping)
@@ -313,14 +316,16 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
     while endpoints is not None and not stopping.is_set():
         try:
             specs, wrong = control.usable_topics(config)
-            # What is wrong with one topic is no reason to stop it, nor any other.
+            # An invalid spec stops neither its own topic nor any other.
             specs |= {name: worker.spec for name, worker in workers.items() if name in wrong}
         except (TopicbergError, OSError) as error:
             specs, wrong = {name: worker.spec for name, worker in workers.items()}, {"": str(error)}
         for name, reason in wrong.items():
             if complaints.get(name) != reason:
                 logger.error(
-                    "topic %s: its spec is wrong, the last good one stays: %s", name, reason
+                    "topic %s: the spec is invalid, the last valid one stays in use: %s",
+                    name,
+                    reason,
                 )
         complaints = wrong
         counters = _stop_outdated(workers, specs, config)
@@ -357,7 +362,7 @@ def main(metrics_port: int | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     serve(settings(), stopping, metrics_port)
-    # A worker may wait for a long Spark job; leaving it is safe, see commit.py.
+    # A worker may be waiting for a long Spark job; leaving it is safe, see commit.py.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""How many records the next batch may have: learnt from the batches before it."""
+"""How many records the next batch may have, learnt from the batches before it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from itertools import pairwise
 from pydantic import BaseModel, ValidationError
 
 GROWTH = 1.1
-"""How much larger the next batch may be, beyond a size at which one exhausted Spark's memory."""
+"""How fast batches grow beyond a size at which one exhausted Spark's memory."""
 MIN_RATIO = 1 / 8
-"""Bytes of files for a byte in Kafka, at least: the next records may compress less well."""
+"""The least bytes of files for a byte in Kafka: the next records may compress less well."""
 SMALL_RECORDS, SMALL_BYTES = 100_000, 64 * 1024 * 1024
-"""Up to so much, one task (and so one file) is faster than one for every partition."""
+"""Up to this size, one task (and so one file) is faster than one for every partition."""
 LEARNT_BYTES = 1_000_000
-"""Files of fewer bytes say little: they have metadata of their own."""
+"""Files of fewer bytes are mostly metadata, so nothing is learnt from them."""
 
 
 class Learnt(BaseModel):
-    """What a table's snapshot summary keeps of it for the next engine."""
+    """What a table's snapshot summary keeps for the next engine."""
 
     limit: int
-    """Records that Spark's memory and disks have room for."""
+    """The number of records that fits Spark's memory and disks."""
     ratio: float
     """Bytes of the table's files for a byte in Kafka."""
 
@@ -32,19 +32,19 @@ class BatchSize:
     """Limits of a batch."""
 
     most: int
-    """Records, whatever was learnt."""
+    """Records at most, whatever was learnt."""
     max_bytes: int
     """Bytes of the files of a commit."""
     limit: int
-    """Records that a batch may have after those that failed."""
+    """The number of records allowed after earlier failures."""
     threshold: int
-    """Up to here the limit doubles with each commit, beyond it grows by :data:`GROWTH`."""
+    """Below it the limit doubles with each commit, above it grows by :data:`GROWTH`."""
     ratio: float = 1.0
-    """Bytes of files for a byte of Kafka; before anything is learnt, they are as many."""
+    """Bytes of files for a byte of Kafka; 1 before anything is learnt."""
 
     @classmethod
     def of(cls, most: int, max_bytes: int, learnt: str | None = None) -> BatchSize:
-        """:param learnt: what :meth:`dump` returned, of the newest batch"""
+        """:param learnt: what :meth:`dump` returned for the newest batch"""
         size = cls(most, max_bytes, most, most)
         if learnt is None:
             return size
@@ -60,8 +60,8 @@ class BatchSize:
     def fit(self, sizes: Sequence[float], offsets: int) -> tuple[int, float | None]:
         """Return how many of the next records make a batch, and their average size.
 
-        :param sizes: of records at equally distant spots of a range, from first to last
-        :param offsets: of that range
+        :param sizes: sizes of records at evenly spaced offsets of a range, from first to last
+        :param offsets: the number of offsets in that range
         """
         if len(sizes) < 2:
             return min(self.limit, offsets), None
@@ -83,12 +83,12 @@ class BatchSize:
         return replace(self, limit=min(grown, self.most), ratio=ratio)
 
     def out_of_memory(self, records: int, record_bytes: float | None) -> BatchSize:
-        """Return the limits after a batch that Spark did not survive."""
+        """Return the limits after a batch that exhausted Spark's memory."""
         half = max(small(record_bytes), records // 2)
         return replace(self, limit=min(self.limit, half), threshold=half)
 
     def out_of_space(self, records: int, record_bytes: float | None) -> BatchSize:
-        """Return the limits after a batch for which a disk had no room."""
+        """Return the limits after a batch that filled a disk."""
         half = max(small(record_bytes) // 100, records // 2, 1)
         return replace(self, limit=min(self.limit, half))
 

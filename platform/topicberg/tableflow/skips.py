@@ -1,9 +1,9 @@
-"""Records that are left out because somebody asked for it, or because each attempt at them failed.
+"""Records that are left out because a user requested it, or because each attempt at them failed.
 
-Both are noted in the table itself, as its offsets are: whichever engine plans the next batch sees
-them. A request to skip is a commit on ``main`` (an empty snapshot), so that a batch that was
-planned before it, and may hold the record, is refused. Its entry in the table's properties stays
-for good.
+Both are recorded in the table itself, as its offsets are, so that any engine that plans the next
+batch sees them. A request to skip is a commit on ``main`` (an empty snapshot), so that a batch that
+was planned before it, and may hold the record, is refused. Its entry in the table's properties is
+never removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
 
 SKIP_PREFIX = "topicberg.skip."
-"""Table property of each record that somebody asked to skip: partition, dot, offset."""
+"""Prefix of the table property of each requested skip, followed by partition, dot, offset."""
 FAILING = "topicberg.failing-record"
 """Table property: the record that the engine found to fail by itself."""
 ATTEMPTS = 10
@@ -50,7 +50,7 @@ class Skip(BaseModel):
 
 
 def requested(table: Table) -> dict[Place, Skip]:
-    """Return what somebody asked to skip in the table's whole life, oldest first."""
+    """Return the skips that users have requested since the table was created, oldest first."""
     found = (
         _parsed(value) for key, value in table.properties.items() if key.startswith(SKIP_PREFIX)
     )
@@ -59,27 +59,27 @@ def requested(table: Table) -> dict[Place, Skip]:
 
 
 def failing(table: Table) -> Skip | None:
-    """Return the record that fails by itself; None: there is none that is known."""
+    """Return the record that fails by itself, or None if none is known."""
     return _parsed(table.properties.get(FAILING))
 
 
 def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
-    """Return the table properties that say nothing any more after a commit up to these offsets."""
+    """Return the table properties that are obsolete after a commit up to these offsets."""
     known = failing(table)
     return [FAILING] if known and known.offset < ends.get(known.partition, 0) else []
 
 
 def note_failing(table: Table, place: Place, reason: str) -> None:
-    """Note in the table that a record fails by itself."""
+    """Record in the table that a record fails by itself."""
     skip = _skip(place, "the engine", reason)
     with table.transaction() as transaction:
         transaction.set_properties({FAILING: skip.model_dump_json()})
 
 
 def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason: str) -> bool:
-    """Ask the engine to skip a record; False: that was done before.
+    """Request that the engine skips a record; return False if that was requested before.
 
-    :raises SpecError: the table holds the record, or the topic does not
+    :raises SpecError: the table already holds the record, or the topic does not have it
     """
     for _ in range(ATTEMPTS):
         table.refresh()
@@ -115,9 +115,9 @@ def _check(endpoints: Endpoints, topic: str, place: Place, held: Offsets) -> Non
         )
     if offset < held.get(partition, 0):
         raise SpecError(
-            f"{what}: the table is past this record; the next one of the partition is "
+            f"{what}: the table is already past this record; the next one of the partition is "
             f"{held[partition]}",
-            hint="query the table for it: its metadata columns have the partition and the offset",
+            hint="query the table for it by partition and offset in its metadata columns",
         )
     try:
         there = any(True for _ in messages(endpoints, topic, {partition: (offset, offset + 1)}))
@@ -125,8 +125,8 @@ def _check(endpoints: Endpoints, topic: str, place: Place, held: Offsets) -> Non
         there = True
     if not there and offset < kafka.end_offsets(endpoints, topic)[partition]:
         raise SpecError(
-            f"{what}: Kafka has no record there: it was compacted away, or is not one",
-            hint="nothing has to be skipped: the engine reads on after it",
+            f"{what}: Kafka has no record there: it was compacted away, or is a transaction marker",
+            hint="do nothing: the engine continues after it",
         )
 
 
@@ -141,7 +141,7 @@ def current_user() -> str:
 
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):  # a container's user may have no name
+    except (OSError, KeyError):  # a user of a container may have no name
         return socket.gethostname()
 
 
@@ -150,5 +150,5 @@ def _parsed(text: str | None) -> Skip | None:
         return Skip.model_validate_json(text) if text else None
     except ValidationError as error:
         raise TopicbergError(
-            f"the table property {text!r} is damaged", hint="remove it from the table"
+            f"the table property {text!r} is damaged", hint="remove the property from the table"
         ) from error

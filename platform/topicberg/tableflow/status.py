@@ -1,4 +1,4 @@
-"""What the engine says of a topic: the status fields of the ``tableflow/v1`` API, in a file."""
+"""The status of a topic in the engine: the status fields of the ``tableflow/v1`` API, in a file."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.tombstones import Missed
 
 Phase = Literal["PENDING", "RUNNING", "FAILED"]
-"""Of Confluent's API, which says of a suspended topic that it is FAILED, and suspended."""
+"""Of Confluent's API, where a suspended topic is FAILED, with ``suspended``."""
 SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
 
 
 class FailingFormat(BaseModel):
-    """A table format that could not be written; the others go on."""
+    """A table format that could not be written; the other formats are."""
 
     format: Literal["ICEBERG", "DELTA"]
     error_message: str
 
 
 class OpenTransaction(BaseModel):
-    """A transaction that no producer ended: consumers get no record from its first one on."""
+    """A transaction that its producer did not end: consumers cannot read from its start on."""
 
     offset: int
     since_ms: int
@@ -41,7 +41,7 @@ class TopicStatus(BaseModel):
     suspended: bool = False
     error_message: str | None = None
     failing_since_ms: int | None = None
-    """When the first of the failures in a row was; None: the last turn went well."""
+    """Time of the first of the consecutive failures; None: the last turn succeeded."""
     failing_table_formats: list[FailingFormat] = Field(default_factory=list)
     write_mode: str = "APPEND"
     error_handling: str | None = Field(default=None, description="SUSPEND, SKIP or LOG")
@@ -55,7 +55,7 @@ class TopicStatus(BaseModel):
     rows_committed: int = 0
     rows_skipped: int = Field(default=0, description="of the table's whole life")
     skip_requests: list[Skip] = Field(
-        default_factory=list, description="records that somebody asked to leave out"
+        default_factory=list, description="records that users requested to leave out"
     )
     missed_deletes: Missed | None = Field(
         default=None, description="deletes that the table may not have, of an upsert topic"
@@ -67,11 +67,11 @@ class TopicStatus(BaseModel):
 
     @property
     def shown_phase(self) -> str:
-        """The phase, or SUSPENDED: the word of every command and check."""
+        """The phase, or SUSPENDED: the term of every command and check."""
         return "SUSPENDED" if self.suspended else self.phase
 
     def counters(self) -> dict[str, int]:
-        """What a worker that takes a topic over counts on from."""
+        """Return the counters that a worker that replaces this one starts from."""
         names = ("rows_committed", "bytes_committed", "commits", "failures")
         return {name: getattr(self, name) for name in names}
 
@@ -81,12 +81,12 @@ def status_file(config: Settings, topic: str) -> Path:
 
 
 def write_status(config: Settings, status: TopicStatus) -> None:
-    """Replace the topic's status in one step, so that a reader never sees half of it."""
+    """Replace the topic's status atomically, so that no reader sees half of it."""
     replace_file(status_file(config, status.topic), status.model_dump_json())
 
 
 def read_status(config: Settings, topic: str) -> TopicStatus:
-    """The last status that an engine wrote; PENDING if none ever did."""
+    """Return the last status that an engine wrote, or PENDING if there is none."""
     try:
         return TopicStatus.model_validate_json(status_file(config, topic).read_text())
     except (FileNotFoundError, ValidationError):
@@ -94,5 +94,5 @@ def read_status(config: Settings, topic: str) -> TopicStatus:
 
 
 def remove_status(config: Settings, topic: str) -> None:
-    """Forget the status of a topic that is not materialized any more."""
+    """Remove the status of a topic that is not materialized any more."""
     status_file(config, topic).unlink(missing_ok=True)

@@ -53,24 +53,24 @@ _PROPERTIES = {
     "write.spark.fanout.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
-    # Copy-on-write: Snowflake reads no equality deletes.
+    # Copy-on-write: Snowflake does not read equality deletes.
     "write.delete.mode": "copy-on-write",
     "write.update.mode": "copy-on-write",
     "write.merge.mode": "copy-on-write",
 }
 _UPSERT_PROPERTIES = {
-    # Position deletes, of data TTL too: a delete costs what it changes, not the files of its rows.
+    # Position deletes, also for data TTL: a delete writes what it changes, not its rows' files.
     "write.delete.mode": "merge-on-read",
     "write.delete.granularity": "partition",
-    # One delete file, whatever number of tasks found its rows: every later scan opens it.
+    # One delete file, however many tasks found its rows: every later scan opens it.
     "write.delete.distribution-mode": "hash",
-    # Files weigh what they hold, not 4 MB and as much for each of their delete files.
+    # Files count by their size, not as 4 MB and as much again for each of their delete files.
     "read.split.open-file-cost": str(256 * 1024),
 }
 
 
 def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> PartitionSpec:
-    """Iceberg's partition spec of the topic spec's partition fields."""
+    """Return Iceberg's partition spec for the topic spec's partition fields."""
     return PartitionSpec(
         *(
             iceberg.PartitionField(
@@ -89,10 +89,10 @@ def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> Partitio
 
 
 def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Schema) -> Table:
-    """The topic's table, created or evolved so that it has the columns of ``schema``.
+    """Return the topic's table, created or evolved so that it has the columns of ``schema``.
 
     Its location is new and unique, as Tableflow's ``table_path`` is: a table that was dropped and
-    made again never meets the files of the old one.
+    recreated never shares a location with the files of the old one.
 
     :raises TableflowError: the spec or the schema changed in a way that a table cannot follow
     """
@@ -111,14 +111,14 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
 def bounds_kept(columns: Iterable[str]) -> dict[str, str]:
     """Return the table properties by which Iceberg keeps bounds of columns.
 
-    Without them it keeps none of a column beyond the first 100 of a table.
+    Without them, Iceberg keeps no bounds of columns after the first 100 of a table.
     https://iceberg.apache.org/docs/latest/configuration/#write-properties
     """
     return {f"{_METRICS}{column}": "truncate(16)" for column in columns}
 
 
 def keep_bounds(table: Table, columns: Iterable[str]) -> None:
-    """Let the writers of a table keep bounds of columns, unless its properties say how.
+    """Let the writers of a table keep bounds of columns, unless its properties configure that.
 
     Iceberg refuses properties of columns that a table does not have.
     """
@@ -130,13 +130,13 @@ def keep_bounds(table: Table, columns: Iterable[str]) -> None:
 
 
 def _bounded_columns(spec: TopicSpec) -> list[str]:
-    """Of metadata and event time: partitions, data TTL and derived tables go by them."""
+    """Return metadata columns and event time: partitions, TTL and derived tables use them."""
     metadata = [spec.metadata_column(name) for name in METADATA_COLUMNS]
     return [*metadata, *({spec.event_time} - set(metadata))]
 
 
 def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
-    """Delete a topic's table with its files; False: there is none."""
+    """Delete a topic's table with its files; return False if there is none."""
     try:
         catalog.purge_table(identifier)
     except NoSuchTableError:
@@ -145,10 +145,10 @@ def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
 
 
 def start_again(topic: str) -> str:
-    """The hint for a table that cannot go on."""
+    """Return the hint for a table that cannot continue."""
     return (
-        f"`topicberg tableflow disable {topic} --drop-table` deletes the table and what only it "
-        f"holds, `topicberg tableflow enable {topic}` starts again with a new one"
+        f"run `topicberg tableflow disable {topic} --drop-table` to delete the table and what only "
+        f"it holds, then `topicberg tableflow enable {topic}` to start again with a new one"
     )
 
 
@@ -158,16 +158,16 @@ def _check_write_mode(table: Table, spec: TopicSpec) -> None:
         raise TableflowError(
             f"topic {spec.name}: its table is in write mode {held}, the spec says "
             f"{spec.write_mode}",
-            hint=f"the mode of a table cannot change: {start_again(spec.name)}",
+            hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
 
 
 def _check_metadata_columns(table: Table, spec: TopicSpec) -> None:
     if spec.metadata_column(PARTITION) not in table.schema().column_names:
         raise TableflowError(
-            f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}, the "
+            f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
             "spec has another tableflow.metadata_column_naming_scheme than the table",
-            hint="the names of a table's metadata columns cannot change: " + start_again(spec.name),
+            hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
         )
 
 
@@ -208,7 +208,7 @@ def _evolve(table: Table, schema: Schema) -> None:
     columns = len({*held.column_names, *schema.column_names})
     try:
         if columns > len(held.column_names) and columns > 2 * MAX_FIELDS:
-            raise ValueError(f"it would have {columns} columns, nested and dropped ones included")
+            raise ValueError(f"it would have {columns} columns, including nested and dropped ones")
         for column, twin in twins(held.fields, schema.fields):
             raise ValueError(
                 f"the new column {column} differs only in case from the column {twin}; Spark, "
@@ -220,17 +220,17 @@ def _evolve(table: Table, schema: Schema) -> None:
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
-            hint=f"`topicberg topics restore-schema {name}` takes back the versions "
-            f"that no table can follow; or {start_again(name)}",
+            hint=f"run `topicberg topics restore-schema {name}` to revert the versions that no "
+            f"table can follow; or {start_again(name)}",
         ) from error
 
 
 def _check_types(held: IcebergType, new: IcebergType, path: str) -> None:
-    """Refuse what PyIceberg would do and what Iceberg's specification forbids.
+    """Refuse conversions that PyIceberg would do and Iceberg's specification forbids.
 
-    It promotes no text to bytes, and no bytes to a text. A column has one unit.
+    Text and bytes are not converted into each other, and a column keeps its unit of time.
 
-    :raises ValueError: what is refused
+    :raises ValueError: the conversion is refused
     """
     if isinstance(held, StructType) and isinstance(new, StructType):
         by_name = {field.name: field for field in held.fields}
@@ -239,7 +239,7 @@ def _check_types(held: IcebergType, new: IcebergType, path: str) -> None:
                 where = f"{path}.{field.name}" if path else field.name
                 before, now = unit_of(column.doc), unit_of(field.doc)
                 if before and now and before != now:
-                    raise ValueError(f"the column {where} is in {before}, the schema in {now}")
+                    raise ValueError(f"the column {where} is in {before}, the schema has {now}")
                 _check_types(column.field_type, field.field_type, where)
     elif isinstance(held, ListType) and isinstance(new, ListType):
         _check_types(held.element_type, new.element_type, f"{path}.element")

@@ -1,8 +1,8 @@
-"""Notice deletes that an upsert table may have missed, while its engine was away.
+"""Detect deletes that an upsert table may have missed while its engine was not running.
 
 Kafka keeps a tombstone for ``delete.retention.ms`` after it compacted the records before it. An
-engine that comes back later finds a gap where it was, and the row that it deleted stays. Whether
-that happened cannot be known; that it may have is noted in the table until the topic is read again.
+engine that starts later finds neither, and the deleted row stays in the table. Whether that
+happened cannot be known; that it may have is recorded in the table until the topic is read again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
 
 CURRENT_AT_MS = "topicberg.current-at-ms"
-"""Table property: when the table last held everything that its topic did."""
+"""Table property: the last time at which the table held everything that its topic did."""
 MISSED = "topicberg.missed-deletes"
 """Table property: see :class:`Missed`."""
 _PATIENCE_MS = 60_000
-"""How often a topic without new records is noted to be current, at most."""
+"""The minimum time between two commits that record that a topic without new records is current."""
 
 
 class Missed(BaseModel):
@@ -39,16 +39,16 @@ class Missed(BaseModel):
 
 
 def missed(properties: Mapping[str, str]) -> Missed | None:
-    """Return when deletes may have been missed, by a table's properties; None: they were not."""
+    """Return when deletes may have been missed, or None, by a table's properties."""
     text = properties.get(MISSED)
     try:
         return Missed.model_validate_json(text) if text else None
-    except ValidationError:  # a person wrote it
+    except ValidationError:  # written manually
         return Missed(since_ms=0, until_ms=0)
 
 
 class Watch:
-    """Whether the table of one topic was behind for longer than Kafka keeps tombstones."""
+    """Whether the table of one topic was stale for longer than Kafka keeps tombstones."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class Watch:
         return self._now_ms - self._current_ms
 
     def _kept_ms(self) -> int | None:
-        """How long Kafka keeps a tombstone; None: the topic is not compacted."""
+        """Return how long Kafka keeps a tombstone, or None if the topic is not compacted."""
         settings = kafka.topic_config(self._endpoints, self._spec.name)
         if "compact" not in (settings.get("cleanup.policy") or ""):
             return None
         return int(settings.get("delete.retention.ms") or 0)
 
     def nothing_new(self) -> None:
-        """Note now and then that a topic without new records was looked at."""
+        """Record now and then that a topic without new records is current."""
         if not self._watched or self._away_ms <= _PATIENCE_MS:
             return
         kept = self._kept_ms()

@@ -1,7 +1,7 @@
-"""Turns at Spark: the topics of an engine share it, but one that it may die of has it to itself.
+"""Turns at Spark: topics share it, but one that may exhaust its memory gets it exclusively.
 
-When Spark ends, the jobs of all topics fail, and none of them can tell whose record was the reason.
-So each topic's next attempt is made while no other one runs: if Spark ends again, it is known why.
+When Spark ends, the jobs of all topics fail, and no topic can tell whose record was the reason. So
+each topic's next attempt runs while no other one does: if Spark ends again, the reason is known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 PATIENCE_SECONDS = 120.0
-"""A topic waits so long for the others, and then goes on beside them."""
+"""How long a topic waits for the others before it runs beside them."""
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Turns:
         self._changed = threading.Condition()
         self._running: set[Turn] = set()
         self._first: Turn | None = None
-        """The one that has Spark to itself, or waits for that."""
+        """The turn that has Spark exclusively, or waits for that."""
 
     @contextmanager
     def take(self, *, alone: bool) -> Iterator[Turn]:
@@ -40,7 +40,7 @@ class Turns:
         deadline = time.monotonic() + self._patience
         with self._changed:
             self._changed.wait_for(lambda: self._first is None, self._patience)
-            if self._first is not None:  # it takes too long
+            if self._first is not None:  # the wait timed out
                 self._first.is_alone = turn.is_alone = False
             elif alone:
                 self._first = turn

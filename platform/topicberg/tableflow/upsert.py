@@ -1,8 +1,8 @@
-"""Upsert: the newest record of each key replaces the row that the table has of it.
+"""Upsert: the newest record of each key replaces the table's row of that key.
 
 A batch becomes two snapshots on a staging branch, published together: position deletes for the
-rows of every key in the batch, then the newest record of each key that is no tombstone. Position
-deletes, since Snowflake reads equality deletes wrong in silence; their rows are looked up in
+rows of every key in the batch, then the newest record of each key that is not a tombstone. They are
+position deletes because Snowflake silently misreads equality deletes; the rows are looked up in
 :mod:`topicberg.tableflow.keys`, so that a batch costs what it changes, not what the table holds.
 
 Source: Confluent's "Write Modes with Tableflow": key and partition are the primary key.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILE_RECORDS = 250_000
-"""Every file of the table is one more to look keys up in, for every batch to come."""
+"""Large files: in every file of the table, all later batches look up their keys."""
 
 
 def newest(frame: DataFrame, spec: TopicSpec) -> DataFrame:
-    """The record with the highest offset of each key; ``value`` is null where it deletes."""
+    """Return the record with the highest offset of each key; ``value`` is null where it deletes."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -47,7 +47,7 @@ def newest(frame: DataFrame, spec: TopicSpec) -> DataFrame:
 
 
 def key_columns(spec: TopicSpec) -> tuple[str, str]:
-    """The columns of the primary key: the raw key and Kafka's partition."""
+    """Return the columns of the primary key: the raw key and Kafka's partition."""
     return spec.metadata_column(RAW_KEY), spec.metadata_column(PARTITION)
 
 
@@ -63,9 +63,9 @@ def stage(
 ) -> tuple[str, int]:
     """Write a batch to a branch of its own.
 
-    :param index: the table's
+    :param index: the key index of the table
     :param target: the table in Spark's SQL
-    :param frame: Kafka's columns and the rows, good ones alone
+    :param frame: Kafka's columns and the rows, only of good records
     :param records: how many records of Kafka the batch has
     :returns: the branch, and the snapshot on which the batch's rows must lie: that of its deletes
     :raises CommitConflictError: another commit came in between
@@ -73,7 +73,7 @@ def stage(
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  an empty table has no row to replace
     branch = f"{STAGING_PREFIX}{uuid.uuid4().hex}"
-    # Read and decoded once, for its keys and for its rows.
+    # Persist the batch: it is used for its keys and for its rows, but read and decoded once.
     batch = newest(frame, spec).select(ROW, "value").persist()
     try:
         keys = batch.select(*(f"{ROW}.{quote(name)}" for name in key_columns(spec))).toArrow()
@@ -97,8 +97,8 @@ def stage(
 def _drop(table: Table, branch: str) -> None:
     try:
         table.refresh().manage_snapshots().remove_branch(branch).commit()
-    except Exception as error:  # maintenance removes what stays behind
-        logger.debug("branch %s stays behind: %s", branch, error)
+    except Exception as error:  # maintenance removes the branch
+        logger.debug("branch %s cannot be removed now: %s", branch, error)
 
 
 def append(frame: DataFrame, target: str, properties: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Up to where a table holds its topic, and waiting until it holds what was there."""
+"""The offsets that a table holds, and waiting until it holds given offsets."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ POLL_SECONDS = 1.0
 
 
 def noted_offsets(table: Table) -> Offsets:
-    """What topicberg's engine noted in its snapshots; empty: the table is not of its making."""
+    """Return the offsets that topicberg's engine recorded; empty if it did not write the table."""
     return committed(table).offsets
 
 
 def held_offsets(table: Table, spec: TopicSpec, endpoints: Endpoints, end: Offsets) -> Offsets:
-    """Partition → first offset that the table does not hold; empty: it holds nothing.
+    """Return partition → first offset that the table does not hold; empty: it holds nothing.
 
-    Confluent's Tableflow notes no offsets. Of its tables it is the first offset of a later time
-    than the newest record they hold: right as long as producers' clocks do not go back.
+    Confluent's Tableflow records no offsets. For its tables, it is the first offset of a later time
+    than the newest record in the table: correct as long as producers' clocks do not go back.
 
     :param end: up to where the topic holds records
     :raises TopicbergError: Kafka does not answer
@@ -55,7 +55,7 @@ def wait_for(
     :param patience: seconds without any progress after which to give up
     :param on_progress: called with the number of records still missing
     :param held: up to where the table holds its topic
-    :returns: False: no progress for ``patience`` seconds
+    :returns: False if there was no progress for ``patience`` seconds
     """
     best: int | None = None
     deadline = time.monotonic() + patience
