@@ -100,7 +100,7 @@ def test_partitions_are_added_and_never_taken_away(
 ) -> None:
     kafka.ensure_topic(changed(spec, partitions=2), stack, config)
     assert kafka.ensure_topic(changed(spec, partitions=3), stack, config).partitions == 3
-    with pytest.raises(kafka.TopicDriftError, match="has 3 partitions, its spec says 1"):
+    with pytest.raises(kafka.TopicDriftError, match="has 3 partitions, its spec has 1"):
         kafka.ensure_topic(changed(spec, partitions=1), stack, config)
     assert len(kafka.end_offsets(stack, spec.name)) == 3
 
@@ -110,7 +110,7 @@ def test_upsert_topics_are_compacted_and_keep_their_partitions(
 ) -> None:
     upsert = changed(spec, write_mode="upsert", partitions=2)
     kafka.ensure_topic(upsert, stack, config)
-    with pytest.raises(kafka.TopicDriftError, match="scatter the keys"):
+    with pytest.raises(kafka.TopicDriftError, match="move the keys"):
         kafka.ensure_topic(changed(upsert, partitions=3), stack, config)
     with pytest.raises(kafka.TopicDriftError, match=r"cleanup\.policy compact, .* needs delete"):
         kafka.ensure_topic(changed(spec, partitions=2), stack, config)
@@ -269,7 +269,7 @@ def test_stop_all(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
 
 def test_a_start_that_fails_says_why(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
     kafka.ensure_topic(changed(spec, partitions=7), stack, config)
-    with pytest.raises(runner.DatagenError, match="has 7 partitions, its spec says 6"):
+    with pytest.raises(runner.DatagenError, match="has 7 partitions, its spec has 6"):
         runner.start(config, spec.name)
     status = read_status(config, spec.name)
     assert status is not None

@@ -29,7 +29,7 @@ CONFLUENT = (
             "JSON",
             "A new required property was added at /required",
             "REQUIRED_ATTRIBUTE_ADDED",
-            "out of `required`",
+            "from `required`",
         ),
         (
             "JSON",

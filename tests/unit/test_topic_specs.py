@@ -164,17 +164,17 @@ def test_import_stays_light() -> None:
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "a b"}, "name", "letters, digits"),
     ({"name": "9lives"}, "name", "beginning with a letter"),
-    ({"name": "__consumer_offsets"}, "name", "Kafka's own"),
+    ({"name": "__consumer_offsets"}, "name", "reserved by Kafka"),
     ({"name": "x" * 250}, "name", "249"),
     ({"name": "émile"}, "name", "letters, digits"),
-    ({"pipeline": "Shop"}, "pipeline", "small letters"),
+    ({"pipeline": "Shop"}, "pipeline", "lowercase letters"),
     ({"partitions": 0}, "partitions", "greater than or equal to 1"),
     ({"partitions": True}, "partitions", "integer"),
     ({"partitons": 6}, "partitons", "did you mean partitions?"),
     ({"write_mode": "merge"}, "write_mode", "'append' or 'upsert', not 'merge'"),
     ({"key": {"format": "none"}, "write_mode": "upsert"}, "key.format", "needs a key"),
     ({"key": {"format": "string", "field": "syde"}}, "key.field", "did you mean side?"),
-    ({"key": {"format": "string", "field": "tags"}}, "key.field", "no text form"),
+    ({"key": {"format": "string", "field": "tags"}}, "key.field", "cannot be written as text"),
     ({"key": {"format": "none", "field": "side"}}, "key.field", "format string"),
     ({"key": {"format": "avro"}}, "key.file", "needs a schema file"),
     ({"schema": {"format": "avro"}}, "schema.file", "needs a schema file"),
@@ -186,12 +186,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"schema": {"format": "avro", "file": "trades.avsc", "message": "X"}},
         "schema.message",
-        "protobuf alone",
+        "only for format protobuf",
     ),
-    ({"upsert_views": {"Newest": ["side"]}}, "upsert_views.Newest", "small letters"),
+    ({"upsert_views": {"Newest": ["side"]}}, "upsert_views.Newest", "lowercase letters"),
     ({"upsert_views": {"newest": []}}, "upsert_views.newest", "at least 1"),
     ({"upsert_views": {"newest": ["syde"]}}, "upsert_views.newest", "did you mean side?"),
-    ({"upsert_views": {"newest": ["tags"]}}, "upsert_views.newest", "which is no key"),
+    ({"upsert_views": {"newest": ["tags"]}}, "upsert_views.newest", "which cannot be a key"),
     (
         {
             "upsert_views": {"newest": ["side"]},
@@ -207,7 +207,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "event_time",
         "is a string, not a time; have the producer",
     ),
-    ({"event_time": "side"}, "event_time", "or leave event_time out: it is $$timestamp then"),
+    ({"event_time": "side"}, "event_time", "or leave event_time out to use Kafka's time, $$timestamp"),
     (
         {
             "event_time": "day",
@@ -254,7 +254,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"table": {"partitioning": ["hour(sid)"]}}, "table.partitioning", "did you mean side?"),
     ({"table": {"partitioning": ["hour(day)"]}}, "table.partitioning", "hour of a date"),
     ({"table": {"partitioning": ["tags"]}}, "table.partitioning", "identity of a list"),
-    ({"table": {"partitioning": ["hours(at)"]}}, "table.partitioning.0", "no transform"),
+    ({"table": {"partitioning": ["hours(at)"]}}, "table.partitioning.0", "not a transform"),
     ({"table": {"partitioning": ["bucket(side)"]}}, "table.partitioning.0", "bucket[n](side)"),
     ({"table": {"partitioning": ["day(at)", "day(at)"]}}, "table.partitioning", "second day"),
     (
@@ -400,7 +400,7 @@ def test_yaml_errors_have_a_place(project: Project) -> None:
     assert found[0].startswith("platform/topics/a.yaml: line 2, column 5: not YAML: ")
     assert found[1] == (
         "platform/topics/b.yaml: line 2, column 1: "
-        "name: stands here for the second time (first: line 1)"
+        "name: is repeated here (first: line 1)"
     )
     files = [line.split(":")[0].rpartition("/")[2] for line in found]
     assert sorted(set(files)) == [f"{letter}.yaml" for letter in "abcdefg"] + ["h.yml"]
@@ -493,7 +493,7 @@ def test_date_times_of_json_are_an_event_time(project: Project) -> None:
         minimal(schema={"format": "avro", "file": "trades.avsc", "date_times": "timestamp"})
     )
     assert problems(project) == [
-        "platform/topics/trades.yaml: schema.date_times: belongs to format json only"
+        "platform/topics/trades.yaml: schema.date_times: is only for format json"
     ]
 
 

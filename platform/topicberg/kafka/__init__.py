@@ -1,6 +1,6 @@
-"""Topics and subjects: make them as their spec says, and read a topic's offsets and identity.
+"""Topics and subjects: create them as their spec requires, read a topic's offsets and identity.
 
-Nothing here deletes anything. Every call has a timeout, and says who did not answer.
+Nothing here deletes anything. Every call has a timeout, and its error names who did not answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TopicDriftError(TopicbergError):
 
 @dataclass(frozen=True)
 class EnsuredTopic:
-    """What :func:`ensure_topic` found or made. Schema ids are None where there is no schema."""
+    """What :func:`ensure_topic` found or created. Schema ids are None without a schema."""
 
     created: bool
     partitions: int
@@ -68,10 +68,10 @@ def ensure_topic(
 ) -> EnsuredTopic:
     """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
 
-    An append topic with fewer partitions than its spec gets more; an upsert topic does not, since
-    that would move keys to other partitions. Safe to call at any time, and by many at once.
+    An append topic with fewer partitions than in its spec gets more; an upsert topic does not,
+    because that would move keys to other partitions. Safe to call at any time, also concurrently.
 
-    :raises TopicDriftError: a difference that is not ours to change
+    :raises TopicDriftError: a difference that topicberg must not change
     :raises TopicbergError: the broker or the registry does not answer, or refuses
     """
     admin = _admin(endpoints, writes=True)
@@ -96,7 +96,7 @@ def ensure_topic(
 
 
 def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None) -> None:
-    """Create the topic if it is missing; one that differs from its spec stays as it is.
+    """Create the topic if it is missing; an existing topic that differs from its spec stays.
 
     :raises TopicbergError: the broker does not answer, or refuses
     """
@@ -106,7 +106,7 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None 
 
 
 def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
-    """A compacted topic of one partition for topicberg's own records, created if it is missing."""
+    """Create a compacted topic of one partition for topicberg's own records, if it is missing."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
@@ -123,7 +123,7 @@ def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
 
 
 def beginning_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
-    """Partition → first offset that the log still has.
+    """Return partition → first offset that the log still has.
 
     :raises NoSuchTopicError: there is no such topic
     """
@@ -133,7 +133,7 @@ def beginning_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
 
 
 def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
-    """Partition → offset after the last record that a read_committed consumer may read.
+    """Return partition → offset after the last record that a read_committed consumer may read.
 
     :raises NoSuchTopicError: there is no such topic
     """
@@ -143,7 +143,7 @@ def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
 
 
 def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
-    """Partition → offset after the last record, of open transactions as well.
+    """Return partition → offset after the last record, including open transactions.
 
     :raises NoSuchTopicError: there is no such topic
     """
@@ -153,7 +153,7 @@ def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
 
 
 def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
-    """Partition → first offset of that time or later; -1: there is none.
+    """Return partition → first offset of that time or later; -1: there is none.
 
     :raises NoSuchTopicError: there is no such topic
     """
@@ -170,7 +170,7 @@ def produce(
     delivered: Callable[[Any, Message], None] | None = None,
     timestamp_ms: int = 0,
 ) -> None:
-    """Hand a record to the producer, waiting while its queue is full.
+    """Pass a record to the producer, waiting while its queue is full.
 
     :param delivered: called with an error or None, and the record
     :param timestamp_ms: 0: now
@@ -186,7 +186,7 @@ def produce(
 
 
 def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
-    """The topic's configuration, with the broker's defaults: those who write may see it.
+    """Return the topic's configuration, with the broker's defaults; uses the writers' account.
 
     :raises NoSuchTopicError: there is no such topic
     """
@@ -200,7 +200,9 @@ def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:
-    """Kafka's UUID of the topic, in base64 as Kafka's tools print it; a new topic has a new one.
+    """Return Kafka's UUID of the topic, in base64 as Kafka's tools print it.
+
+    A topic that is deleted and created again has another one.
 
     :raises NoSuchTopicError: there is no such topic
     """
@@ -214,26 +216,26 @@ def topic_id(endpoints: Endpoints, topic: str) -> str:
 def _cached_admin(config: tuple[tuple[str, Any], ...]) -> AdminClient:
     from confluent_kafka.admin import AdminClient
 
-    # log_level 2: a broker that is down is reported by our errors, not line by line on stderr
+    # log_level 2: an unavailable broker is reported by our errors, not by lines on stderr
     return AdminClient({"log_level": 2, **dict(config)})
 
 
 def _admin(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
-    """One client for each account: it is thread-safe, and keeps its connection."""
+    """Return the client of an account: it is thread-safe, and keeps its connection."""
     return _cached_admin(tuple(sorted(endpoints.kafka_config(writes=writes).items())))
 
 
 def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
-    """Wait for an answer of the broker.
+    """Wait for a response of the broker.
 
-    :raises NoSuchTopicError: it knows no such topic
-    :raises TopicbergError: it does not answer in time, or refuses
+    :raises NoSuchTopicError: the topic does not exist
+    :raises TopicbergError: the broker does not answer in time, or refuses
     """
     from confluent_kafka import KafkaError, KafkaException
 
     silent = UnreachableError(
         f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
-        hint="`topicberg status` shows whether it runs",
+        hint="run `topicberg status` to see whether Kafka runs",
     )
     try:
         return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
@@ -244,7 +246,8 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise NoSuchTopicError(
                 f"{what}: the topic does not exist on {endpoints.kafka_bootstrap}",
-                hint="`topicberg datagen start` and the Tableflow engine create topics of a spec",
+                hint="run `topicberg datagen start` or the Tableflow engine: they create the "
+                "topics of a spec",
             ) from None
         if reason.code() in (
             KafkaError._TIMED_OUT,
@@ -257,7 +260,7 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
         if reason.code() in (
             KafkaError.NOT_LEADER_FOR_PARTITION,
             KafkaError.LEADER_NOT_AVAILABLE,
-            KafkaError.FENCED_LEADER_EPOCH,  # the client, or the broker, has yet to hear of it
+            KafkaError.FENCED_LEADER_EPOCH,  # the client's or the broker's metadata is stale
             KafkaError.UNKNOWN_LEADER_EPOCH,
         ):
             raise _NoLeaderError(
@@ -267,7 +270,7 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
 
 
 def _create_missing(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> bool:
-    """False if the topic exists already, which whoever may not create topics can find out, too."""
+    """Create the topic; return False if it exists already, also without the right to create it."""
     try:
         _describe(endpoints, spec.name)
     except NoSuchTopicError:
@@ -276,7 +279,7 @@ def _create_missing(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -
 
 
 def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> bool:
-    """False if the topic exists already."""
+    """Create the topic; return False if it exists already."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
@@ -308,12 +311,12 @@ def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> 
     reraise=True,
 )
 def _await_topic(endpoints: Endpoints, topic: str) -> None:
-    """A topic that was just created, by us or by another, is not described at once."""
+    """Wait until a topic that was just created, here or elsewhere, can be described."""
     _describe(endpoints, topic)
 
 
 def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> int:
-    """The number of partitions, after adding what is missing."""
+    """Add missing partitions; return their number."""
     from confluent_kafka.admin import NewPartitions
 
     existing = len(_describe(endpoints, spec.name).partitions)
@@ -321,12 +324,11 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
         return existing
     if existing > spec.partitions or spec.write_mode == "upsert":
         raise TopicDriftError(
-            f"topic {spec.name} has {count(existing, 'partition')}, "
-            f"its spec says {spec.partitions}",
-            hint=f"Kafka cannot take partitions away: set `partitions: {existing}`"
+            f"topic {spec.name} has {count(existing, 'partition')}, its spec has {spec.partitions}",
+            hint=f"set `partitions: {existing}`: Kafka cannot remove partitions"
             if existing > spec.partitions
-            else "more partitions would scatter the keys of an upsert topic: "
-            f"set `partitions: {existing}`, or create the topic anew",
+            else f"set `partitions: {existing}`, or create the topic again: more partitions would "
+            "move the keys of an upsert topic to other partitions",
         )
     grow = [NewPartitions(spec.name, spec.partitions)]
     future = admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
@@ -336,7 +338,7 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
 
 
 def _converge_config(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> None:
-    """Set what the spec names and the topic has otherwise."""
+    """Set the configurations of the spec that the topic has otherwise."""
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
     found = topic_config(endpoints, spec.name)
@@ -355,14 +357,14 @@ def _converge_config(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) 
 
 
 def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
-    """``delete,compact`` counts as compacted, as it does for Tableflow's write mode."""
+    """Compare the policies; ``delete,compact`` counts as compacted, as it does for Tableflow."""
     compacted = "compact" in policy.split(",")
     if compacted != (spec.write_mode == "upsert"):
         raise TopicDriftError(
             f"topic {spec.name} has cleanup.policy {policy}, "
             f"write mode {spec.write_mode} needs {spec.cleanup_policy}",
-            hint="the write mode cannot change while the table exists: "
-            "mend the spec, or change the topic and let its table be made anew",
+            hint="fix the spec, or change the topic and recreate its table: the write mode cannot "
+            "change while the table exists",
         )
 
 
@@ -407,11 +409,11 @@ def _offsets(
 
 
 def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) -> int | None:
-    """Id of the schema in the subject; registered only if no version of the subject has it.
+    """Return the id of the schema in the subject; register it if no version of the subject has it.
 
     The subject gets the compatibility level of the spec, if the spec has one.
 
-    :param schema: what the topic's spec says of it
+    :param schema: the schema section of the topic's spec
     :param path: its file; None: there is no schema
     :raises IncompatibleSchemaError: the subject's compatibility level does not allow it
     :raises TopicbergError: the registry does not answer, or refuses
@@ -446,8 +448,8 @@ def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) 
 def as_registered(schema: Any, path: Path) -> Schema:
     """Return the schema of a file as it is registered.
 
-    :param schema: what the topic's spec says of it
-    :raises SpecError: the file is wrong
+    :param schema: the schema section of the topic's spec
+    :raises SpecError: the file is invalid
     """
     from confluent_kafka.schema_registry import Schema
 
@@ -455,12 +457,12 @@ def as_registered(schema: Any, path: Path) -> Schema:
     return Schema(text, _REGISTRY_TYPES[schema.format])
 
 
-def lookup(registry: SchemaRegistryClient, subject: str, wanted: Schema) -> RegisteredSchema | None:
-    """Return the version of a subject that has this schema; None: no version has it."""
+def lookup(registry: SchemaRegistryClient, subject: str, schema: Schema) -> RegisteredSchema | None:
+    """Return the version of a subject that has this schema, or None."""
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     try:
-        return registry.lookup_schema(subject, wanted)
+        return registry.lookup_schema(subject, schema)
     except SchemaRegistryError as error:
         if error.http_status_code != NOT_FOUND:
             raise
@@ -468,7 +470,7 @@ def lookup(registry: SchemaRegistryClient, subject: str, wanted: Schema) -> Regi
 
 
 def latest_version(registry: SchemaRegistryClient, subject: str) -> RegisteredSchema | None:
-    """Return the newest version of a subject; None: there is no such subject."""
+    """Return the newest version of a subject, or None if the subject does not exist."""
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     try:
@@ -480,7 +482,7 @@ def latest_version(registry: SchemaRegistryClient, subject: str) -> RegisteredSc
 
 
 def compatibility(registry: SchemaRegistryClient, subject: str) -> str | None:
-    """Return the compatibility level that holds for a subject; None: the registry does not say."""
+    """Return the compatibility level of a subject, or None if the registry does not report it."""
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     for name in (subject, None):

@@ -1,6 +1,6 @@
-"""Read records of a topic in this process: a part of it exactly, or a sample of it.
+"""Read records of a topic in this process: exactly some offsets, or a sample.
 
-For what Spark cannot read, and for what has to be known before Spark reads.
+For records that Spark cannot read, and for sizes and times that are needed before Spark reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
 
 READ_SECONDS = 60.0
-"""A read that gets nothing for so long is given up."""
+"""A read that gets no record for this time fails."""
 SAMPLE_SECONDS = 3.0
 SPOTS = 5
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
@@ -77,7 +77,7 @@ def messages(
 
 
 def first_times(endpoints: Endpoints, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
-    """Partition → time (ms) of the first record at an offset or after it, committed or not.
+    """Return partition → time (ms) of the first record at an offset or later, committed or not.
 
     A partition whose record cannot be read in time, or that has none, is left out.
     """
@@ -97,8 +97,8 @@ def record_bytes(
     """Return the average size of the records at some spots of offset ranges, from first to last.
 
     :param ranges: partition → first offset, and the offset after the last one
-    :returns: bytes for each offset, at :data:`SPOTS` equally distant spots; empty: nothing could be
-        read within a few seconds
+    :returns: bytes per offset, at :data:`SPOTS` evenly spaced offsets; empty: nothing could be read
+        within a few seconds
     """
     largest = sorted(ranges, key=lambda p: ranges[p][0] - ranges[p][1])[:_SAMPLED_PARTITIONS]
     found: list[float | None] = []
@@ -122,7 +122,7 @@ def record_bytes(
 def _sample(
     consumer: Consumer, topic: str, spots: Mapping[int, int], deadline: float
 ) -> dict[int, float]:
-    """Partition → bytes for each offset, of the first records from these offsets on."""
+    """Return partition → bytes per offset, of the first records from these offsets on."""
     from confluent_kafka import TopicPartition
 
     consumer.assign([TopicPartition(topic, p, offset) for p, offset in spots.items()])
@@ -134,7 +134,7 @@ def _sample(
             continue
         partition = message.partition()
         if partition not in waiting or message.error():
-            waiting.discard(partition or 0)  # its end, or nothing that this client can read
+            waiting.discard(partition or 0)  # its end, or a record that this client cannot read
             continue
         assert partition is not None  # noqa: S101  see above
         sample = read[partition]
@@ -155,14 +155,14 @@ def _consumer(
     committed: bool = True,
     **more: Any,
 ) -> Iterator[Consumer]:
-    """A consumer that stands at these offsets; it belongs to no group, and commits nothing."""
+    """Yield a consumer positioned at these offsets, without a group and without commits."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
         {
             "log_level": 2,
             **endpoints.kafka_config(),
-            "group.id": "topicberg",  # demanded by the client
+            "group.id": "topicberg",  # required by the client
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
@@ -182,7 +182,7 @@ def _consumer(
 
 
 def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
-    """Raise what a consumer says, unless it tries again by itself."""
+    """Raise a consumer's error, unless the consumer retries by itself."""
     from confluent_kafka import KafkaError
 
     damaged = (
@@ -201,4 +201,4 @@ def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
         KafkaError._RESOLVE,
         KafkaError._TIMED_OUT,
     ):
-        raise TopicbergError(f"{what}: Kafka refused to give the records: {error.str()}")
+        raise TopicbergError(f"{what}: Kafka refused to return the records: {error.str()}")

@@ -14,7 +14,7 @@ Ranges = dict[int, tuple[int, int]]
 
 
 def dump_offsets(offsets: Mapping[int, int]) -> str:
-    """JSON as Spark's Kafka source and the snapshot summary have it: ``{"0": 12}``."""
+    """Return JSON as in Spark's Kafka source and the snapshot summary: ``{"0": 12}``."""
     return json.dumps({str(partition): offsets[partition] for partition in sorted(offsets)})
 
 

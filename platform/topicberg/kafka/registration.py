@@ -1,9 +1,9 @@
-"""How the schema files of a topic compare with the schema registry, and bringing both together.
+"""Compare the schema files of a topic with the schema registry, and register or pull schemas.
 
 Producers register the schemas that they write with. topicberg registers those of the schema files:
-when the engine starts with a topic, when a generator or a published table writes to it, and when
-``iceberg/<topic>`` is materialized; in the cloud, ``topicberg deploy create``. At any time
-``topicberg topics register`` does.
+when the engine starts with a topic, when a generator or a published table writes to it, when
+``iceberg/<topic>`` is materialized, by ``topicberg deploy create`` in the cloud, and at any time by
+``topicberg topics register``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class FileState:
-    """A schema file of a topic beside its subject.
+    """A schema file of a topic, compared with its subject.
 
     :param file: name of the schema file
     :param version: the version that the file is; None: it is not registered
     :param latest: the newest version of the subject; None: the subject does not exist
-    :param acceptable: whether the registry would take the file; None: it has it, or was not asked
-    :param level: the subject's compatibility level, as far as the registry says
+    :param acceptable: whether the registry would accept the file; None: it has it, or was not asked
+    :param level: the subject's compatibility level, if the registry reports it
     """
 
     topic: str
@@ -56,7 +56,7 @@ class FileState:
 
     @property
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The state for programs, as JSON."""
         return {
             "subject": self.subject,
             "file": self.file,
@@ -67,7 +67,7 @@ class FileState:
 
     @property
     def what(self) -> str:
-        """What is the matter, as a sentence without its full stop."""
+        """The state as a sentence without its full stop."""
         if self.state == "equal":
             return f"{self.file} is version {self.latest} of {self.subject}, the newest one"
         if self.version is not None:
@@ -87,27 +87,27 @@ class FileState:
 
     @property
     def remediation(self) -> str | None:
-        """What to do about it."""
+        """How to resolve the difference, or None if there is none."""
         if self.state == "equal":
             return None
         if self.state == "registry is ahead":
             return (
-                f"`topicberg topics pull {self.topic}` writes the newest version to the file; "
-                f"`topicberg topics restore-schema {self.topic}` deletes the versions after the "
-                "file's"
+                f"run `topicberg topics pull {self.topic}` to write the newest version to the "
+                f"file, or `topicberg topics restore-schema {self.topic}` to delete the versions "
+                "after the file's"
             )
         if self.acceptable is False:
-            return f"`topicberg topics register {self.topic}` says why and what to change"
+            return f"run `topicberg topics register {self.topic}` to see why and what to change"
         return (
-            f"`topicberg topics register {self.topic}` registers it; otherwise a producer that "
-            "uses it does, or the engine when it is started"
+            f"run `topicberg topics register {self.topic}` to register it; otherwise a producer "
+            "that uses it does, or the engine when it is started"
         )
 
 
 def compare(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[FileState]:
     """Compare the schema files of a topic with the newest versions of their subjects.
 
-    :raises SpecError: a schema file is wrong
+    :raises SpecError: a schema file is invalid
     :raises TopicbergError: the registry does not answer, or refuses
     """
     registry = endpoints.schema_registry_client()
@@ -129,7 +129,7 @@ def compare_all(
 def files_of(
     spec: TopicSpec, config: Settings
 ) -> Iterator[tuple[str, ValueSchema | KeySpec, Path]]:
-    """Subject, what the spec says of it, and path of each schema file of a topic."""
+    """Yield subject, schema section of the spec, and path of each schema file of a topic."""
     if path := spec.value_schema_path(config):
         yield spec.value_subject, spec.value_schema, path
     if path := spec.key_schema_path(config):
@@ -161,7 +161,7 @@ def _compare(
 def register(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[FileState]:
     """Register the schema files of a topic that no version of their subjects has.
 
-    :returns: how the files compare afterwards
+    :returns: the state of the files afterwards
     :raises IncompatibleSchemaError: a subject's compatibility level does not allow it
     :raises TopicbergError: the registry does not answer, or refuses
     """

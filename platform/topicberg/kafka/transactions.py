@@ -1,6 +1,6 @@
-"""Transactional producers that note in the same transaction, in a topic of state, how far they are.
+"""Transactional producers that record their progress in the same transaction, in a state topic.
 
-Who begins fences off whoever had the same id before, dead or alive, and then reads the newest
+A new producer fences off all earlier ones of its id, running or not, and then reads the newest
 state. So nothing is sent twice, whatever is killed and however many run at once.
 """
 
@@ -23,7 +23,7 @@ _PRODUCER: dict[str, Any] = {
     "log_level": 2,
     "compression.type": "zstd",
     "linger.ms": 20,
-    "partitioner": "murmur2_random",  # a key goes where the Java producer would put it
+    "partitioner": "murmur2_random",  # keys go to the same partitions as with the Java producer
     "delivery.report.only.error": True,
 }
 
@@ -31,9 +31,9 @@ _PRODUCER: dict[str, Any] = {
 def transactional_producer(
     transactional_id: str, endpoints: Endpoints, timeout_seconds: int, **more: Any
 ) -> Producer:
-    """Return a producer with this id; another one, dead or alive, cannot commit any more.
+    """Return a producer with this id; no other one of the id can commit any more.
 
-    :param timeout_seconds: after so long the broker aborts a transaction of a dead producer
+    :param timeout_seconds: after this time the broker aborts a transaction of a dead producer
     :raises KafkaException: the broker refuses; see :func:`transaction_errors`
     """
     from confluent_kafka import Producer
@@ -53,10 +53,10 @@ def transactional_producer(
 
 @contextmanager
 def transaction_errors(what: str, hint: str) -> Iterator[None]:
-    """Say what failed, of calls of a transactional producer.
+    """Report failures of calls of a transactional producer.
 
     :raises CommitConflictError: a later producer with the same id took over
-    :raises TopicbergError: Kafka did not take the transaction
+    :raises TopicbergError: Kafka refused the transaction
     """
     from confluent_kafka import KafkaError, KafkaException
 
@@ -71,7 +71,7 @@ def transaction_errors(what: str, hint: str) -> Iterator[None]:
         ):
             raise CommitConflictError(f"{what}: another producer took over") from error
         raise TopicbergError(
-            f"{what}: Kafka did not take a transaction: {reason.str()}", hint=hint
+            f"{what}: Kafka refused a transaction: {reason.str()}", hint=hint
         ) from error
 
 
@@ -88,9 +88,9 @@ def newest_states(
 ) -> dict[str, bytes]:
     """Return the newest value of each key of a state topic of one partition.
 
-    Others' open transactions hide what was committed after they began, so their end is waited for.
+    Open transactions of others hide what was committed after they began, so this waits for them.
 
-    :param wait_seconds: how long; longer than the producers' ``timeout_seconds``
+    :param wait_seconds: the longest wait; longer than the producers' ``timeout_seconds``
     :raises TopicbergError: it cannot be read, or another transaction stays open
     """
     from topicberg import kafka
@@ -102,7 +102,7 @@ def newest_states(
         if time.monotonic() > deadline:
             raise UnreachableError(
                 f"topic {topic}: an open transaction of another producer hides the newest state",
-                hint="nothing has to be done: the broker ends such a transaction after its timeout",
+                hint="wait: the broker ends such a transaction after its timeout",
             )
         time.sleep(0.5)
     first = kafka.beginning_offsets(endpoints, topic)[0]

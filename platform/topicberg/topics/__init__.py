@@ -1,4 +1,4 @@
-"""Topic specs: one YAML file a topic says all there is to know about it."""
+"""Topic specs: one YAML file describes everything about a topic."""
 
 from topicberg.topics.loader import check_topics, load_topic, load_topics
 from topicberg.topics.spec import Rules, TopicSpec

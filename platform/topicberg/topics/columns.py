@@ -1,4 +1,4 @@
-"""Columns of Avro, JSON Schema and Protobuf schemas, and what is wrong with a schema.
+"""Columns of Avro, JSON Schema and Protobuf schemas, and the errors of a schema.
 
 Types follow the mappings of Confluent's "Schemas with Tableflow".
 """
@@ -24,7 +24,7 @@ _JSON_SCHEMA = {"$schema", "properties", "$ref", "$defs", "definitions", "oneOf"
 
 
 def avro_columns(name: str, text: str) -> dict[str, str]:
-    """Top-level columns of an Avro record.
+    """Return top-level columns of an Avro record.
 
     :raises SpecError: not Avro, not a record, recursive
     """
@@ -38,10 +38,10 @@ def avro_columns(name: str, text: str) -> dict[str, str]:
     _check_format(name, text, "avro")
     schema = _json(name, text)
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise SpecError(f"{name}: an Avro schema of a topic is a record")
+        raise SpecError(f"{name}: an Avro schema of a topic must be a record")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # logical types that it does not know
+            warnings.simplefilter("ignore")  # it warns of unknown logical types
             avro.schema.parse(text)  # strict about names, duplicates and unions
         parse_schema(schema)  # strict about default values
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
@@ -71,7 +71,7 @@ def _check_format(name: str, text: str, expected: str) -> None:
 
 
 def _check_names(file: str, schema: Any) -> None:
-    """Avro's parsers let field names pass that Avro's specification does not."""
+    """Refuse field names that Avro's parsers accept and Avro's specification does not."""
     if isinstance(schema, list):
         for branch in schema:
             _check_names(file, branch)
@@ -86,7 +86,7 @@ def _check_names(file: str, schema: Any) -> None:
 
 
 def json_columns(name: str, text: str, *, parses_times: bool = False) -> dict[str, str]:
-    """Top-level columns of a JSON Schema.
+    """Return top-level columns of a JSON Schema.
 
     :param parses_times: strings with ``format: date-time`` are times
     :raises SpecError: not JSON Schema, not an object with properties, recursive
@@ -100,7 +100,7 @@ def json_columns(name: str, text: str, *, parses_times: bool = False) -> dict[st
 
 
 def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str]:
-    """Top-level columns of a Protobuf message; imports of Google's own types are known.
+    """Return top-level columns of a Protobuf message; imports of Google's own types are known.
 
     :raises SpecError: protoc refuses it, no such message, or it contains itself
     """
@@ -118,7 +118,7 @@ def _columns(
     schema: RegisteredSchema,
     fields: Callable[[str, RegisteredSchema, Iterator[int]], list[NestedField]],
 ) -> dict[str, str]:
-    """The columns that the Tableflow engine makes of a schema."""
+    """Return the columns that the Tableflow engine derives from a schema."""
     try:
         found = fields(name, schema, count(1))
     except TableflowError as error:
@@ -127,7 +127,7 @@ def _columns(
 
 
 def _kind(column: IcebergType) -> str:
-    """``struct``, ``list`` and ``map`` without what is in them; else Iceberg's name."""
+    """Return ``struct``, ``list`` or ``map`` without its parts; else Iceberg's name of the type."""
     if isinstance(column, (StructType, ListType, MapType)):
         return type(column).__name__.removesuffix("Type").lower()
     return str(column).replace(" ", "")

@@ -11,7 +11,7 @@ DEFAULT_TARGET = "error_log"
 
 
 def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
-    """The dead-letter topic that a topic names, for when it has no spec file of its own."""
+    """Return the spec of a topic's dead-letter topic, if that has no spec file of its own."""
     handling: ErrorHandling = spec.tableflow.error_handling
     name = handling.target or DEFAULT_TARGET
     return TopicSpec.model_validate(
@@ -31,7 +31,7 @@ def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
 
 
 def dead_letter_specs(specs: Iterable[TopicSpec], known: Collection[str]) -> list[TopicSpec]:
-    """The dead-letter topics that these topics name, but for those that are known by name."""
+    """Return the specs of the dead-letter topics of these topics, without those in ``known``."""
     found: dict[str, TopicSpec] = {}
     for spec in specs:
         if spec.tableflow.error_handling.mode == "LOG":

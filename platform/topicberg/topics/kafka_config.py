@@ -1,4 +1,4 @@
-"""A topic's configuration in Kafka: names and values as ``topic_config`` of a spec has them."""
+"""A topic's configuration in Kafka: names and values of ``topic_config`` in a spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = frozenset(
 )
 """Apache Kafka 4's topic configurations (https://kafka.apache.org/documentation/#topicconfigs)."""
 _OF_VENDORS = "confluent."
-"""Confluent's own begin with it, and are left to Confluent to check."""
+"""Prefix of Confluent's own configurations, which Confluent checks."""
 
 
 def topic_config(values: dict[str, Any]) -> dict[str, str]:

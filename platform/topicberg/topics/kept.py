@@ -1,8 +1,8 @@
-"""The last good topic specs: Dagster continues with them while a spec file is wrong.
+"""The last valid topic specs: Dagster continues with them while a spec file is invalid.
 
-Every run loads the project again, so that without them one wrong file would make the runs of all
-topics fail. They are in the state directory; without one (a new container), a topic whose spec is
-wrong is left out.
+Every run loads the project again; without the kept specs, one invalid file would make the runs of
+all topics fail. They are in the state directory; if it has none (in a new container), a topic whose
+spec is invalid is left out.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Built = TypeVar("Built")
 def build_with_kept(
     config: Settings, build: Callable[[list[TopicSpec], str | None], Built]
 ) -> Built:
-    """Build something of all specs; of a wrong one, of the last that was good.
+    """Build something from all specs; for an invalid one, from the last that was valid.
 
-    :param build: gets the specs, and what is wrong with the files; raises :class:`SpecError` if
-        the specs do not fit each other or the derived tables
-    :raises SpecError: what can be built is not there either
+    :param build: gets the specs and the errors of the files; raises :class:`SpecError` if the
+        specs do not fit each other or the derived tables
+    :raises SpecError: it cannot be built, and there is no earlier version to use
     """
     specs, problems = check_topics(config)
     kept = _read(config)
@@ -56,12 +56,12 @@ def build_with_kept(
     if reason is None:
         _write(config, specs)
     else:
-        logger.error("the last good topic specs stay in use: %s", reason)
+        logger.error("the last valid topic specs stay in use: %s", reason)
     return built
 
 
 def wrong_specs(config: Settings) -> str | None:
-    """Return what is wrong with the spec files now; None: nothing."""
+    """Return the errors of the spec files, or None if there are none."""
     try:
         problems = check_topics(config)[1]
     except TopicbergError as error:
@@ -70,7 +70,7 @@ def wrong_specs(config: Settings) -> str | None:
 
 
 def _completed(specs: list[TopicSpec], kept: list[TopicSpec]) -> list[TopicSpec]:
-    """Return both, without kept ones whose name another has, and with their dead-letter topics."""
+    """Return both, without kept specs whose name another has, and with their dead-letter topics."""
     taken = {spec.snowflake_name for spec in specs}
     both = [*specs, *(spec for spec in kept if spec.snowflake_name not in taken)]
     both += dead_letter_specs(both, {spec.name for spec in both})
@@ -81,7 +81,7 @@ def _read(config: Settings) -> dict[str, TopicSpec]:
     try:
         documents = json.loads(_file(config).read_text())
         specs = [TopicSpec.model_validate(document) for document in documents]
-    except (OSError, ValueError, ValidationError):  # none yet, or of another version
+    except (OSError, ValueError, ValidationError):  # there is none yet, or it is of another version
         return {}
     return {spec.name: spec for spec in specs}
 
@@ -91,8 +91,8 @@ def _write(config: Settings, specs: list[TopicSpec]) -> None:
     try:
         if not _file(config).exists() or _file(config).read_text() != text:
             replace_file(_file(config), text)
-    except OSError as error:  # of a full disk, say
-        logger.warning("the good topic specs cannot be kept: %s", error)
+    except OSError as error:  # e.g. a full disk
+        logger.warning("the valid topic specs cannot be saved: %s", error)
 
 
 def _file(config: Settings) -> Path:

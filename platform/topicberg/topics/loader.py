@@ -1,4 +1,4 @@
-"""Read every topic spec, and report everything that is wrong with all of them at once."""
+"""Read every topic spec, and report all errors of all of them at once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from topicberg.topics.spec import TopicSpec
 from topicberg.topics.yamlfile import read_yaml
 
 _FILLER: dict[str, Any] = {"name": "filler", "pipeline": "filler", "schema": {"format": "none"}}
-"""Stand in for required fields that are wrong, so that the other ones can still be checked."""
+"""Replace required fields that are invalid, so that the other fields can still be checked."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. ``field`` is dotted; empty where the file as a whole is wrong."""
+    """One error of a spec. ``field`` is dotted; empty if the file as a whole is invalid."""
 
     file: str
     field: str
@@ -37,10 +37,13 @@ class Problem:
 
 
 def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[Problem]]:
-    """Read all specs: those that are right, by name, and every problem of the other ones."""
+    """Read all specs; return the valid ones, by name, and every problem of the others."""
     config = config or settings()
     if not config.topics_dir.is_dir():
-        raise SpecError(f"{config.topics_dir} is no folder", hint="topic specs live there")
+        raise SpecError(
+            f"{config.topics_dir} is not a folder",
+            hint="create the folder, and put topic specs into it",
+        )
     specs: list[tuple[TopicSpec, str]] = []
     problems: list[Problem] = []
     for path in sorted(config.topics_dir.iterdir()):
@@ -66,20 +69,20 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
 
 
 def load_topics(config: Settings | None = None) -> list[TopicSpec]:
-    """All topic specs, by name.
+    """Return all topic specs, by name.
 
-    :raises SpecError: any of them is wrong; the message has one line a problem
+    :raises SpecError: any of them is invalid; the message has one line per problem
     """
     specs, problems = check_topics(config)
     if problems:
-        raise SpecError("\n".join(["the topic specs are wrong:", *map(str, problems)]))
+        raise SpecError("\n".join(["the topic specs are invalid:", *map(str, problems)]))
     return specs
 
 
 def load_topic(name: str, config: Settings | None = None) -> TopicSpec:
-    """One topic spec by its name.
+    """Return one topic spec by its name.
 
-    :raises SpecError: there is none of that name, or any spec is wrong
+    :raises SpecError: there is none of that name, or any spec is invalid
     """
     specs = {spec.name: spec for spec in load_topics(config)}
     if name not in specs:
@@ -89,9 +92,9 @@ def load_topic(name: str, config: Settings | None = None) -> TopicSpec:
 
 
 def _clashes(specs: list[tuple[TopicSpec, str]]) -> list[Problem]:
-    """Topics of equal names, and topics whose tables would have equal names somewhere.
+    """Return the problems of topics whose own names, or whose tables' names, are equal.
 
-    The name in Snowflake is the narrowest: two names that differ there differ everywhere.
+    Snowflake's names are the narrowest: names that differ there differ everywhere.
     """
     problems: list[Problem] = []
     first: dict[str, tuple[TopicSpec, str]] = {}
@@ -109,7 +112,7 @@ def _clashes(specs: list[tuple[TopicSpec, str]]) -> list[Problem]:
 def _check_document(
     document: Any, stem: str, config: Settings
 ) -> tuple[TopicSpec | None, list[tuple[str, str]]]:
-    """The spec, and what is wrong with it as (field, reason). None: its name is not even usable."""
+    """Return the spec and its errors as (field, reason); no spec if even its name is unusable."""
     if not isinstance(document, dict):
         return None, [("", "must be a mapping of fields, e.g. `name: stock_trades`")]
     spec, errors = _tolerant(document)
@@ -122,7 +125,7 @@ def _check_document(
 
 
 def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
-    """The spec without its wrong fields (they have their defaults), and their errors."""
+    """Return the spec with defaults for its invalid fields, and the errors of these fields."""
     document = copy.deepcopy(document)
     errors: list[ErrorDetails] = []
     while True:
@@ -131,7 +134,7 @@ def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
         except ValidationError as error:
             found = _causes(error.errors())
             errors = errors or found
-            # from the end: the index of an earlier list item stays what it is
+            # from the end, so that the indexes of earlier list items do not change
             places = sorted({e["loc"] for e in found}, key=_position, reverse=True)
             removed = [_remove(document, place) for place in places]
             if not any(removed):
@@ -139,7 +142,7 @@ def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
 
 
 def _causes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Without errors that follow from others: of a list whose items are wrong, for example."""
+    """Return the errors that do not follow from others, such as a list's with invalid items."""
     return [
         error
         for error in errors
@@ -156,9 +159,9 @@ def _position(location: Sequence[int | str]) -> list[tuple[bool, int | str]]:
 
 
 def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
-    """Take the value at a location away, or what is around it if it is missing there.
+    """Remove the value at a location, or its parent if it is missing there.
 
-    False: it went away already, together with another wrong value.
+    Return False if it was already removed, together with another invalid value.
     """
     if location[-1:] == ("[key]",):
         location = location[:-1]
@@ -180,7 +183,7 @@ def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
 
 
 def _reason(error: ErrorDetails) -> str:
-    """pydantic's message, with the value that is wrong or the field that may have been meant."""
+    """Return pydantic's message, with the invalid value or the field that may have been meant."""
     if error["type"] == "extra_forbidden":
         return f"unknown field{suggestion(str(error['loc'][-1]), _fields(error['loc'][:-1]))}"
     if error["type"] == "missing":
@@ -199,7 +202,7 @@ def _reason(error: ErrorDetails) -> str:
 
 
 def _fields(location: Sequence[int | str]) -> list[str]:
-    """Names of the fields of the model at a location of a spec."""
+    """Return the names of the fields of the model at a location of a spec."""
     found: Any = TopicSpec
     for part in location:
         in_dict = not _is_model(found)  # dict[str, Model]: the part is a key

@@ -24,10 +24,10 @@ _SUFFIXES = {"AVRO": "avsc", "JSON": "json", "PROTOBUF": "proto"}
 def new_topic(
     name: str, subject: str, pipeline: str, endpoints: Endpoints, config: Settings
 ) -> tuple[Path, Path]:
-    """Write the spec and the schema file of a topic; their paths.
+    """Write the spec and the schema file of a topic; return their paths.
 
-    :param subject: whose newest schema the topic's values have
-    :raises SpecError: a file exists already, the schema has references, or the spec is not right
+    :param subject: its newest schema becomes the schema of the topic's values
+    :raises SpecError: a file exists already, the schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
     with registry_errors(f"the subject {subject}"):
@@ -36,7 +36,7 @@ def new_topic(
     if registered.references:
         raise SpecError(
             f"subject {subject}: its schema refers to other subjects",
-            hint="put the definitions into one schema, or write the spec by hand",
+            hint="put the definitions into one schema, or write the spec manually",
         )
     document = _document(name, subject, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
     schema_file = config.schemas_dir / document["schema"]["file"]
@@ -56,7 +56,7 @@ def new_topic(
 
 
 def _document(name: str, subject: str, pipeline: str, kind: str, file: str) -> dict[str, Any]:
-    """:raises SpecError: the topic or the pipeline cannot be called so"""
+    """:raises SpecError: the name of the topic or the pipeline is invalid"""
     document = {
         "name": name,
         "pipeline": pipeline,

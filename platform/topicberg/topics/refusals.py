@@ -1,6 +1,6 @@
-"""Why a schema registry refuses a schema, and what to do about it.
+"""Why a schema registry refuses a schema, and how to fix the schema.
 
-Registries name a reason in words of their own: Confluent's in constants such as
+Registries have their own terms for a reason: Confluent's are constants such as
 ``PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL``, Apicurio in a list of differences.
 """
 
@@ -16,7 +16,7 @@ _MAX_REASON = 300
 class _Case:
     """A kind of change that a compatibility level does not allow.
 
-    :param words: what a registry calls it
+    :param words: the registries' terms for it
     """
 
     words: re.Pattern[str]
@@ -35,25 +35,25 @@ _OTHER_LEVEL = (
 _CASES = (
     _case(
         r"PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL|propertySchemasAdded",
-        "a property was added to an object that is open (it does not say `additionalProperties: "
-        "false`), so older records may have a property of that name with any type",
+        "a property was added to an open object (without `additionalProperties: false`), so older "
+        "records may have a property of that name with any type",
         _OTHER_LEVEL + "; or, in a new topic, begin with `additionalProperties: false`, which lets "
         "later versions add optional properties",
     ),
     _case(
         r"REQUIRED_ATTRIBUTE_ADDED|REQUIRED_PROPERTY_ADDED|[Nn]ew required property",
         "a property became required that older records may lack",
-        "take the property out of `required`",
+        "remove the property from `required`",
     ),
     _case(
         r"PROPERTY_REMOVED_FROM_CLOSED_CONTENT_MODEL|propertySchemasRemoved",
-        "a property was removed from an object that says `additionalProperties: false`, so records "
-        "that have it are not valid any more",
-        "keep the property, without requiring it; or " + _OTHER_LEVEL,
+        "a property was removed from an object with `additionalProperties: false`, so records that "
+        "have it are not valid any more",
+        "keep the property as optional; or " + _OTHER_LEVEL,
     ),
     _case(
         r"ADDITIONAL_PROPERTIES_(REMOVED|NARROWED)|[Aa]dditional properties are no longer allowed",
-        "an object that was open is closed now, so older records may have further properties",
+        "an open object was closed, so older records may have further properties",
         "leave `additionalProperties` as it is; or " + _OTHER_LEVEL,
     ),
     _case(
@@ -64,7 +64,7 @@ _CASES = (
     _case(
         r"MISSING_ENUM_SYMBOLS|ENUM_ARRAY_(NARROWED|CHANGED)|/symbols|/enum",
         "a value of an enum was removed that older records may have",
-        "keep the values of the enum; add new ones behind them",
+        "keep the values of the enum; add new ones after them",
     ),
     _case(
         r"MESSAGE_REMOVED|ONEOF_FIELD_REMOVED|REQUIRED_FIELD_|removed without reservation",
@@ -74,7 +74,7 @@ _CASES = (
     _case(
         r"TYPE_MISMATCH|TYPE_(CHANGED|NARROWED)|KIND_CHANGED|NAMED_TYPE_CHANGED|type changed"
         r"|not compatible with writer type|FIXED_SIZE_MISMATCH|MISSING_UNION_BRANCH",
-        "a field has another type, in which older records cannot be read",
+        "a field's type was changed to one in which older records cannot be read",
         "leave the field as it is, and add one of another name with the new type",
     ),
 )
@@ -82,7 +82,7 @@ _DIFFERENCES = re.compile(r"list of diff types: \[(.*)\]", re.DOTALL)
 
 
 def refusal(reason: str, level: str | None) -> tuple[str, str]:
-    """Return what a registry does not accept in a new version of a schema, and what to do.
+    """Return why a registry refuses a new version of a schema, and how to fix it.
 
     :param reason: the registry's message
     :param level: the compatibility level of the subject; None: it is not known

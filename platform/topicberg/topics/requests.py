@@ -1,4 +1,4 @@
-"""What was requested of Tableflow for a topic beside its spec: a file for each topic.
+"""Requests to Tableflow that override a topic's spec: one file for each topic.
 
 :mod:`topicberg.tableflow.control` applies the requests to the specs.
 """
@@ -16,9 +16,9 @@ from topicberg.settings import Settings
 
 
 class Request(BaseModel):
-    """What was asked for; ``tableflow``: settings that replace those of the spec.
+    """A request; ``tableflow``: settings that replace those of the spec.
 
-    ``command``: settings that a person chose with `topicberg tableflow enable`. They win over both,
+    ``command``: settings chosen with `topicberg tableflow enable`. They take precedence over both,
     also when a deployment enables the topic again, or deletes and creates it.
     """
 
@@ -31,7 +31,7 @@ class Request(BaseModel):
     resumed_at: float = 0.0
     """Seconds since 1970."""
     deleted: bool = False
-    """Disabled because the topic was deleted, until somebody creates it."""
+    """Disabled because the topic was deleted, until it is created again."""
 
 
 def topic_deleted(config: Settings, topic: str) -> None:
@@ -41,9 +41,9 @@ def topic_deleted(config: Settings, topic: str) -> None:
 
 
 def topic_created(config: Settings, topic: str) -> None:
-    """Let the topic spec decide whether a topic that was deleted is enabled.
+    """Let the topic spec decide again whether a topic that was deleted is enabled.
 
-    Settings that a command chose stay.
+    Settings that a command chose are kept.
     """
     request = read_request(config, topic)
     if request is None or not request.deleted:
@@ -55,25 +55,25 @@ def topic_created(config: Settings, topic: str) -> None:
 
 
 def read_request(config: Settings, topic: str) -> Request | None:
-    """What was last asked for; None: nothing."""
+    """Return the last request, or None if there is none."""
     try:
         return Request.model_validate_json(_file(config, topic).read_text())
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise TopicbergError(
-            f"{_file(config, topic)} is damaged", hint="remove it: the topic spec decides then"
+            f"{_file(config, topic)} is damaged", hint="remove it, so that the topic spec decides"
         ) from error
 
 
 def read_requests(config: Settings) -> dict[str, Request]:
-    """Every request, by topic."""
+    """Return every request, by topic."""
     requests = (read_request(config, name) for name in requested_topics(config))
     return {request.topic: request for request in requests if request is not None}
 
 
 def command_settings(config: Settings, topic: str) -> dict[str, Any]:
-    """Return the settings that a command chose; none if the request is damaged."""
+    """Return the settings chosen by a command; none if the request is damaged."""
     try:
         request = read_request(config, topic)
     except TopicbergError:
@@ -82,7 +82,7 @@ def command_settings(config: Settings, topic: str) -> dict[str, Any]:
 
 
 def requested_topics(config: Settings) -> list[str]:
-    """The topics that have a request."""
+    """Return the topics that have a request."""
     return [path.stem for path in sorted(_folder(config).glob("[!.]*.json"))]
 
 

@@ -1,7 +1,7 @@
 """Rules between the fields of a spec, and between a spec and the columns of its table.
 
-A rule names the fields that it reads. It is not asked when one of them is wrong in itself, so that
-one mistake is reported once, and all mistakes of a file together.
+A rule names the fields that it reads. It is not applied if one of them is invalid in itself, so
+that one mistake is reported once, and all mistakes of a file together.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _AS_A_TIME = {
     "`schema.date_times: timestamp`; or have the producer write milliseconds, as an integer with "
     "the title org.apache.kafka.connect.data.Timestamp",
     "protobuf": "have the producer write a google.protobuf.Timestamp",
-    "none": "the topic has no schema",
+    "none": "add a schema to the spec: without one the topic has no fields",
 }
-"""What to do about an event time that is not a time, by the format of the schema."""
+"""Remediation for an event time that is not a time, by the format of the schema."""
 
 _SCHEMA_FINDINGS = ("schema.format", "schema.file", "schema.message", "key.file", "key.message")
 
@@ -77,21 +77,23 @@ def _table_rule(*reads: str) -> Callable[[TableRule], TableRule]:
 
 
 def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Finding]:
-    """Everything that the rules find.
+    """Return all violations of the rules.
 
-    :param wrong: dotted fields that are wrong in themselves, and stand at some default here
+    :param wrong: dotted fields that are invalid in themselves, and have some default here
     """
     wrong = set(wrong)
 
-    def askable(reads: tuple[str, ...]) -> bool:
+    def is_applicable(reads: tuple[str, ...]) -> bool:
         return not any(_overlap(field, read) for field in wrong for read in reads)
 
-    found = [finding for reads, rule in _RULES if askable(reads) for finding in rule(spec, config)]
-    if not askable(_COLUMN_SOURCES) or any(field in _SCHEMA_FINDINGS for field, _ in found):
-        return found  # nobody knows the columns
+    found = [
+        finding for reads, rule in _RULES if is_applicable(reads) for finding in rule(spec, config)
+    ]
+    if not is_applicable(_COLUMN_SOURCES) or any(field in _SCHEMA_FINDINGS for field, _ in found):
+        return found  # the columns are not known
     columns = spec.columns(config)
     for reads, table_rule in _TABLE_RULES:
-        if askable(reads):
+        if is_applicable(reads):
             found += table_rule(spec, columns)
     return found
 
@@ -101,7 +103,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``; did you mean …?``, or what there is, or nothing."""
+    """Return ``; did you mean …?``, the list of known names, or nothing."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
@@ -132,9 +134,9 @@ def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[F
     if not needs_file and schema.file is not None:
         yield f"{section}.file", f"format {schema.format} has no schema file"
     if schema.message is not None and schema.format != "protobuf":
-        yield f"{section}.message", "belongs to format protobuf alone"
+        yield f"{section}.message", "is only for format protobuf"
     if schema.date_times != "text" and schema.format != "json":
-        yield f"{section}.date_times", "belongs to format json only"
+        yield f"{section}.date_times", "is only for format json"
     if schema.compatibility is not None and not needs_file:
         yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
 
@@ -145,7 +147,7 @@ def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if field is None:
         return
     if spec.key.format != "string":
-        yield "key.field", f"belongs to format string, the key's format is {spec.key.format}"
+        yield "key.field", f"is only for format string, the key's format is {spec.key.format}"
         return
     try:
         path = spec.value_schema_path(config)
@@ -159,7 +161,7 @@ def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if field not in fields:
         yield "key.field", f"the value has no field {field}{suggestion(field, fields)}"
     elif fields[field] in NESTED | {"binary", "fixed"}:
-        yield "key.field", f"{field} is a {fields[field]}, which has no text form"
+        yield "key.field", f"{field} is a {fields[field]}, which cannot be written as text"
 
 
 @_rule("key", "write_mode")
@@ -185,7 +187,7 @@ def _history(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.history and (spec.write_mode != "upsert" or not spec.tableflow.enabled):
         yield (
             "history",
-            "is for materialized topics in write_mode upsert: others keep all anyway",
+            "is only for materialized topics in write_mode upsert: other tables keep every record",
         )
 
 
@@ -194,7 +196,8 @@ def _upsert_views(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.upsert_views and (spec.write_mode != "append" or not spec.tableflow.enabled):
         yield (
             "upsert_views",
-            "are for materialized topics in write_mode append: an upsert topic's table is one",
+            "are only for materialized topics in write_mode append: an upsert topic's table is "
+            "such a view",
         )
 
 
@@ -203,8 +206,8 @@ def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.write_mode == "upsert" and "DELTA" in spec.tableflow.table_formats:
         yield (
             "tableflow.table_formats",
-            "DELTA needs write_mode append: an upsert's position deletes have no place in a Delta "
-            "log over the same files",
+            "DELTA needs write_mode append: a Delta log over the same files cannot represent an "
+            "upsert's position deletes",
         )
 
 
@@ -221,7 +224,10 @@ def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
 def _dead_letters(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     handling = spec.tableflow.error_handling
     if handling.mode != "LOG" and handling.target is not None:
-        yield "tableflow.error_handling.target", f"belongs to mode LOG, the mode is {handling.mode}"
+        yield (
+            "tableflow.error_handling.target",
+            f"is only for mode LOG, the mode is {handling.mode}",
+        )
     if handling.target == spec.name:
         yield "tableflow.error_handling.target", "a topic cannot be its own dead-letter topic"
 
@@ -248,7 +254,7 @@ def _generator_formats(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.key.format not in ("none", "string"):
         yield "generator", f"writes string keys or none; key.format is {spec.key.format}"
     if spec.key.format == "string" and spec.key.field is None:
-        yield "key.field", "the generator needs to know which field of the value is the key"
+        yield "key.field", "is required: the generator writes this field of the value as the key"
 
 
 @_rule("publishes", "generator", "schema.format", "key", "tableflow.enabled")
@@ -262,7 +268,7 @@ def _publishes(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     if spec.key.format == "protobuf":
         yield "publishes", "writes keys as text, Avro or JSON; key.format is protobuf"
     if spec.key.format == "string" and spec.key.field is None:
-        yield "key.field", "a published table needs to know which column is the key"
+        yield "key.field", "is required: this column of the published table becomes the key"
 
 
 @_rule("checks.ranges")
@@ -279,7 +285,10 @@ def _ranges(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 @_table_rule()
 def _column_names(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
-    """Glue folds names to lower case, Snowflake to upper case, and Spark ignores case."""
+    """Find fields that become one column.
+
+    Glue folds names to lower case, Snowflake to upper case, and Spark ignores case.
+    """
     seen: dict[str, str] = {}
     for column in columns:
         other = seen.setdefault(column.lower(), column)
@@ -297,7 +306,7 @@ def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
         yield (
             "event_time",
             f"{column} is a {kind}, not a time; {_AS_A_TIME[spec.value_schema.format]}, or leave "
-            f"event_time out: it is {spec.metadata_column('timestamp')} then, Kafka's time",
+            f"event_time out to use Kafka's time, {spec.metadata_column('timestamp')}",
         )
 
 
@@ -330,7 +339,10 @@ def _upsert_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Findin
             if column not in columns:
                 yield f"upsert_views.{view}", _no_column(column, columns)
             elif columns[column] in NESTED:
-                yield f"upsert_views.{view}", f"{column} is a {columns[column]}, which is no key"
+                yield (
+                    f"upsert_views.{view}",
+                    f"{column} is a {columns[column]}, which cannot be a key",
+                )
 
 
 @_table_rule("checks.not_null", "checks.accepted_values", "checks.ranges", "checks.unique")
@@ -347,7 +359,7 @@ def _checked_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Findi
                 yield f"checks.{check}", _no_column(column, columns)
     for column in checks.unique:
         if (kind := columns.get(column, "").partition("(")[0]) in NESTED:
-            yield "checks.unique", f"{column} is a {kind}, which is no key"
+            yield "checks.unique", f"{column} is a {kind}, which cannot be a key"
     for column in checks.ranges:
         kind = columns.get(column, "int").partition("(")[0]
         if kind not in NUMBERS:

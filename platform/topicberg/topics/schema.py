@@ -1,4 +1,4 @@
-"""Schema files: where they may be, what is in them, and which columns they make."""
+"""Schema files: where they may be, their content, and the columns that they define."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SchemaFormat = Literal["avro", "json", "protobuf", "none"]
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """A schema as it is registered, and the columns that it makes.
+    """A schema as it is registered, and the columns that it defines.
 
     ``columns`` maps names to Iceberg types, as precisely as checking a spec needs: a nested type
     is ``struct``, ``list`` or ``map`` and no more. The table's own types come from its engine.
@@ -25,7 +25,7 @@ class SchemaFile:
 
 
 def schema_path(schemas_dir: Path, file: str) -> Path:
-    """The path of a schema file, which must be inside the schema folder.
+    """Return the path of a schema file, which must be inside the schema folder.
 
     :raises SpecError: absolute, outside (also by way of a symbolic link), or no such file
     """
@@ -45,8 +45,8 @@ def read_schema(
     """Read and check one schema file.
 
     :param kind: avro, json or protobuf
-    :param message: protobuf alone: the message type; None: the first one of the file
-    :param date_times: JSON Schema only: ``timestamp`` makes times of ``format: date-time``
+    :param message: protobuf only: the message type; None: the first one of the file
+    :param date_times: JSON Schema only: ``timestamp`` reads ``format: date-time`` as times
     :raises SpecError: not readable, not of that format, recursive, or not a record with fields
     """
     try:

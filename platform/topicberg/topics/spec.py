@@ -1,6 +1,6 @@
 """The model of a topic spec: ``platform/topics/<name>.yaml``.
 
-Field by field rules live here; rules between fields, and between a spec and its schema file, live
+Rules for single fields are here; rules between fields, and between a spec and its schema file, are
 in :mod:`topicberg.topics.rules`.
 """
 
@@ -21,7 +21,7 @@ from topicberg.topics.schema import SchemaFormat, read_schema
 
 DAY_MS = 86_400_000
 MAX_NAME = 249
-"""Kafka's longest topic name; Glue and Snowflake take 255."""
+"""Kafka's longest topic name; Glue and Snowflake allow 255 characters."""
 PARTITION = "partition"
 RAW_KEY = "raw-key"
 METADATA_TYPES = {
@@ -56,15 +56,15 @@ _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}",
 
 
 def _topic_name(name: str) -> str:
-    """A name that Kafka takes, and that is an identifier in Glue, Snowflake and Dagster."""
+    """Return a valid name for Kafka that is also an identifier in Glue, Snowflake and Dagster."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"{name!r}: letters, digits, '.', '_' and '-' only, beginning with a letter or '_'"
         )
     if name.startswith("__"):
-        raise ValueError(f"{name!r}: names that begin with '__' are Kafka's own")
+        raise ValueError(f"{name!r}: names that begin with '__' are reserved by Kafka")
     if len(name) > MAX_NAME:
-        raise ValueError(f"has {len(name)} characters, Kafka takes {MAX_NAME}")
+        raise ValueError(f"has {len(name)} characters, Kafka allows {MAX_NAME}")
     return name
 
 
@@ -73,9 +73,11 @@ def _topic_config(values: Any) -> Any:
 
 
 def _plain_name(name: str) -> str:
-    """A name that is one in Dagster's groups and keys, in Iceberg, Glue and Snowflake."""
+    """Return a name that is valid in Dagster's groups and keys, Iceberg, Glue and Snowflake."""
     if not _PLAIN.fullmatch(name):
-        raise ValueError(f"{name!r}: small letters, digits and '_' only, beginning with a letter")
+        raise ValueError(
+            f"{name!r}: lowercase letters, digits and '_' only, beginning with a letter"
+        )
     return name
 
 
@@ -110,7 +112,7 @@ class PartitionField(BaseModel):
 def parse_partition_field(text: str) -> PartitionField:
     """Parse ``column``, ``transform(column)`` or ``transform[n](column)``.
 
-    :raises ValueError: not of that form, an unknown transform, or ``n`` is missing or too much
+    :raises ValueError: not of that form, an unknown transform, or ``n`` is missing or too large
     """
     text = text.strip()
     if text and not set(text) & set("()[], \t"):
@@ -121,7 +123,7 @@ def parse_partition_field(text: str) -> PartitionField:
     transform, column = match["name"].lower(), match["column"]
     width = int(match["width"]) if match["width"] else None
     if transform not in TRANSFORMS:
-        raise ValueError(f"{match['name']!r} is no transform; there are {', '.join(TRANSFORMS)}")
+        raise ValueError(f"{match['name']!r} is not a transform; there are {', '.join(TRANSFORMS)}")
     if transform in ("bucket", "truncate"):
         if width is None or not 1 <= width < 2**31:
             raise ValueError(
@@ -144,7 +146,7 @@ def _owner(text: str) -> str:
 
 def _unique(formats: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(formats)) != len(formats):
-        raise ValueError("each format once")
+        raise ValueError("has a format more than once")
     return formats
 
 
@@ -155,7 +157,7 @@ def _past(day: date) -> date:
 
 
 class SpecModel(BaseModel):
-    """Unknown fields are errors, and a spec never changes after it was read."""
+    """Unknown fields are errors, and a spec does not change after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -179,13 +181,13 @@ class ValueSchema(SpecModel):
     file: str | None = None
     """File name in ``platform/schemas/``."""
     message: str | None = None
-    """Protobuf alone: the message type of the value; the first one of the file by default."""
+    """Protobuf only: the message type of the value; default: the first one of the file."""
     subject: str | None = Field(default=None, min_length=1)
     """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``."""
     compatibility: Compatibility | None = None
-    """What a new version of the schema may change; the level of the registry by default."""
+    """What a new version of the schema may change; default: the registry's level."""
     date_times: Literal["text", "timestamp"] = "text"
-    """JSON Schema only: ``timestamp`` makes strings with ``format: date-time`` columns of times."""
+    """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
 
 
 class KeySpec(SpecModel):
@@ -198,21 +200,21 @@ class KeySpec(SpecModel):
     file: str | None = None
     """File name in ``platform/schemas/`` (formats avro, json, protobuf)."""
     message: str | None = None
-    """Protobuf alone: the message type of the key; the first one of the file by default."""
+    """Protobuf only: the message type of the key; default: the first one of the file."""
     subject: str | None = Field(default=None, min_length=1)
     """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``."""
     compatibility: Compatibility | None = None
-    """What a new version of the schema may change; the level of the registry by default."""
+    """What a new version of the schema may change; default: the registry's level."""
     date_times: Literal["text", "timestamp"] = "text"
-    """JSON Schema only: ``timestamp`` makes strings with ``format: date-time`` columns of times."""
+    """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
 
 
 class ErrorHandling(SpecModel):
-    """What becomes of a record that cannot be decoded (tableflow/v1, ``error_handling``)."""
+    """How a record that cannot be decoded is handled (tableflow/v1, ``error_handling``)."""
 
     mode: Literal["SUSPEND", "SKIP", "LOG"] = "SUSPEND"
     target: TopicName | None = None
-    """The dead-letter topic of mode LOG; ``error_log`` by default."""
+    """The dead-letter topic of mode LOG; default: ``error_log``."""
 
 
 class TableflowSpec(SpecModel):
@@ -226,7 +228,7 @@ class TableflowSpec(SpecModel):
     retention_ms: int = Field(default=7 * DAY_MS, ge=DAY_MS, lt=2**63)
     """How long snapshots are kept; at least a day."""
     data_retention_ms: int | None = Field(default=None, ge=30 * DAY_MS, lt=2**63)
-    """How long rows are kept, at least 30 days; for ever by default."""
+    """How long rows are kept, at least 30 days; default: for ever."""
     error_handling: ErrorHandling = ErrorHandling()
     metadata_column_naming_scheme: Literal["DEFAULT", "PORTABLE"] = "DEFAULT"
     """DEFAULT: ``$$offset``; PORTABLE: ``cflt_metadata_offset``."""
@@ -254,7 +256,7 @@ class DerivedPartitions(SpecModel):
 
     granularity: Literal["hourly", "daily"]
     start: Annotated[date, AfterValidator(_past)]
-    """First day that has a partition; not in the future."""
+    """The first day that has a partition; not in the future."""
     timezone: Literal["UTC"] = "UTC"
 
 
@@ -264,14 +266,14 @@ class GeneratorSpec(SpecModel):
     kind: str
     """A module of :mod:`topicberg.datagen.kinds`."""
     rate: float = Field(default=100, ge=0, allow_inf_nan=False)
-    """Records a second; 0: as fast as possible. In the cloud, Datagen makes that on average."""
+    """Records a second; 0: as fast as possible. In the cloud, Datagen's average rate."""
     tasks: PositiveInt = 1
     """Tasks of the Datagen connector in the cloud, which share the rate."""
     seed: int = Field(default=0, strict=True, ge=0)
 
 
 class Freshness(SpecModel):
-    """Age of the newest materialization at which the table is late."""
+    """The age of the newest materialization from which the table is stale."""
 
     warn_minutes: PositiveInt
     fail_minutes: PositiveInt
@@ -288,27 +290,27 @@ AcceptedValues = Annotated[tuple[Annotated[Any, AfterValidator(_scalar)], ...], 
 
 
 class Rules(SpecModel):
-    """What holds for the rows of a table."""
+    """Rules for the rows of a table."""
 
     not_null: tuple[str, ...] = ()
     """Columns that are never null."""
     accepted_values: dict[str, AcceptedValues] = {}
-    """Column → every value that it may have."""
+    """Column → every allowed value."""
     ranges: dict[str, Range] = {}
     """Column → bounds of its values."""
     unique: tuple[str, ...] = ()
-    """Columns that no two rows have in common; the check reads them whole."""
+    """Columns whose values are unique; the check reads them completely."""
     blocking: bool = Field(default=False, strict=True)
-    """Nothing downstream is computed while a rule is broken."""
+    """While a rule is broken, nothing downstream is computed."""
     volume_factor: float | None = Field(default=4, gt=1, allow_inf_nan=False)
-    """How many times more or fewer rows an hour than usual are an anomaly; null: never."""
+    """An hour with so many times more or fewer rows than usual is an anomaly; null: never."""
 
 
 class Checks(Rules):
     """Data checks on the topic's table."""
 
     max_lag_records: int | None = Field(default=None, strict=True, ge=0)
-    """Records that the table may be behind Kafka's end offsets."""
+    """The largest lag of the table behind Kafka's end offsets, in records."""
 
 
 def _metadata_column(tableflow: TableflowSpec, name: str) -> str:
@@ -324,7 +326,7 @@ def metadata_description(column: str) -> str | None:
 
 
 class TopicSpec(SpecModel):
-    """Everything topicberg knows of one topic."""
+    """Everything topicberg knows about one topic."""
 
     name: TopicName
     """The Kafka topic; also the name of the file."""
@@ -335,8 +337,8 @@ class TopicSpec(SpecModel):
     key: KeySpec = KeySpec()
     partitions: PositiveInt = Field(default=6, le=10_000)
     topic_config: Annotated[dict[str, str], BeforeValidator(_topic_config)] = {}
-    """The topic's configuration in Kafka, e.g. ``retention.ms: 604800000``; what is not named here
-    stays as the broker has it."""
+    """The topic's configuration in Kafka, e.g. ``retention.ms: 604800000``; the broker's settings
+    apply to everything else."""
     write_mode: Literal["append", "upsert"] = "append"
     """upsert: the key is the primary key, and the topic is compacted."""
     history: bool = Field(default=False, strict=True)
@@ -348,7 +350,7 @@ class TopicSpec(SpecModel):
     event_time: str = Field(
         default_factory=lambda fields: _metadata_column(fields["tableflow"], "timestamp")
     )
-    """The column that derived partitions go by; Kafka's record timestamp by default."""
+    """The column of event time, by which derived partitions are assigned; default: Kafka's time."""
     table: TableSpec = TableSpec()
     derived_partitions: DerivedPartitions | None = None
     generator: GeneratorSpec | None = None
@@ -357,7 +359,7 @@ class TopicSpec(SpecModel):
     parameters: dict[str, dict[str, Any]] = {}
     """Derived table → the parameters of its function."""
     owners: tuple[Annotated[str, AfterValidator(_owner)], ...] = ()
-    """``team:name`` or e-mail addresses, as Dagster takes them."""
+    """``team:name`` or e-mail addresses, as Dagster expects them."""
     freshness: Freshness | None = None
     checks: Checks = Checks()
 
@@ -365,55 +367,55 @@ class TopicSpec(SpecModel):
 
     @property
     def cleanup_policy(self) -> str:
-        """Tableflow's write mode follows the topic's cleanup policy, so we set it by the mode.
+        """The cleanup policy, set by the write mode: Tableflow's write mode follows the policy.
 
-        An upsert topic may have ``compact,delete``, too.
+        An upsert topic may also have ``compact,delete``.
         """
         by_mode = "compact" if self.write_mode == "upsert" else "delete"
         return self.topic_config.get(CLEANUP_POLICY, by_mode)
 
     @property
     def kafka_config(self) -> dict[str, str]:
-        """The configuration that the topic is created with, and kept at."""
+        """The configuration with which the topic is created and to which it is reset."""
         return {**self.topic_config, CLEANUP_POLICY: self.cleanup_policy}
 
     @property
     def value_subject(self) -> str:
-        """TopicNameStrategy, unless the spec says another one."""
+        """The value's subject: TopicNameStrategy's, unless the spec names another one."""
         return self.value_schema.subject or f"{self.name}-value"
 
     @property
     def key_subject(self) -> str:
-        """TopicNameStrategy, unless the spec says another one."""
+        """The key's subject: TopicNameStrategy's, unless the spec names another one."""
         return self.key.subject or f"{self.name}-key"
 
     def value_schema_path(self, config: Settings | None = None) -> Path | None:
-        """The value's schema file; None for format ``none``."""
+        """Return the value's schema file, or None for format ``none``."""
         file = self.value_schema.file
         return (config or settings()).schemas_dir / file if file else None
 
     def key_schema_path(self, config: Settings | None = None) -> Path | None:
-        """The key's schema file; None for keys without a schema."""
+        """Return the key's schema file, or None for keys without a schema."""
         return (config or settings()).schemas_dir / self.key.file if self.key.file else None
 
     # Names of the table in every catalog
 
     def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
-        """Iceberg (namespace, table): cluster id and topic name, unchanged, as Tableflow does it.
+        """Return Iceberg's (namespace, table): cluster id and topic name, as Tableflow does.
 
         Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` `` is one table.
         """
         return (config or settings()).cluster_id, self.name
 
     def namespace(self, config: Settings | None = None) -> str:
-        """Iceberg namespace and Glue database of the tables that come from the topic's table."""
+        """Return the Iceberg namespace and Glue database of the tables derived from the topic's."""
         return Names((config or settings()).prefix).namespace(self.pipeline)
 
     @property
     def glue_name(self) -> str:
-        """Glue table: the topic name, in lower case since Glue demands that for Hive's sake.
+        """Glue table: the topic name, in lower case because Glue requires that for Hive.
 
-        Glue itself takes dots and hyphens; Athena wants such a name in double quotes.
+        Glue itself allows dots and hyphens; Athena needs such a name in double quotes.
         """
         return self.name.lower()
 
@@ -424,32 +426,32 @@ class TopicSpec(SpecModel):
 
     @property
     def table_name(self) -> str:
-        """The table's name where it stands beside derived tables, in Dagster and in Snowflake.
+        """The table's name beside derived tables, in Dagster and in Snowflake.
 
-        The one of a published topic ends in ``_topic``: often the derived table that it is
-        published from has the name of the topic.
+        The name of a published topic's table ends in ``_topic``, because the derived table that it
+        is published from often has the name of the topic.
         """
         return f"{self.asset_name}_topic" if self.publishes else self.asset_name
 
     @property
     def asset_name(self) -> str:
-        """The topic in Dagster ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
+        """The topic's name in Dagster ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
         return re.sub(r"[.-]", "_", self.name)
 
     # The table's columns
 
     def metadata_column(self, name: str) -> str:
-        """Name of a metadata column: ``offset`` → ``$$offset`` or ``cflt_metadata_offset``."""
+        """Return the name of a metadata column: ``$$offset`` or ``cflt_metadata_offset``."""
         return _metadata_column(self.tableflow, name)
 
     def columns(self, config: Settings | None = None) -> dict[str, str]:
-        """Columns of the topic's table, in order, with their Iceberg types.
+        """Return the columns of the topic's table, in order, with their Iceberg types.
 
         Key (``key`` binary, or the key schema's fields), value fields, metadata columns. Nested
         types are named ``struct``, ``list`` and ``map`` only. A field of both key and value has
         the value's type, as in Tableflow.
 
-        :raises SpecError: a schema file is missing or wrong
+        :raises SpecError: a schema file is missing or invalid
         """
         columns = {"key": "binary"}
         if path := self.key_schema_path(config):

@@ -1,4 +1,4 @@
-"""YAML that does not let two equal keys pass, and that knows the place of its errors."""
+"""YAML that refuses duplicate keys, and that reports the place of its errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that remembers every key that a mapping has twice."""
+    """A safe loader that records every key that a mapping has twice."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -24,14 +24,14 @@ class _Loader(yaml.SafeLoader):
             if key_node.value in first:
                 self.duplicates.append(
                     f"line {mark.line + 1}, column {mark.column + 1}: {key_node.value}: "
-                    f"stands here for the second time (first: line {first[key_node.value]})"
+                    f"is repeated here (first: line {first[key_node.value]})"
                 )
             first.setdefault(key_node.value, mark.line + 1)
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> tuple[Any, list[str]]:
-    """The document (None if it cannot be read), and what is wrong with it as YAML."""
+    """Return the document (None if it cannot be read), and its errors as YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -44,8 +44,8 @@ def read_yaml(path: Path) -> tuple[Any, list[str]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        return None, [f"{place}not YAML: {said}"]
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        return None, [f"{place}not YAML: {reason}"]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         return None, [f"not YAML: {' '.join(str(error).split())}"]
     return document, loader.duplicates
