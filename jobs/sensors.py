@@ -62,7 +62,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.changes import Mark, expired_changes
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
-from topicberg.iceberg.snapshots import changes_since, held_hours, report, touched_hours
+from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
 from topicberg.transforms.derived import Derivation
@@ -290,7 +290,7 @@ def _look(
 
     def touched(snapshot: Snapshot) -> Iterator[Hours]:
         if watch.derived:
-            for hours in touched_hours(iceberg, snapshot, watch.origin.time):
+            for hours in affected_hours(iceberg, snapshot, watch.origin.time):
                 yield reached(hours, watch.reach, datetime.now(UTC))
 
     seen = cursor.seen
@@ -302,8 +302,8 @@ def _look(
         unknown, new = True, changes.new
     if unknown:
         cursor = _observe_expired(cursor, iceberg, watch, catalog)
-    elif changes.undone:  # a rollback: what is gone must be computed again
-        gone = [hours for snapshot in changes.undone for hours in touched(snapshot)]
+    elif changes.rolled_back:  # a rollback: what is gone must be computed again
+        gone = [hours for snapshot in changes.rolled_back for hours in touched(snapshot)]
         cursor = observe(cursor, Mark.of(iceberg, iceberg.current_snapshot()), gone)
     events: list[AssetMaterialization | AssetObservation] = []
     for snapshot in new[:BATCH]:

@@ -25,7 +25,7 @@ from rich.table import Table
 from assets import Lake, find_derived
 from assets.derived import derivation
 from topicberg.endpoints import Endpoints, load_endpoints
-from topicberg.iceberg.snapshots import touched_hours
+from topicberg.iceberg.snapshots import affected_hours
 from topicberg.settings import settings
 from topicberg.testing import create_table, spark_session
 from topicberg.topics import load_topics
@@ -87,7 +87,7 @@ def measure(spark: SparkSession, stack: Endpoints, rows: int) -> tuple[float, fl
     head = table.current_snapshot()
     assert head is not None
     beginning = int(START.timestamp()) // 3600
-    (touched,) = {(h.start, h.stop) for h in touched_hours(table, head, "$$timestamp")}
+    (touched,) = {(h.start, h.stop) for h in affected_hours(table, head, "$$timestamp")}
     refresh = seconds(lambda: compute(touched[0] - beginning, touched[1] - beginning), new)
     constant = seconds(lambda: compute(HOURS + 10, HOURS + 11), 0)
     for table_name in (source, plan.target):

@@ -19,7 +19,7 @@ from test_stock_tables import RULES, Row, ordered, reference_flagged
 
 from assets.pipelines.stock_trades import flagged_stock_trades
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.iceberg.snapshots import touched_hours
+from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
@@ -123,7 +123,7 @@ def follow(stack: Endpoints, spark: SparkSession, derivation: Derivation, since:
     for snapshot in ancestry(table):
         if snapshot.snapshot_id == since:
             break
-        for hours in touched_hours(table, snapshot, "$$timestamp"):
+        for hours in affected_hours(table, snapshot, "$$timestamp"):
             touched |= set(reached(hours, RULES.window, datetime.now(UTC)))
     for hour in sorted(touched):
         place = hour - first_hour

@@ -115,7 +115,7 @@ def check_merged(
     last = merged(view, source.name()) if view else None
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [each for each in changes.new if _changes_rows(each)]
-    undone = [each for each in changes.undone if _changes_rows(each)]
+    undone = [each for each in changes.rolled_back if _changes_rows(each)]
     rows = int(summary(head).get("total-records", 0)) if head else 0
     gap = changes.gap and (last is not None or rows > 0)
     if not missing and not undone and not gap:

@@ -180,7 +180,7 @@ def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Fin
     if head is None or passed is None or passed.rule != described:
         return None
     changes = changes_since(table, passed.snapshot)
-    if changes.undone or changes.gap:
+    if changes.rolled_back or changes.gap:
         return None
     may_break = [_InclusiveMetricsEvaluator(table.schema(), rule.breaks) for rule in rules]
     for snapshot in changes.new:
@@ -212,7 +212,7 @@ def _obeyed(table: Table, head: Snapshot, described: str) -> Finding:
 def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
     """Data files with rows that came after a snapshot, and when; None: nobody knows any more."""
     changes = changes_since(table, snapshot)
-    if changes.undone or changes.gap:
+    if changes.rolled_back or changes.gap:
         return None
     found: dict[str, datetime] = {}
     for each in changes.new:

@@ -197,7 +197,7 @@ def _failure(result: dg.ExecuteInProcessResult) -> str:
 def _partition_range(
     topic: TopicSpec, config: Settings, endpoints: Endpoints, since: datetime
 ) -> dict[str, str]:
-    """Tags of the partitions of everything produced since then, and of what was never computed.
+    """Return tags of the partitions of everything produced since then, and of what was never computed.
 
     :param topic: says which partitions there are
     """
@@ -213,13 +213,13 @@ def _partition_range(
 
 
 def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
-    """All hours (since 1970) with records if a derived table is missing, or the totals lack some.
+    """Return all hours (since 1970) with records if a derived table is missing, or the totals lack some.
 
     So it is after a killed run, and with a new derived table.
     """
     from pyiceberg.exceptions import NoSuchTableError
 
-    from topicberg.iceberg.snapshots import report, touched_hours
+    from topicberg.iceberg.snapshots import affected_hours, report
     from topicberg.iceberg.summaries import ancestry
 
     lake, catalog = _lake(config), endpoints.catalog(config)
@@ -240,7 +240,7 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
         if spec.write_mode == "append" and catalog.table_exists(spec.table_identifier(config))
         for table in [catalog.load_table(spec.table_identifier(config))]
         for snapshot in ancestry(table)
-        for hours in touched_hours(table, snapshot, spec.event_time)
+        for hours in affected_hours(table, snapshot, spec.event_time)
     }
 
 

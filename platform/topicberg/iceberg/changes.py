@@ -1,9 +1,9 @@
-"""Which hours of a table changed since a state of it, also when snapshots in between are expired.
+"""The hours of a table that changed since a state of it, even if snapshots since are expired.
 
-Snapshots tell it exactly. When maintenance expires some, it notes in a table property which hours
-they changed (:class:`Ledger`). What others expired is reconstructed from the data sequence numbers
-of the files: rows that were added are in files with a higher number than that state had. Rows that
-were removed leave no trace; unless all old files are still there, any hour may have changed.
+Snapshots record it exactly. When maintenance expires some, it records in a table property which
+hours they changed (:class:`Ledger`). What other tools expired is reconstructed from the data
+sequence numbers of the files: added rows are in files with a higher number than that state had.
+Removed rows leave no trace; unless all old files still exist, any hour may have changed.
 
 Source: Iceberg spec, "Sequence Numbers". Rewritten files get the sequence number that the table had
 when the rewrite began (``use-starting-sequence-number``), so rows never get a lower one.
@@ -30,7 +30,7 @@ from topicberg.iceberg.hours import (
     union,
     without,
 )
-from topicberg.iceberg.snapshots import changes_since, touched_hours
+from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.iceberg.summaries import ancestry, summary
 
 if TYPE_CHECKING:
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 LEDGER = "topicberg.expired-changes"
 """Table property: :class:`Ledger`."""
 MAX_RANGES = 200
-"""Of the ledger. Of more, those are forgotten that changed longest ago."""
+"""Ranges of the ledger. Beyond them, those that changed longest ago are dropped."""
 SNAPSHOT_RANGES = 20
 _TOTALS = ("total-data-files", "total-records", "total-files-size")
 
 
 class Mark(BaseModel):
-    """A state of a table, and what is left of it to go by when its snapshot is expired."""
+    """A state of a table, with what identifies it after its snapshot is expired."""
 
     table: str
     """The table's UUID."""
     snapshot: int | None
-    """None: it had none."""
+    """None: the table had no snapshot."""
     sequence: int
     at: int
     """When the snapshot was committed, in ms."""
     totals: tuple[int, ...] | None = None
-    """Data files, records and bytes, as the snapshot's summary has them."""
+    """Data files, records and bytes, from the snapshot's summary."""
 
     @staticmethod
     def of(table: Table, snapshot: Snapshot | None) -> Mark:
@@ -76,25 +76,25 @@ class Mark(BaseModel):
 
 @dataclass(frozen=True)
 class Change:
-    """Hours in which rows came or went."""
+    """Hours in which rows were added or removed."""
 
     hours: Hours
     sequence: int
-    """The table's sequence number after it; 0: a change that a rollback undid."""
+    """The table's sequence number after the change; 0: a rollback reverted a change."""
     since: int
     until: int
-    """Between which times it was committed, in ms."""
+    """The times in ms between which it was committed."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """What changed since a mark."""
+    """The changes since a mark."""
 
     changes: list[Change]
     everything: bool = False
-    """Rows may be removed of any hour, also of hours that the table no longer holds."""
+    """Rows may have been removed from any hour, also from hours that the table no longer holds."""
     rolled_back: bool = False
-    """Some changes are that earlier ones were undone."""
+    """Some changes are reversals of earlier ones."""
 
 
 def changed(table: Table, column: str, since: Mark | None) -> Changed:
@@ -108,30 +108,30 @@ def changed(table: Table, column: str, since: Mark | None) -> Changed:
     new = [
         Change(hours, snapshot.sequence_number or 0, snapshot.timestamp_ms, snapshot.timestamp_ms)
         for snapshot in found.new
-        for hours in union(touched_hours(table, snapshot, column))
+        for hours in union(affected_hours(table, snapshot, column))
     ]
-    undone = [
+    rolled_back = [
         Change(hours, 0, _moved_ms(table, since), _now_ms())
-        for snapshot in found.undone
-        for hours in union(touched_hours(table, snapshot, column))
+        for snapshot in found.rolled_back
+        for hours in union(affected_hours(table, snapshot, column))
     ]
-    return Changed([*lost.changes, *undone, *new], rolled_back=bool(found.undone))
+    return Changed([*lost.changes, *rolled_back, *new], rolled_back=bool(found.rolled_back))
 
 
 def expired_changes(table: Table, column: str, since: Mark | None) -> Changed:
-    """Return what snapshots changed that are expired: between a mark and the oldest of ``main``.
+    """Return the changes of expired snapshots between a mark and the oldest of ``main``.
 
-    Perhaps also what later ones changed.
+    They may include changes of later snapshots.
     """
     head = table.current_snapshot()
     if head is None or since is None or since.table != table.metadata.table_uuid.hex:
         return _all(table, column, since)
     oldest = list(ancestry(table))[-1]
-    if (oldest.sequence_number or 0) <= since.sequence:  # the mark's snapshot was undone
+    if (oldest.sequence_number or 0) <= since.sequence:  # the mark's snapshot was rolled back
         return _all(table, column, since)
     until = oldest.timestamp_ms
     ledger = Ledger.of(table)
-    if ledger and ledger.tells(column, oldest, since):
+    if ledger and ledger.covers(column, oldest, since):
         noted = [
             Change(Hours(start, stop), min(sequence, head.sequence_number or 0), since.at, until)
             for start, stop, sequence in ledger.hours
@@ -164,10 +164,10 @@ def _now_ms() -> int:
 
 
 def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:
-    """Return the totals of the files of a snapshot that were there at a sequence number.
+    """Return the totals of the files of a snapshot that existed at a sequence number.
 
-    If they are those of the mark, every file of then is still there, and no row of it is removed
-    but by deletes that came later.
+    If they equal the mark's, every file of that time still exists, and rows were removed from them
+    only by later deletes.
     """
     files = records = size = 0
     for file, number in live_files_since(table, head, -1):
@@ -180,7 +180,7 @@ def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:
 
 
 def _moved_ms(table: Table, since: Mark) -> int:
-    """Return when ``main`` left the state of a mark, in ms; before, if that is not known."""
+    """Return when ``main`` left the state of a mark, in ms; earlier, if that is not known."""
     log = table.metadata.snapshot_log
     for entry, following in reversed([*pairwise(log)]):
         if entry.snapshot_id == since.snapshot:
@@ -189,14 +189,14 @@ def _moved_ms(table: Table, since: Mark) -> int:
 
 
 class Ledger(BaseModel):
-    """Which hours expired snapshots changed."""
+    """The hours that expired snapshots changed."""
 
     column: str
     oldest: int
-    """The snapshot of ``main`` that was the oldest one left; if it no longer is, others expired
+    """The oldest remaining snapshot of ``main``; if it is another one now, another tool expired
     snapshots as well."""
     since: int
-    """The changes after this sequence number are noted."""
+    """Changes after this sequence number are recorded."""
     hours: list[tuple[int, int, int]] = []
     """First hour, end, and the sequence number of the last change; without overlaps."""
 
@@ -208,8 +208,8 @@ class Ledger(BaseModel):
         except ValidationError:  # of another version
             return None
 
-    def tells(self, column: str, oldest: Snapshot, since: Mark) -> bool:
-        """Whether all changes between a mark and the oldest snapshot of ``main`` are noted."""
+    def covers(self, column: str, oldest: Snapshot, since: Mark) -> bool:
+        """Return whether all changes between a mark and the oldest snapshot are recorded."""
         return (
             self.column == column
             and self.oldest == oldest.snapshot_id
@@ -218,10 +218,10 @@ class Ledger(BaseModel):
 
 
 def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
-    """Return the ledger for when snapshots are removed, with what ``main`` cannot tell any more.
+    """Return the ledger for removing snapshots, with what ``main`` will no longer record.
 
-    Beside the snapshots that ``main`` loses, all that are not part of it are noted, as if theirs
-    was the next change: they were undone, or a tag keeps them beyond the end of ``main``.
+    Beside the snapshots that ``main`` loses, all that are not part of it are recorded as the next
+    change: they were rolled back, or a tag keeps them beyond the end of ``main``.
     """
     line = list(ancestry(table))
     kept = next((n for n, each in enumerate(line) if each.snapshot_id in removed), len(line))
@@ -232,9 +232,9 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
     beside = [each for each in table.metadata.snapshots if each.snapshot_id not in of_main]
     lost = [*reversed(line[kept:]), *beside]
     following = 1 + max(each.sequence_number or 0 for each in table.metadata.snapshots)
-    touched = in_parallel(lambda each: _known_hours(table, each, column), lost)
+    affected = in_parallel(lambda each: _known_hours(table, each, column), lost)
     hours, since = ledger.hours, ledger.since
-    for snapshot, ranges in zip(lost, touched, strict=True):
+    for snapshot, ranges in zip(lost, affected, strict=True):
         sequence = snapshot.sequence_number or 0
         if snapshot.snapshot_id not in of_main:
             sequence = following
@@ -249,15 +249,15 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
 
 def _known_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
     try:
-        return touched_hours(table, snapshot, column)
-    except FileNotFoundError:  # somebody deleted its files, which must not keep it from expiring
+        return affected_hours(table, snapshot, column)
+    except FileNotFoundError:  # its files were deleted, which must not prevent its expiry
         return [EVERYTHING]
 
 
 def _overlaid(
     hours: Sequence[tuple[int, int, int]], newer: Iterable[Hours], sequence: int
 ) -> list[tuple[int, int, int]]:
-    """Return the ranges with newer ones over them."""
+    """Return the ranges, with newer ones replacing what they overlap."""
     newer = union(newer)
     left = [
         (rest.start, rest.stop, number)

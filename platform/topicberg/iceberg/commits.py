@@ -1,4 +1,4 @@
-"""Commits that are refused when another one came first."""
+"""Commits that are refused if another one came first."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def commit_on_head(
 ) -> None:
     """Commit a snapshot on ``main`` if the head is still the one that ``table`` has.
 
-    (A transaction of PyIceberg's would apply the change to whatever head there is then.)
+    (A transaction of PyIceberg would apply the change to whatever the head is by then.)
 
     :param properties: table properties that change in the same commit
-    :param dropped: table properties that go in the same commit
+    :param dropped: table properties that the same commit removes
     :raises CommitConflictError: another commit came first; nothing was committed
     """
     updates, requirements = change._commit()
@@ -40,7 +40,7 @@ def commit_on_head(
     try:
         table.catalog.commit_table(table, (unchanged, *requirements), (*updates, *more))
     except (CommitFailedException, RESTError) as error:
-        # Not every catalog says that a snapshot came too late as the specification asks.
+        # Not every catalog reports a conflict with the error that the specification requires.
         head = table.current_snapshot()
         now = table.refresh().current_snapshot()
         if isinstance(error, RESTError) and now == head:

@@ -29,7 +29,7 @@ def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
 
 
 def live_files(table: Table) -> Iterator[DataFile]:
-    """Data and delete files of the current snapshot."""
+    """Yield data and delete files of the current snapshot."""
     head = table.current_snapshot()
     if head is not None:
         for entry in entries(table.io, head.manifests(table.io)):
@@ -37,7 +37,7 @@ def live_files(table: Table) -> Iterator[DataFile]:
 
 
 def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFile]:
-    """Path → manifest, of all these snapshots together."""
+    """Return path → manifest, of all these snapshots together."""
     lists = in_parallel(lambda snapshot: snapshot.manifests(io), snapshots)
     return {manifest.manifest_path: manifest for found in lists for manifest in found}
 
@@ -45,7 +45,7 @@ def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFi
 def entries_by_manifest(
     io: FileIO, found: Iterable[ManifestFile]
 ) -> Iterator[tuple[str, list[ManifestEntry]]]:
-    """Path of each manifest → its entries, without those that say that a file was removed."""
+    """Yield the path of each manifest and its entries, without those of removed files."""
 
     def read(manifest: ManifestFile) -> tuple[str, list[ManifestEntry]]:
         return manifest.manifest_path, manifest.fetch_manifest_entry(io)
@@ -54,19 +54,19 @@ def entries_by_manifest(
 
 
 def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
-    """The entries of manifests, without those that say that a file was removed."""
+    """Yield the entries of manifests, without those of removed files."""
     for _, read in entries_by_manifest(io, found):
         yield from read
 
 
 def partition_of(file: DataFile) -> tuple[object, ...]:
-    """The partition spec and the partition's values, to group files by."""
+    """Return the partition spec and the partition's values, to group files by."""
     values = file.partition
     return file.spec_id, *(values[place] for place in range(len(values)))
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> int:
-    """Delete what is still there; the number of paths."""
+    """Delete files that still exist; return the number of paths."""
 
     def delete(path: str) -> None:
         with suppress(FileNotFoundError):

@@ -1,9 +1,9 @@
 """The hours of event time that the files of a table hold.
 
-From metadata as far as possible: partition values, then the bounds in manifests. Of a data file
-without bounds (Iceberg keeps none beyond a table's first 100 columns), the statistics in its footer
-are read. A position delete changes the hours of the data files that it names. What says nothing
-holds every hour: too many hours are computed again, never too few.
+They are read from metadata if possible: partition values, then the bounds in manifests. For a data
+file without bounds (Iceberg keeps none beyond a table's first 100 columns), the statistics in its
+footer are read. A position delete changes the hours of the data files that it names. A file without
+any of these counts for every hour: too many hours are computed again, never too few.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _EPOCH = date(1970, 1, 1)
 _CACHED_FILES = 100_000
 
 Hours = range
-"""Hours since 1970 (UTC). Numbers, since a producer's wrong clock may write the year 57000."""
+"""Hours since 1970 (UTC). Numbers, because a producer's wrong clock may write the year 57000."""
 
 BEFORE_EVERYTHING = -(2**62)
 NO_TIME = Hours(BEFORE_EVERYTHING, BEFORE_EVERYTHING + 1)
-"""Rows without a time come before all others."""
+"""The hour of rows without a time, which sorts before all others."""
 EVERYTHING = Hours(BEFORE_EVERYTHING, -BEFORE_EVERYTHING)
 
 
@@ -95,7 +95,7 @@ class FileHours:
             file.file_format == FileFormat.PARQUET
         ):
             return self._of_named(_named_files(self._table.io, file), snapshot)
-        # An equality delete or a deletion vector may concern every data file.
+        # An equality delete or a deletion vector may affect every data file.
         return self._of_named(None, snapshot)
 
     def held(self, snapshot: Snapshot) -> list[Hours]:
@@ -115,7 +115,7 @@ class FileHours:
         return self._of_bounds(file) or self._of_footer(file.file_path, file.file_format)
 
     def _of_bounds(self, file: DataFile) -> list[Hours]:
-        """Empty: the manifest does not say."""
+        """Return the hours by the manifest's bounds; empty: the manifest has none."""
         number = self._field.field_id
         nulls = (file.null_value_counts or {}).get(number)
         lower, upper = (
@@ -156,7 +156,7 @@ class FileHours:
         return union(found)
 
     def _manifest(self, manifest: ManifestFile) -> _OfManifest:
-        """Return path → hours of the live data files of a manifest, which never changes."""
+        """Return path → hours of the live data files of a manifest; manifests never change."""
         key = manifest.manifest_path, self._field.field_id
         if (known := _cache.get(key)) is None:
             known = {
@@ -174,7 +174,7 @@ _OfManifest = Mapping[str, tuple[tuple[Hours, ...], FileFormat]]
 
 
 class _Cache:
-    """What the manifests that were read last say: a sensor reads the same ones at every tick."""
+    """The hours of recently read manifests: a sensor reads the same ones at every tick."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,7 +199,7 @@ _cache = _Cache()
 
 
 def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:
-    """Return the paths of the data files that a position delete file names; None: it is deleted."""
+    """Return the paths of data files that a position delete file names; None: it is deleted."""
     import pyarrow.parquet as pq
 
     try:
@@ -219,13 +219,13 @@ def _footer_hours(io: FileIO, path: str, field: NestedField) -> list[Hours]:
         with io.new_input(path).open() as stream:
             parquet = pq.ParquetFile(stream)
             schema, footer = parquet.schema_arrow, parquet.metadata
-    except FileNotFoundError:  # removed, and the last snapshot that had it is expired
+    except FileNotFoundError:  # deleted because the last snapshot that had it is expired
         return []
     ids = {(column.metadata or {}).get(b"PARQUET:field_id"): column.name for column in schema}
     name = ids.get(str(field.field_id).encode())
     if ids.keys() == {None} and field.name in schema.names:  # not written by Iceberg
         name = field.name
-    if name is None:  # the column came later: all of its values are null
+    if name is None:  # the column was added later: all of its values are null
         return [NO_TIME]
     kind = schema.field(name).type
     known = pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")
@@ -269,7 +269,7 @@ def microseconds(field: NestedField, bound: bytes) -> int:
 
 
 def _width(field: NestedField) -> int:
-    """Return how many hours a value of the column stands for."""
+    """Return how many hours a value of the column covers."""
     return 24 if isinstance(field.field_type, DateType) else 1
 
 
@@ -282,7 +282,7 @@ def live_files_since(
 ) -> Iterator[tuple[DataFile, int]]:
     """Yield the files of a snapshot whose data sequence number is above one, with that number.
 
-    Manifests that were all written before are not opened.
+    Manifests that were completely written before that number are not opened.
     """
     manifests = [
         manifest

@@ -2,7 +2,7 @@
 
 Source: Iceberg spec, "Position Delete Files": a row for each deleted row, with the data file's path
 and the row's position in it, sorted by both; in a manifest of its own kind. PyIceberg reads them;
-its writer of manifests knows data files alone, so it is told of the other kind here.
+its writer of manifests supports only data files, so it is extended here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FileRows:
 
 
 def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uint32]]]:
-    """Of a position delete file: each data file's path and its deleted positions."""
+    """Yield each data file's path and its deleted positions, from a position delete file."""
     import pyarrow.parquet as pq
 
     with files.new_input(path).open() as stream:
@@ -78,7 +78,7 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
 
 
 def live_rows(table: Table) -> int:
-    """Rows of the current snapshot that are not deleted by position."""
+    """Return the rows of the current snapshot that are not deleted by position."""
     files = list(live_files(table))
     if _has_vectors(files):
         return table.scan().count()
@@ -87,23 +87,23 @@ def live_rows(table: Table) -> int:
     for file in files:
         if file.content == DataFileContent.POSITION_DELETES:
             for path, positions in read_deletes(table.io, file.file_path):
-                if path in rows:  # deletes may outlive their file
+                if path in rows:  # a delete file may name deleted data files
                     deleted[path].append(positions)
     gone = (len(np.unique(np.concatenate(parts))) for parts in deleted.values())
     return sum(rows.values()) - sum(gone)
 
 
 def _has_vectors(files: Iterable[DataFile]) -> bool:
-    """Whether others wrote deletion vectors, which are of Iceberg's format 3."""
+    """Return whether another writer wrote deletion vectors, which are of Iceberg's format 3."""
     return any(file.file_format == FileFormat.PUFFIN for file in files)
 
 
 def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch: str) -> int:
     """Commit a snapshot without these rows to a new branch.
 
-    One delete file for every partition of the table that has such rows: later readers open each.
+    It writes one delete file for every partition that has such rows: later readers open each.
 
-    :param head: of ``main``, the snapshot's parent, which has the rows
+    :param head: the head of ``main``, the snapshot's parent, which has the rows
     :returns: the snapshot's id
     :raises CommitConflictError: another commit came in between
     """
@@ -120,8 +120,8 @@ def delete_rows(
     """Commit a snapshot of ``main`` without these rows.
 
     :param table: freshly loaded; its head has the rows
-    :param properties: table properties, and what the snapshot's summary says
-    :param dropped: table properties that go in the same commit
+    :param properties: table properties, also added to the snapshot's summary
+    :param dropped: table properties that the same commit removes
     :raises CommitConflictError: another commit came in between
     """
     snapshot = _DeleteFilesChange(
@@ -135,9 +135,9 @@ def delete_rows(
 
 
 def trim_deletes(table: Table) -> int:
-    """Take out of delete files what names files that are gone.
+    """Remove rows of deleted data files from delete files.
 
-    Else the totals of every snapshot to come count rows as deleted that are not there.
+    Otherwise the totals of all later snapshots count rows as deleted that do not exist.
 
     :returns: how many delete files were replaced
     :raises CommitConflictError: another commit came in between
@@ -176,7 +176,7 @@ def _add(table: Table, snapshot: _DeleteFilesChange, rows: Iterable[FileRows]) -
 
 
 def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
-    """Grouped as delete files have to be, which apply to files of their own partition alone."""
+    """Return the rows grouped by partition: a delete file applies to its own partition only."""
     groups: dict[tuple[object, ...], list[FileRows]] = defaultdict(list)
     for of_file in sorted(rows, key=lambda of_file: of_file.file.file_path):
         groups[partition_of(of_file.file)].append(of_file)
@@ -184,7 +184,7 @@ def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
 
 
 def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
-    """The delete file of one partition, written."""
+    """Write the delete file of one partition; return it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -287,6 +287,6 @@ class _DeleteFilesChange(_FastAppendFiles):
             collector.remove_file(file, self.schema(), self.spec(file.spec_id))
         parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or 0)
         changed = Summary(operation=Operation.DELETE, **collector.build(), **snapshot_properties)
-        # PyIceberg adds totals up for some operations alone.
+        # PyIceberg computes totals only for some operations.
         summary = update_snapshot_summaries(changed, parent.summary if parent else None)
         return Summary(operation=self._operation, **summary.additional_properties)

@@ -1,7 +1,7 @@
-"""Tags on snapshots while they are read, so that they and their files are not expired meanwhile.
+"""Tags on snapshots while they are read, so that they and their files do not expire meanwhile.
 
-A reader that is killed leaves its tags behind. Their names say who read, and since when, so that
-maintenance removes them after :data:`LIMIT`; the expiry of other tools goes by the tag's own age
+A reader that is killed leaves its tags. Their names contain the reader and the start, so that
+maintenance can remove them after :data:`LIMIT`; the expiry of other tools uses the tag's own age
 limit. Tables that topicberg may not change, like those of Confluent's Tableflow, get no tag.
 """
 
@@ -46,15 +46,15 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "topicberg-reading-"
 LIMIT = timedelta(days=1)
-"""A tag that is older belongs to a reader that was killed."""
+"""An older tag belongs to a reader that was killed."""
 _ATTEMPTS = 8
 
 
 @contextmanager
 def reading(tables: Iterable[Table], reader: str) -> Iterator[None]:
-    """Keep the current snapshots of tables, as they were loaded.
+    """Protect the current snapshots of tables, as they were loaded, from expiry.
 
-    :param reader: whoever reads, for the tags' names
+    :param reader: the reader's name, for the tags' names
     :raises CommitConflictError: a snapshot is expired already; load the table again
     """
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ def _tag(table: Table, snapshot: int, committed_ms: int, reader: str) -> Iterato
             "ref-name": name,
             "type": SnapshotRefType.TAG,
             "snapshot-id": snapshot,
-            # By Iceberg's specification, how old the snapshot may become, not the tag.
+            # In Iceberg's specification this is the maximum age of the snapshot, not of the tag.
             "max-ref-age-ms": now_ms - committed_ms + int(LIMIT.total_seconds() * 1000),
         }
     )
@@ -100,7 +100,7 @@ def _tag(table: Table, snapshot: int, committed_ms: int, reader: str) -> Iterato
 
 
 def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
-    """False: the catalog does not take it.
+    """Create the tag; return False if the catalog refuses it.
 
     :raises CommitConflictError: the snapshot is expired
     """
@@ -122,12 +122,12 @@ def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
 def _remove(table: Table, name: str) -> None:
     try:
         _commit(table, RemoveSnapshotRefUpdate.model_validate({"ref-name": name}))
-    except Exception as error:  # what was read is read; maintenance removes the tag
-        logger.info("table %s: tag %s stays behind: %s", ".".join(table.name()), name, error)
+    except Exception as error:  # the read is complete; maintenance removes the tag
+        logger.info("table %s: tag %s is not removed: %s", ".".join(table.name()), name, error)
 
 
 def _commit(table: Table, update: TableUpdate) -> None:
-    """Commit, and try again when another commit came first."""
+    """Commit, and retry if another commit came first."""
     requirement = AssertTableUUID(uuid=table.metadata.table_uuid)
     retrying = Retrying(
         retry=retry_if_exception_type((CommitFailedException, CommitStateUnknownException)),

@@ -1,4 +1,4 @@
-"""What a snapshot did to its table, from metadata alone: no data file is read."""
+"""What a snapshot did to its table, from metadata only: no data file is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAMPLED_SNAPSHOTS = 20
 class SnapshotReport:
     """One snapshot in numbers. Bytes and files are of data files; times are UTC.
 
-    Records are those that a reader sees: without the ones that are deleted by position.
+    Records are those that a reader sees, without those that are deleted by position.
     """
 
     snapshot_id: int
@@ -50,7 +50,7 @@ class SnapshotReport:
 
 
 def report(snapshot: Snapshot) -> SnapshotReport:
-    """The summary of a snapshot, in numbers; what it does not say is 0."""
+    """Return the summary of a snapshot, in numbers; 0 if it does not have them."""
     properties = summary(snapshot)
 
     def number(key: str) -> int:
@@ -76,22 +76,22 @@ def report(snapshot: Snapshot) -> SnapshotReport:
 
 @dataclass(frozen=True)
 class Changes:
-    """What became of ``main`` since a snapshot; each list from old to new."""
+    """The changes of ``main`` since a snapshot; each list from old to new."""
 
     new: list[Snapshot]
-    undone: list[Snapshot]
-    """Snapshots that a rollback took out of the history of ``main``."""
+    rolled_back: list[Snapshot]
+    """Snapshots that a rollback removed from the history of ``main``."""
     gap: bool = False
-    """Snapshots in between are expired: there may have been others, of either kind."""
+    """Snapshots in between are expired: there may have been others, new or rolled back."""
 
     def __bool__(self) -> bool:
-        return bool(self.new or self.undone or self.gap)
+        return bool(self.new or self.rolled_back or self.gap)
 
 
 def changes_since(table: Table, last: int | None, head: Snapshot | None = None) -> Changes:
-    """Return what happened since snapshot ``last`` (None: ever), up to ``head`` (None: ``main``).
+    """Return the changes since snapshot ``last`` (None: ever), up to ``head`` (None: ``main``).
 
-    A snapshot of before the gap may still be known, by a tag for example.
+    A snapshot from before the gap may still exist, by a tag for example.
     """
     line = list(ancestry(table, head))
     for place, snapshot in enumerate(line):
@@ -100,29 +100,29 @@ def changes_since(table: Table, last: int | None, head: Snapshot | None = None) 
     if last is None:
         return Changes(line[::-1], [], gap=not _is_whole(line))
     known = table.snapshot_by_id(last)
-    undone = list(ancestry(table, known)) if known else []
+    rolled_back = list(ancestry(table, known)) if known else []
     of_main = {snapshot.snapshot_id: place for place, snapshot in enumerate(line)}
-    for place, snapshot in enumerate(undone):
+    for place, snapshot in enumerate(rolled_back):
         if (common := of_main.get(snapshot.snapshot_id)) is not None:
-            return Changes(line[:common][::-1], undone[:place][::-1])
-    if undone and _is_whole(line) and _is_whole(undone):  # the table was replaced
-        return Changes(line[::-1], undone[::-1])
+            return Changes(line[:common][::-1], rolled_back[:place][::-1])
+    if rolled_back and _is_whole(line) and _is_whole(rolled_back):  # the table was replaced
+        return Changes(line[::-1], rolled_back[::-1])
     return Changes(line[::-1], [], gap=True)
 
 
 def _is_whole(line: list[Snapshot]) -> bool:
-    """Whether a line, from new to old, goes back to the table's first snapshot.
+    """Return whether a line, from new to old, goes back to the table's first snapshot.
 
-    By its number: some catalogs take the parent from a snapshot when that expires.
+    It compares the sequence number: some catalogs remove a snapshot's parent when that expires.
     """
     return not line or (line[-1].sequence_number or 0) == 1
 
 
-def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
+def affected_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
     """Return the hours of ``column`` in which the snapshot added or removed rows, by file.
 
-    Compaction changes no row, and rows past their retention take nothing from what was derived of
-    them. See :mod:`topicberg.iceberg.hours`.
+    Compaction changes no row, and deleting rows past their retention does not change what was
+    derived from them. See :mod:`topicberg.iceberg.hours`.
     """
     if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
         return []
@@ -133,13 +133,13 @@ def touched_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
 
 
 def held_hours(table: Table, column: str) -> list[Hours]:
-    """The hours of ``column`` in which the current snapshot has data files."""
+    """Return the hours of ``column`` in which the current snapshot has data files."""
     head = table.current_snapshot()
     return FileHours(table, column).held(head) if head else []
 
 
 def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
-    """First hour of each partition that the snapshot added to → rows.
+    """Return first hour of each partition that the snapshot added rows to → rows.
 
     :param column: the column by whose hour or day the table is partitioned
     """
@@ -153,15 +153,15 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
 
 
 def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
-    """The earliest ``column`` of the rows that the snapshot added; None: the files do not say."""
+    """Return the earliest ``column`` of the added rows, or None if the files have no bounds."""
     bounds = _bounds(table, snapshot, column, lambda file: file.lower_bounds)
     return _as_time(min(bounds)) if bounds else None
 
 
 def newest_record(table: Table, column: str) -> datetime | None:
-    """The latest ``column`` of the rows that came last; None: there are none, or files do not say.
+    """Return the latest ``column`` of the newest rows; None if there are none, or no bounds.
 
-    Compaction is passed over: its files may hold old rows alone.
+    Compaction is skipped: its files may hold only old rows.
     """
     for snapshot in ancestry(table):
         if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
@@ -177,7 +177,7 @@ def _bounds(
     column: str,
     of: Callable[[DataFile], Mapping[int, bytes] | None],
 ) -> list[int]:
-    """Microseconds since 1970: a bound of ``column`` in each file that the snapshot added."""
+    """Return a bound of ``column`` in each file that the snapshot added, as µs since 1970."""
     field = table.schema().find_field(column)
     return [
         microseconds(field, bound)
@@ -187,7 +187,7 @@ def _bounds(
 
 
 def _as_time(microseconds: int) -> datetime | None:
-    """None: a time that Python does not have."""
+    """Return a time, or None if Python cannot represent it."""
     try:
         return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds)
     except OverflowError:
@@ -195,10 +195,10 @@ def _as_time(microseconds: int) -> datetime | None:
 
 
 def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | None:
-    """First hour (since 1970) of each partition of time → rows in its files; hours a partition.
+    """Return first hour (since 1970) of each time partition → its rows; and hours per partition.
 
-    None: the table is not partitioned by the hour or the day of a column. Manifests that have
-    nothing but partitions before hour ``first`` are not opened.
+    None: the table is not partitioned by the hour or the day of a column. Manifests with only
+    partitions before hour ``first`` are not opened.
     """
     head = table.current_snapshot()
     place, width = _time_partition(table.spec())
@@ -222,7 +222,7 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
 
 
 def _time_partition(spec: PartitionSpec) -> tuple[int | None, int]:
-    """Place of the first field by hour or day, and hours of a partition."""
+    """Return the place of the first field by hour or day, and the hours of a partition."""
     for place, field in enumerate(spec.fields):
         if isinstance(field.transform, HourTransform | DayTransform):
             return place, 1 if isinstance(field.transform, HourTransform) else 24
@@ -230,7 +230,7 @@ def _time_partition(spec: PartitionSpec) -> tuple[int | None, int]:
 
 
 def newest_rows(table: Table, limit: int) -> pa.Table | None:
-    """A few rows of the newest file, without planning a scan of the table."""
+    """Return a few rows of the newest file, without planning a scan of the table."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan
     from pyiceberg.table import FileScanTask
@@ -249,7 +249,7 @@ def newest_rows(table: Table, limit: int) -> pa.Table | None:
 
 
 def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, bool]]:
-    """The data and delete files that the snapshot added (true) or removed (false)."""
+    """Yield the data and delete files that the snapshot added (true) or removed (false)."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id != snapshot.snapshot_id:
             continue

@@ -1,4 +1,4 @@
-"""What the snapshots of a table say of themselves, and the line of ``main``."""
+"""Properties in the summaries of a table's snapshots, and the ancestry of ``main``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 WAP_ID = "wap.id"
 STAGING_PREFIX = "tableflow-staging-"
-"""Branches on which a batch of several snapshots is staged."""
+"""Prefix of branches on which a batch of several snapshots is staged."""
 SNAPSHOTS_PER_BATCH = 2
 MAIN = "main"
 CHECKPOINT_TAG = "tableflow"
@@ -23,7 +23,7 @@ START_OFFSETS = "topicberg.start-offsets"
 END_OFFSETS = "topicberg.end-offsets"
 COMMITTED_AT_MS = "topicberg.committed-at-ms"
 BATCH_SIZE = "topicberg.batch-size"
-"""What the engine has learnt of how large a batch may be."""
+"""What the engine has learnt about the size of batches."""
 DATA_TTL_RUN = "topicberg.data-ttl-run"
 """Marks a snapshot that removed rows past the topic's data retention."""
 ROWS_SKIPPED = "topicberg.rows-skipped"
@@ -33,12 +33,12 @@ SOURCE_SNAPSHOTS = "topicberg.source-snapshots"
 
 
 def summary(snapshot: Snapshot) -> Mapping[str, str]:
-    """The summary of a snapshot as plain strings (``operation`` is apart in PyIceberg)."""
+    """Return the summary of a snapshot as plain strings, without ``operation``."""
     return snapshot.summary.additional_properties if snapshot.summary else {}
 
 
 def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
-    """The snapshots of ``main`` (or up to ``head``), newest first, as far as they are kept."""
+    """Yield the snapshots of ``main`` (or up to ``head``), newest first, until an expired one."""
     snapshot = head or table.current_snapshot()
     while snapshot:
         yield snapshot

@@ -35,7 +35,7 @@ from topicberg import kafka
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.formats.json_nodes import read_node
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
-from topicberg.iceberg.snapshots import changes_since, touched_hours
+from topicberg.iceberg.snapshots import changes_since, affected_hours
 from topicberg.spark import quote
 from topicberg.topics.schema import read_schema
 from topicberg.transforms.derived import TableName, spark_name
@@ -273,7 +273,7 @@ def _changes(
 ) -> DataFrame:
     """Rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``, negative if rows are gone.
 
-    Only files of the partitions that snapshots in between touched are read.
+    Only files of the partitions that snapshots in between affected are read.
     """
     from pyspark.sql import functions as F
 
@@ -293,8 +293,8 @@ def _changes(
     def rows(snapshot: int, key: Half, copies: int) -> DataFrame:
         frame = spark.read.option("versionAsOf", str(snapshot)).table(spark_name((namespace, name)))
         columns = set(frame.columns)
-        if touched is not None:
-            frame = frame.filter(touched)
+        if affected is not None:
+            frame = frame.filter(affected)
         at = F.unix_millis(F.col(quote(time)).cast("timestamp"))
         return frame.select(
             _encoded(spec.name, key, columns).alias("key"),
@@ -303,9 +303,9 @@ def _changes(
             F.lit(copies).alias("copies"),
         )
 
-    touched = None
+    affected = None
     if keys_of_base == attempt.key:
-        touched = _touched(table, base, progress.target, time)
+        affected = _affected(table, base, progress.target, time)
     changes = rows(progress.target, attempt.key, 1)
     if base is not None:
         changes = changes.unionByName(rows(base, keys_of_base, -1))
@@ -316,7 +316,7 @@ def _changes(
     )
 
 
-def _touched(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
+def _affected(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
     """The hours in which the two snapshots may differ; None: any."""
     from pyspark.sql import functions as F
 
@@ -325,9 +325,9 @@ def _touched(table: Table, base: int | None, target: int | None, time: str) -> C
     changes = changes_since(table, base, table.snapshot_by_id(target))
     hours = sorted(
         {
-            (touched.start, touched.stop)
-            for changed in (*changes.new, *changes.undone)
-            for touched in touched_hours(table, changed, time)
+            (affected.start, affected.stop)
+            for changed in (*changes.new, *changes.rolled_back)
+            for affected in affected_hours(table, changed, time)
         }
     )
     if changes.gap or any(start < 0 for start, _ in hours):

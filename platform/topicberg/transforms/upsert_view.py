@@ -105,7 +105,7 @@ def _new_records(
 ) -> DataFrame | None:
     """The newest records of each key among those since ``base``; None: all have to be read."""
     changes = changes_since(source, base, head)
-    if head is None or base is None or changes.gap or changes.undone:
+    if head is None or base is None or changes.gap or changes.rolled_back:
         return None
     if not all(_appends_only(snapshot) for snapshot in changes.new):
         return None

@@ -1,6 +1,6 @@
 """A Delta log over the Parquet files of an Iceberg table: no data is written twice.
 
-:func:`sync` is all that others need. See ``docs/delta.md`` for what it does and its limits.
+:func:`sync` is the only entry point. See ``docs/delta.md`` for what it does and its limits.
 """
 
 from topicberg.iceberg.delta.log import DeltaVersion, storage_options

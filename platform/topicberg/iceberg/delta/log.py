@@ -1,8 +1,8 @@
 """The Delta log of a table as files: its newest version, one more version, its checkpoints.
 
-A version is one file, put only if it is absent, so that of two writers one comes second. Every
-version that topicberg writes says in its commitInfo which Iceberg snapshot the table is at then,
-and which schema it has: the newest file alone tells where to go on.
+A version is one file, written only if it is absent, so that only one of two writers succeeds. Every
+version that topicberg writes records in its commitInfo the Iceberg snapshot and the schema that it
+reflects: the newest file is enough to find where to resume.
 
 Source: Delta's PROTOCOL.md, "Delta Log Entries", "Checkpoints", "Last Checkpoint File".
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 LOG_FOLDER = "_delta_log"
 CHECKPOINT_EVERY = 20
-"""Versions. A reader, and the next sync, reads so many small files at most."""
+"""Versions between checkpoints: readers, and the next sync, read at most so many small files."""
 MARK = "topicberg"
-"""The key in commitInfo of what a version reflects."""
+"""The key in commitInfo under which a version records what it reflects."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class DeltaVersion:
 
     version: int
     snapshot_id: int | None
-    """The Iceberg snapshot whose rows it has; None: the table had none yet."""
+    """The Iceberg snapshot whose rows it has; None: the table had no snapshot yet."""
     definition: str
     """Digest of its protocol and metaData."""
 
 
 class VersionTakenError(Exception):
-    """Somebody else wrote that version first."""
+    """Another writer wrote that version first."""
 
 
 class DeltaLog:
@@ -54,14 +54,14 @@ class DeltaLog:
     def __init__(self, table: Table) -> None:
         self.location = table.location().rstrip("/")
         self.folder = f"{self.location}/{LOG_FOLDER}"
-        self.checkpoint: int | None = None  # the last one, as far as newest() saw
+        self.checkpoint: int | None = None  # the last one that newest() found
         self._properties = table.io.properties
         scheme = self.location.partition("://")[0] if "://" in self.location else "file"
-        # PyArrow's S3 client, the FileIO of the table, cannot put an object only if it is absent.
+        # PyArrow's S3 client, the table's FileIO, cannot put an object only if it is absent.
         self._files: AbstractFileSystem = FsspecFileIO(self._properties).get_fs(scheme)
 
     def newest(self) -> DeltaVersion | None:
-        """The newest version; None: there is no log yet.
+        """Return the newest version, or None if there is no log yet.
 
         :raises TableflowError: the log is damaged, or another writer wrote the newest version
         """
@@ -74,7 +74,7 @@ class DeltaLog:
                 return None
             raise TableflowError(
                 f"the Delta log {self.folder} has lost version {version}",
-                hint=f"remove {self.folder}: it is written anew, no data is lost",
+                hint=f"remove {self.folder}: it is written again, no data is lost",
             )
         while following := self._read(_name(version + 1)):
             version, newest = version + 1, following
@@ -83,7 +83,7 @@ class DeltaLog:
     def write(self, version: int, actions: Sequence[Action], mark: DeltaVersion) -> None:
         """
         :param actions: the first one is the commitInfo
-        :raises VersionTakenError: there is that version already; nothing was written
+        :raises VersionTakenError: that version exists already; nothing was written
         """
         commit_info, *rest = actions
         commit_info["commitInfo"][MARK] = {
@@ -94,13 +94,13 @@ class DeltaLog:
         self._create(f"{self.folder}/{_name(version)}", lines.encode())
 
     def write_checkpoint(self) -> None:
-        """One file that says what the whole log says; then logs older than the retention go."""
+        """Write the whole log as one file; then delete logs older than the retention."""
         table = self._open()
         table.create_checkpoint()
         table.cleanup_metadata()
 
     def live_paths(self) -> set[str]:
-        """Paths of the newest version's data files as the log has them, but not percent-encoded."""
+        """Return the paths of the newest version's data files, with percent-encoding removed."""
         return {unquote(path) for path in self._open().get_add_actions()["path"].to_pylist()}
 
     def _open(self) -> DeltaTable:
@@ -131,7 +131,7 @@ class DeltaLog:
         except FileExistsError:
             raise VersionTakenError(path) from None
         except OSError as error:
-            # s3fs has no word of its own for the refusal of If-None-Match.
+            # s3fs has no exception of its own for a refused If-None-Match.
             if error.errno in (errno.EBUSY, errno.EEXIST) or "PreconditionFailed" in repr(error):
                 raise VersionTakenError(path) from error
             raise
@@ -143,16 +143,16 @@ class DeltaLog:
         mark = commit_info.get(MARK)
         if mark is None:
             raise TableflowError(
-                f"version {version} of the Delta log {self.folder} is not of topicberg: its "
+                f"version {version} of the Delta log {self.folder} is another writer's: its "
                 f"operation is {commit_info.get('operation', 'unknown')}",
-                hint="only topicberg may write to this table; remove the _delta_log folder, it is "
-                "written anew",
+                hint="remove the _delta_log folder, which is then written again; only topicberg "
+                "may write to this table",
             )
         return DeltaVersion(version, mark["snapshotId"], mark["definition"])
 
 
 def storage_options(properties: dict[str, Any]) -> dict[str, str]:
-    """Of PyIceberg's FileIO properties, what ``deltalake`` needs to reach the same store."""
+    """Return the options that ``deltalake`` needs to reach the same store as PyIceberg's FileIO."""
     names = {
         "s3.endpoint": "AWS_ENDPOINT_URL",
         "s3.access-key-id": "AWS_ACCESS_KEY_ID",

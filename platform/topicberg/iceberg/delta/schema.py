@@ -1,13 +1,13 @@
-"""What a Delta table says of itself: Iceberg's schema as Delta's protocol and metaData actions.
+"""The definition of a Delta table: Iceberg's schema as Delta's protocol and metaData actions.
 
-Every Parquet file that an Iceberg engine writes has Iceberg's field ids, and names its columns so
-that Avro could (``$$offset`` is ``_x24_x24offset``). A table whose names need no such encoding is
+Every Parquet file that an Iceberg engine writes has Iceberg's field ids, and column names that are
+valid in Avro (``$$offset`` is ``_x24_x24offset``). A table whose names need no such encoding is
 plain Delta that every reader reads. Any other one has Delta's column mapping, by id, with the
-files' ids and names: Spark goes by the ids, delta-rs by the names.
+files' ids and names: Spark uses the ids, delta-rs the names.
 
-A widened column (int to long, float to double, a longer decimal) has its new type and no more:
-Delta's table feature for it, typeWidening, would shut out delta-rs, whose reader widens all the
-same, as Spark's does.
+A widened column (int to long, float to double, a longer decimal) just has its new type. Delta's
+table feature for it, typeWidening, would exclude delta-rs, although its reader widens such columns,
+as Spark's does.
 
 Source: Delta's PROTOCOL.md, "Schema Serialization Format", "Column Mapping", "Timestamp without
 timezone (TimestampNtz)", "Valid Feature Names in Table Features".
@@ -63,14 +63,15 @@ _PRIMITIVES: dict[type[IcebergType], str] = {
     UUIDType: "binary",
 }
 _WRITER_FEATURES = ("appendOnly", "invariants", "topicberg")
-"""What writer version 2 means, to be named from version 7 on, and a feature that no other writer
-has: each must refuse the table, which a vacuum of Delta's alone would rob of Iceberg's metadata."""
+"""The features of writer version 2, which have to be listed from version 7 on, and a feature that
+no other writer has: other writers must refuse the table, because a vacuum by Delta would delete
+Iceberg's metadata."""
 
 
 def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
-    """The protocol and the metaData action of the table's current schema.
+    """Return the protocol and the metaData action of the table's current schema.
 
-    :param retention_ms: for how long Delta's log and its removed files are kept
+    :param retention_ms: how long Delta's log and its removed files are kept
     :raises TableflowError: Delta has no type for a column, or a column was renamed
     """
     _refuse_renamed(table)
@@ -98,10 +99,10 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
 
 
 def name_in_files(name: str) -> str:
-    """The name of a column in the Parquet files that Iceberg's Java library writes.
+    """Return the name of a column in the Parquet files that Iceberg's Java library writes.
 
-    Source: ``AvroSchemaUtil.makeCompatibleName``, which looks at UTF-16 code units; PyIceberg's
-    function of that name takes more characters for letters.
+    Source: ``AvroSchemaUtil.makeCompatibleName``, which processes UTF-16 code units; PyIceberg's
+    function of that name accepts more characters as letters.
     """
     text = name.encode("utf-16-be")
     units = [chr(text[at] << 8 | text[at + 1]) for at in range(0, len(text), 2)]
@@ -116,7 +117,7 @@ def name_in_files(name: str) -> str:
 
 
 def _protocol(mapped: bool, features: set[str]) -> Action:
-    """The lowest reader that reads the table, so that most can; and no writer but this one."""
+    """Return the lowest reader version that can read the table, and a writer only topicberg has."""
     named = sorted(features | ({"columnMapping"} if mapped else set()))
     protocol: Action = {
         "minReaderVersion": 3 if features else 2 if mapped else 1,
@@ -127,7 +128,9 @@ def _protocol(mapped: bool, features: set[str]) -> Action:
 
 
 def _refuse_renamed(table: Table) -> None:
-    """A column has one name in Delta and its files, and some readers know no other way to find it.
+    """Refuse a table with a renamed column.
+
+    In Delta and in its files a column has one name, which is all that some readers use to find it.
 
     :raises TableflowError: a column was renamed, or has the name of one that was dropped
     """
@@ -138,13 +141,13 @@ def _refuse_renamed(table: Table) -> None:
             if ids.setdefault(name, number) != number or names.setdefault(number, name) != name:
                 raise TableflowError(
                     f"table {'.'.join(table.name())}: column {name} had another name before, or "
-                    "its name was another column's; the Delta log cannot tell which file has which",
-                    hint="take DELTA out of tableflow.table_formats, or make the table anew",
+                    "its name was another column's: the Delta log cannot represent that",
+                    hint="remove DELTA from tableflow.table_formats, or recreate the table",
                 )
 
 
 class _Fields:
-    """Walks a schema; ``features`` are the table features that it turned out to need."""
+    """Walks a schema; ``features``: the table features that it needs."""
 
     def __init__(self, table: str, mapped: bool) -> None:
         self.table = table
@@ -188,7 +191,7 @@ class _Fields:
         if type(kind) not in _PRIMITIVES:
             raise TableflowError(
                 f"table {self.table}: Delta has no type for column {path}, a {kind}",
-                hint="take DELTA out of tableflow.table_formats, or change the column's type",
+                hint="remove DELTA from tableflow.table_formats, or change the column's type",
             )
         if isinstance(kind, TimestampType):
             self.features.add("timestampNtz")

@@ -1,7 +1,7 @@
 """Statistics of a data file, from Iceberg's manifest to Delta's JSON.
 
-A reader skips a file by them, so a bound may be wide but never narrow. Iceberg's bounds of long
-strings are cut as Delta's may be: the lower one is a prefix, the upper one is rounded up.
+Readers skip files by them, so a bound may be wide but never narrow. Iceberg's bounds of long
+strings are truncated as Delta's may be: the lower one is a prefix, the upper one is rounded up.
 
 Source: Delta's PROTOCOL.md, "Per-file Statistics".
 """
@@ -41,7 +41,7 @@ _Nested = dict[str, Any]
 
 
 def statistics(file: DataFile, schema: StructType) -> str:
-    """Rows, bounds and nulls of the file's columns, by their names in it; a list has none."""
+    """Return rows, bounds and nulls of the columns by their names in the file; not for lists."""
     lower, upper, nulls = _columns(file, schema)
     return to_json(
         {
@@ -54,7 +54,7 @@ def statistics(file: DataFile, schema: StructType) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON with decimals as numbers: the standard library writes no decimals."""
+    """Return JSON with decimals as numbers, which the standard library does not write."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(key)}:{to_json(value[key])}" for key in value) + "}"
     return format(value, "f") if isinstance(value, Decimal) else json.dumps(value)
@@ -84,14 +84,14 @@ def _columns(file: DataFile, struct: StructType) -> tuple[_Nested, _Nested, _Nes
 def _bounds(
     file: DataFile, field: NestedField, kind: PrimitiveType
 ) -> tuple[_Bound, _Bound] | None:
-    """Both or none: some readers take one bound alone for a damaged file."""
+    """Return both bounds or none: some readers treat a file with one bound as damaged."""
     first = (file.lower_bounds or {}).get(field.field_id)
     last = (file.upper_bounds or {}).get(field.field_id)
     if first is None or last is None:
         return None
     nans = (file.nan_value_counts or {}).get(field.field_id)
     if isinstance(kind, (FloatType, DoubleType)) and nans != 0:
-        return None  # Spark sorts NaN above everything; Iceberg's bounds leave it out
+        return None  # Spark sorts NaN above all numbers; Iceberg's bounds exclude it
     try:
         bounds = [_bound(kind, from_bytes(kind, raw), up) for raw, up in ((first, 0), (last, 1))]
     except (OverflowError, ValueError):  # a year before 1 or after 9999; truncated text
@@ -101,7 +101,7 @@ def _bounds(
 
 
 def _bound(kind: PrimitiveType, value: Any, up: int) -> _Bound | None:
-    """:param up: 1: a bound that lies between two milliseconds goes up to the later one"""
+    """:param up: 1: an upper bound between two milliseconds is rounded up to the later one"""
     if isinstance(kind, (IntegerType, LongType, StringType, DecimalType)):
         return value  # type: ignore[no-any-return]
     if isinstance(kind, (FloatType, DoubleType)):

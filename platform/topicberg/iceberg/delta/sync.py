@@ -1,7 +1,7 @@
-"""Bring a table's Delta log to the table's newest snapshot.
+"""Update a table's Delta log to the table's newest snapshot.
 
-Every step starts from what the log says it reflects, so a step that failed or was killed at any
-point is simply done again.
+Every step starts from what the log reflects, so a step that failed or was killed at any point is
+run again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CATCH_UP = 100
-"""More new snapshots than these become one version."""
+"""More new snapshots than this become one version."""
 CONFLICT_ATTEMPTS = 5
 _OPERATIONS = {
     Operation.APPEND: "WRITE",
@@ -41,15 +41,15 @@ _OPERATIONS = {
 
 
 def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
-    """Bring the Delta log under the table's location to its newest snapshot and schema.
+    """Update the Delta log under the table's location to its newest snapshot and schema.
 
-    One Delta version for each new snapshot of ``main``; one for all of them if there are more than
-    :data:`CATCH_UP`, or if snapshots were rolled back or expired. Without news it does nothing.
-    Before snapshots expire it must have run, or Delta names files that are gone.
+    It writes one Delta version for each new snapshot of ``main``; one for all of them if there are
+    more than :data:`CATCH_UP`, or if snapshots were rolled back or expired. If nothing changed, it
+    writes nothing. It has to run before snapshots expire, or Delta refers to deleted files.
 
     :param table: freshly loaded
-    :returns: the newest version; None: the spec asks for no Delta
-    :raises TopicbergError: Delta cannot follow; the Iceberg table is as it was
+    :returns: the newest version; None: the spec does not request Delta
+    :raises TopicbergError: the Delta log cannot be updated; the Iceberg table is unchanged
     """
     if "DELTA" not in spec.tableflow.table_formats:
         return None
@@ -58,11 +58,10 @@ def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
         return _sync(table, spec.tableflow.retention_ms)
     except TopicbergError:
         raise
-    except Exception as error:  # of any store's client, of deltalake, of a damaged file
+    except Exception as error:  # from a store's client, deltalake or a damaged file
         raise TableflowError(
-            f"table {name}: the Delta log cannot be brought up to date: "
-            f"{type(error).__name__}: {error}",
-            hint="the Iceberg table is not affected; the next commit tries again",
+            f"table {name}: the Delta log cannot be updated: {type(error).__name__}: {error}",
+            hint="wait: the next commit tries again; the Iceberg table is not affected",
         ) from error
 
 
@@ -74,7 +73,7 @@ def _sync(table: Table, retention_ms: int) -> DeltaVersion:
         try:
             held = _write(table, log, held, actions)
         except VersionTakenError as taken:
-            logger.info("%s is there already; another writer was faster", taken)
+            logger.info("%s exists already: another writer was faster", taken)
             continue
         if held.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
             log.write_checkpoint()
@@ -82,7 +81,7 @@ def _sync(table: Table, retention_ms: int) -> DeltaVersion:
     raise CommitConflictError(
         f"table {'.'.join(table.name())}: {CONFLICT_ATTEMPTS} times in a row another writer wrote "
         "the next version of the Delta log",
-        hint="is there a second engine for this topic?",
+        hint="check whether a second engine runs for this topic",
     )
 
 
@@ -92,7 +91,7 @@ def _write(
     held: DeltaVersion | None,
     described: tuple[Action, Action],
 ) -> DeltaVersion:
-    """The versions from what the log holds to the table's head."""
+    """Write the versions from what the log holds to the table's head; return the last one."""
     digest = _digest(described)
     for snapshot, actions in _pending(table, log, held, digest):
         snapshot_id = snapshot.snapshot_id if snapshot else None
@@ -108,7 +107,10 @@ def _write(
 def _pending(
     table: Table, log: DeltaLog, held: DeltaVersion | None, digest: str
 ) -> Iterator[tuple[Snapshot | None, list[Action]]]:
-    """The versions to write: the snapshot that each reflects, and its add and remove actions."""
+    """Yield the versions to write.
+
+    Each has the snapshot that it reflects, and its add and remove actions.
+    """
     head = table.current_snapshot()
     if held is None or (head and held.snapshot_id is None):
         yield head, [*_difference(table, head, set())] if head else []
@@ -118,7 +120,7 @@ def _pending(
             yield head, []
         return
     changes = changes_since(table, held.snapshot_id)
-    if changes.gap or changes.undone or len(changes.new) > CATCH_UP:
+    if changes.gap or changes.rolled_back or len(changes.new) > CATCH_UP:
         yield head, [*_difference(table, head, log.live_paths())]
         return
     for snapshot in changes.new:
@@ -128,7 +130,7 @@ def _pending(
 
 
 def _difference(table: Table, head: Snapshot, held: set[str]) -> Iterator[Action]:
-    """From any set of files to the ones of a snapshot."""
+    """Yield the actions from any set of files to the files of a snapshot."""
     live = {
         _relative(table, entry.data_file): entry.data_file
         for manifest in head.manifests(table.io)
@@ -151,9 +153,9 @@ def _actions(
         if file.content != DataFileContent.DATA:
             raise TableflowError(
                 f"table {'.'.join(table.name())}: snapshot {snapshot.snapshot_id} has delete "
-                "files, which the Delta log cannot name",
+                "files, which the Delta log cannot represent",
                 hint="write with copy-on-write (write.delete.mode, write.update.mode, "
-                "write.merge.mode); compaction with delete files removed mends the table",
+                "write.merge.mode), then run a compaction that removes the delete files",
             )
         path = _relative(table, file)
         if not added:
@@ -182,7 +184,7 @@ def _remove(path: str, snapshot: Snapshot, changes_rows: bool) -> Action:
 
 
 def _relative(table: Table, file: DataFile) -> str:
-    """Below the table's location; a file elsewhere keeps its whole address."""
+    """Return the path below the table's location; a file elsewhere keeps its full address."""
     return file.file_path.removeprefix(table.location().rstrip("/") + "/")
 
 

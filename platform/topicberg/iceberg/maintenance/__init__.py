@@ -1,4 +1,4 @@
-"""Maintenance: what keeps a table fast and small while it is written to."""
+"""Maintenance keeps a table fast and small while it is written to."""
 
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.report import MaintenanceReport

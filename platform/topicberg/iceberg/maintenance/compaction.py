@@ -1,8 +1,8 @@
-"""Small files into large ones, delete files into few or none: Iceberg's procedures on Spark.
+"""Compaction by Iceberg's procedures on Spark: of small files, and of delete files.
 
-Files are merged in tiers of size, as a log-structured merge tree does it: if every run rewrote
-every file that is not full yet, a topic of a few records a minute would write 128 MB each quarter
-of an hour.
+Files are merged in tiers of size, as in a log-structured merge tree: if every run rewrote every
+file that is not full yet, a topic of a few records a minute would write 128 MB each quarter of an
+hour.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DELETE_FILES = 10
-"""So many delete files of one partition are worth merging."""
+"""So many delete files of one partition are merged."""
 DELETED_SHARE = 0.3
-"""If so much of a table's rows is deleted by position, its files are written without them."""
+"""If this share of a table's rows is deleted by position, its files are written without them."""
 SMALL_MANIFESTS = 40
 _SMALL_MANIFEST = 4 * MEBIBYTE
 _GROUP_BYTES = 1024 * MEBIBYTE
-"""Files that are rewritten, and can conflict, together."""
+"""The most bytes of files that are rewritten, and can conflict, together."""
 _COMMITS = 10
 
 
@@ -50,9 +50,9 @@ class Tier:
 
 
 def tiers(target: int) -> tuple[Tier, ...]:
-    """From the largest to the smallest; ``target`` bytes is a full file.
+    """Return the tiers from the largest to the smallest; ``target`` bytes is a full file.
 
-    A file of less than 1/64 costs next to nothing to write again, so two are enough.
+    A file of less than 1/64 costs very little to write again, so two of them are enough.
     """
     full = target * 3 // 4
     return Tier(full, 5), Tier(full // 8, 5), Tier(full // 64, 2)
@@ -63,13 +63,13 @@ def target_bytes(table: Table) -> int:
 
 
 def is_compaction(snapshot: Snapshot) -> bool:
-    """A rewrite of data files; that of manifests or delete files alone is none."""
+    """Return whether it rewrites data files, and not only manifests or delete files."""
     operation = snapshot.summary.operation if snapshot.summary else None
     return operation == Operation.REPLACE and "deleted-data-files" in summary(snapshot)
 
 
 def is_due(table: Table, policy: Policy, now_ms: int) -> bool:
-    """Whether enough time went by, or enough data came, since the last compaction."""
+    """Return whether enough time has passed, or data was added, since the last compaction."""
     since = list(takewhile(lambda snapshot: not is_compaction(snapshot), ancestry(table)))
     if not since:
         return False
@@ -82,7 +82,7 @@ def is_due(table: Table, policy: Policy, now_ms: int) -> bool:
 
 
 def due_tiers(files: Iterable[DataFile], target: int) -> list[Tier]:
-    """The tiers in which some partition has files to merge."""
+    """Return the tiers in which some partition has files to merge."""
     sizes: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for file in files:
         if file.content == DataFileContent.DATA:
@@ -96,7 +96,7 @@ def due_tiers(files: Iterable[DataFile], target: int) -> list[Tier]:
 
 
 def deleted_share(files: Iterable[DataFile]) -> float:
-    """Rows that position deletes name, as a share of all rows that are written."""
+    """Return rows that position deletes name, as a share of all rows that are written."""
     rows = {DataFileContent.DATA: 0, DataFileContent.POSITION_DELETES: 0}
     for file in files:
         if file.content in rows:
@@ -115,13 +115,13 @@ def compact(
     apply_deletes: bool = False,
     bytes_to_write: int = 0,
 ) -> int:
-    """Merge the files of a tier; the number of files that were rewritten.
+    """Merge the files of a tier; return the number of files that were rewritten.
 
     :param sort_by: columns by which the rows of the merged files are sorted
     :param has_deletes: remove delete files that apply to no data file any more
     :param apply_deletes: rewrite every file that has deleted rows, however large it is
-    :param bytes_to_write: estimate; much work is committed in parts, so that a conflict or a
-        killed Spark costs a part of it
+    :param bytes_to_write: an estimate; a large rewrite is committed in parts, so that a conflict
+        or a failure of Spark costs only a part of it
     :raises CommitConflictError: another commit changed one of the files
     """
     options: dict[str, object] = {
@@ -130,7 +130,7 @@ def compact(
         "max-file-size-bytes": max(target * 9 // 5, tier.max_bytes + 1),
         "min-input-files": tier.min_files,
         "max-file-group-size-bytes": _GROUP_BYTES,
-        "max-concurrent-file-group-rewrites": 2,  # ingestion has to have its share of Spark
+        "max-concurrent-file-group-rewrites": 2,  # leave a share of Spark to ingestion
     }
     if has_deletes:
         options["remove-dangling-deletes"] = "true"
@@ -148,7 +148,7 @@ def compact(
 
 
 def many_deletes(files: Iterable[DataFile]) -> bool:
-    """Whether a partition has so many delete files that merging them helps its readers."""
+    """Return whether a partition has so many delete files that merging them helps its readers."""
     count: dict[tuple[object, ...], int] = defaultdict(int)
     for file in files:
         if file.content == DataFileContent.POSITION_DELETES:
@@ -157,7 +157,7 @@ def many_deletes(files: Iterable[DataFile]) -> bool:
 
 
 def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
-    """Merge position delete files, without rows of files that are gone; how many there were.
+    """Merge position delete files, without rows of deleted files; return how many there were.
 
     :raises CommitConflictError: another commit changed one of the files
     """
@@ -167,14 +167,14 @@ def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
 
 
 def many_manifests(table: Table) -> bool:
-    """Whether planning a scan opens many small manifests."""
+    """Return whether planning a scan opens many small manifests."""
     head = table.current_snapshot()
     found = head.manifests(table.io) if head else []
     return sum(m.manifest_length < _SMALL_MANIFEST for m in found) >= SMALL_MANIFESTS
 
 
 def rewrite_manifests(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
-    """Merge manifests, each with the files of neighbouring partitions; how many there were.
+    """Merge manifests, each with the files of adjacent partitions; return how many there were.
 
     :raises CommitConflictError: another commit changed one of them
     """

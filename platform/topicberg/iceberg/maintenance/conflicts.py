@@ -1,4 +1,4 @@
-"""Commits beside a running engine: Spark's procedures, and conflicts that are tried again."""
+"""Commits beside a running engine: Spark's procedures, and retries after conflicts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Result = TypeVar("Result")
 
 
 def retried(name: str, work: Callable[[], Result]) -> Result:
-    """Do the work again, after a while, when another commit came first.
+    """Do the work again, after a while, if another commit came first.
 
     :param work: starts from the newest state of the table each time
-    :raises CommitConflictError: every attempt met another commit
+    :raises CommitConflictError: every attempt conflicted with another commit
     """
     retrying = Retrying(
         retry=retry_if_exception_type(CommitConflictError),
@@ -57,7 +57,7 @@ def retried(name: str, work: Callable[[], Result]) -> Result:
 def spark_sql(
     endpoints: Endpoints, table: str, statement: str, conf: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """One statement in a session of its own, which therefore stages nothing (``spark.wap.id``).
+    """Run one statement in a session of its own, so that it stages nothing (``spark.wap.id``).
 
     :param table: its name, for messages
     :param conf: properties of the session
@@ -80,7 +80,7 @@ def spark_sql(
     finally:
         try:
             session.stop()
-        except Exception as error:  # the server may be gone, and then so is the session
+        except Exception as error:  # if the server has ended, so has the session
             logger.debug("closing the Spark session: %s", error)
     return rows
 
@@ -88,7 +88,7 @@ def spark_sql(
 def call(
     endpoints: Endpoints, identifier: tuple[str, str], procedure: str, arguments: dict[str, str]
 ) -> Row:
-    """One of Iceberg's procedures on a table; its only row.
+    """Call one of Iceberg's procedures on a table; return its only row.
 
     :param arguments: name → SQL expression
     """
@@ -102,5 +102,5 @@ def call(
 
 
 def literal(text: str) -> str:
-    """A string for Spark SQL."""
+    """Return a string for Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,9 +1,9 @@
-"""Snapshots that nobody needs any more, and the files that only they had.
+"""Expiry of snapshots that are not needed any more, and of the files that only they had.
 
-The commit names the heads of all branches and tags that it was planned on: an engine that publishes
-a batch at the same moment either comes first, and the catalog refuses the expiry, or finds its
-staged snapshot gone, and plans the batch again. The same commit notes which hours the expired
-snapshots changed (:mod:`topicberg.iceberg.changes`).
+The commit asserts the heads of all branches and tags that it was planned on: an engine that
+publishes a batch at the same moment either comes first, and the catalog refuses the expiry, or
+finds its staged snapshot expired, and plans the batch again. The same commit records which hours
+the expired snapshots changed (:mod:`topicberg.iceberg.changes`).
 
 Sources: Iceberg spec, "Snapshot Retention Policy"; REST catalog OpenAPI, ``remove-snapshots``,
 ``assert-ref-snapshot-id``.
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expirable:
-    """What may go: snapshots, and refs: staging branches that a killed engine left behind, tags of
-    readers that were killed.
+    """What may be removed: snapshots, and refs (staging branches of killed engines, tags of killed
+    readers).
     """
 
     snapshots: frozenset[int]
@@ -60,10 +60,10 @@ class Expirable:
 
 
 def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
-    """What the policy lets go of.
+    """Return what the policy allows to remove.
 
-    Of ``main`` stays everything from its head to the newest snapshot with offsets, which tells the
-    engine where to go on, and to the newest that was computed, which says what is unread.
+    Of ``main``, everything is kept from its head to the newest snapshot with offsets, where the
+    engine resumes, and to the newest that was computed, which records what is unread.
     """
     known = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
 
@@ -80,7 +80,7 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
     }
     unused = {*stale, *reading.stale_tags(table, now_ms)}
     keep: set[int] = set()
-    lines: set[int] = set()  # what a branch or tag that stays leads to
+    lines: set[int] = set()  # what the remaining branches and tags lead to
     for name, ref in table.metadata.refs.items():
         if name in unused:
             continue
@@ -89,7 +89,7 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
         keep.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.TAG:
             continue
-        if name.startswith(STAGING_PREFIX):  # can be published on the head of main alone
+        if name.startswith(STAGING_PREFIX):  # can be published only on the head of main
             keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
             continue
         newest = (
@@ -112,10 +112,10 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
 
 
 def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
-    """When a staging branch was of use for the last time.
+    """Return when a staging branch was last needed.
 
-    A branch that nothing was written to may be brand-new, on a head of any age; it is of no use
-    once ``main`` moved on.
+    A branch without commits of its own may be new, on a head of any age; it is not needed any more
+    once ``main`` has moved on.
     """
     later: Snapshot | None = None
     for snapshot in ancestry(table):
@@ -127,7 +127,7 @@ def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
 
 
 def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -> int:
-    """Expire what is due; the number of files that were deleted.
+    """Expire what is due; return the number of files that were deleted.
 
     :param time: the column by whose hours other tables are derived from this one
     :raises CommitFailedException: another commit came first; nothing was done
@@ -142,14 +142,14 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
         *(
             AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id)
             for name, ref in before.refs.items()
-            if not name.startswith(reading.PREFIX)  # readers come and go
+            if not name.startswith(reading.PREFIX)  # readers' tags may change meanwhile
         ),
     )
     updates: list[TableUpdate] = [
         RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(gone.refs)
     ]
     if gone.snapshots:
-        on_main = table.current_snapshot() is not None  # a killed first batch is staged only
+        on_main = table.current_snapshot() is not None  # a killed first batch is only staged
         if on_main and time is not None and time in table.schema().column_names:
             ledger = changes.noted(table, time, gone.snapshots).model_dump_json()
             updates.append(SetPropertiesUpdate(updates={changes.LEDGER: ledger}))
@@ -163,7 +163,7 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
 
 
 def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
-    """Files of removed snapshots that no snapshot of the table has."""
+    """Return files of removed snapshots that no snapshot of the table has."""
     kept = manifests(table.io, table.metadata.snapshots)
     dropped = {
         path: manifest
@@ -177,7 +177,7 @@ def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
     files = {snapshot.manifest_list for snapshot in removed} | dropped.keys()
     if sequence:
         first, last = min(sequence.values()), max(sequence.values())
-        # The others were written before all of these files, or hold younger files alone.
+        # The others were written before all of these files, or hold only younger files.
         related = (
             manifest
             for manifest in kept.values()

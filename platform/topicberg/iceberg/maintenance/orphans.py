@@ -1,4 +1,4 @@
-"""Files in a table's folder that its metadata does not know: what a killed writer left behind."""
+"""Files in a table's folder that its metadata does not contain, left by a killed writer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> int:
-    """Delete files older than ``age`` that no snapshot, staged ones included, has; their number.
+    """Delete files older than ``age`` that no snapshot has, staged ones included; return how many.
 
-    :param now: seconds since 1970; the present by default
+    :param now: seconds since 1970; default: the current time
     """
     oldest = (time.time() if now is None else now) - age.total_seconds()
-    # First the listing: what is committed after it is in the metadata that is read next.
+    # List first: files that are committed later are in the metadata that is read next.
     listed = {_place(path): path for path, modified in _listing(table) if modified < oldest}
     if not listed:
         return 0
@@ -31,21 +31,21 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
 
 
 def _listing(table: Table) -> Iterator[tuple[str, float]]:
-    """Path and time of the last change (seconds since 1970) of everything in the folder."""
+    """Yield path and time of the last change (seconds since 1970) of everything in the folder."""
     from pyarrow.fs import FileSelector, FileType
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
     if not isinstance(table.io, PyArrowFileIO):
         raise TopicbergError(
             f"table {'.'.join(table.name())}: its file system cannot be listed",
-            hint="let the catalog give py-io-impl: pyiceberg.io.pyarrow.PyArrowFileIO",
+            hint="configure the catalog to return py-io-impl: pyiceberg.io.pyarrow.PyArrowFileIO",
         )
     location = table.location().rstrip("/")
     scheme, netloc, path = PyArrowFileIO.parse_location(location)
     prefix = location.removesuffix(path)
     files = table.io.fs_by_scheme(scheme, netloc)
     for info in files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True)):
-        if f"/{LOG_FOLDER}/" in info.path:  # Delta's own, which its log cleans up
+        if f"/{LOG_FOLDER}/" in info.path:  # Delta's own files, which its log cleans up
             continue
         if info.type == FileType.File and info.mtime is not None:
             yield prefix + info.path, info.mtime.timestamp()
@@ -64,6 +64,6 @@ def _known(table: Table) -> Iterator[str]:
 
 
 def _place(path: str) -> str:
-    """A path without its scheme: s3, s3a and s3n are one."""
+    """Return a path without its scheme: s3, s3a and s3n are equivalent."""
     parts = urlsplit(path)
     return f"{parts.netloc}{parts.path}"

@@ -1,7 +1,7 @@
-"""When maintenance is due, and what it may touch.
+"""When maintenance is due, and what it may change.
 
 Source of the defaults: Confluent, "Configure Tableflow" (snapshots past ``retention_ms`` or beyond
-the hundredth go, a minimum stays; compaction by size or every 15 minutes; data TTL).
+the hundredth are removed, a minimum is kept; compaction by size or every 15 minutes; data TTL).
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ class Policy:
     """The rules for one table; the defaults are those of a topic's table."""
 
     retention: timedelta = timedelta(days=7)
-    """Age from which a snapshot may go."""
+    """Age from which a snapshot may be removed."""
     min_snapshots: int = 10
-    """So many of the newest snapshots stay, however old."""
+    """The newest snapshots that are always kept."""
     max_snapshots: int = 100
-    """Snapshots beyond these go before they are as old as ``retention``."""
+    """Snapshots beyond this number are removed before they are as old as ``retention``."""
     reader_age: timedelta = timedelta(hours=1)
-    """A younger snapshot does not go: a reader that planned a scan of it can finish."""
+    """A younger snapshot is kept, so that a reader that planned a scan of it can finish."""
     max_young: int = 720
-    """But of more than these the oldest go: an hour's of an upsert table that commits every ten
-    seconds. Every commit writes, and every step reads, a kilobyte of metadata for each."""
+    """Beyond this number, the oldest young ones are removed too: it is an hour's snapshots of an
+    upsert table that commits every ten seconds. Every commit writes, and every step reads, a
+    kilobyte of metadata for each."""
     staged_age: timedelta = timedelta(hours=1)
-    """A batch that was staged so long ago and not published never will be."""
+    """A batch that was staged so long ago is never published."""
     compact_after: timedelta = timedelta(minutes=15)
     compact_bytes: int = 128 * MEBIBYTE
-    """So much new since the last compaction makes the next one due before its time."""
+    """So many new bytes since the last compaction make the next one due early."""
     orphan_age: timedelta = timedelta(days=3)
     """A younger file may belong to a write that has not committed yet."""
     daily: timedelta = timedelta(days=1)
     """How often the table's whole folder is listed for orphan files."""
     data_retention: timedelta | None = None
-    """Age from which rows go; None: never."""
+    """Age from which rows are deleted; None: never."""
     data_slack: timedelta = timedelta(days=1)
     """Rows past ``data_retention`` that share a file with younger ones may stay this much longer:
-    files are rewritten once a day instead of all the time."""
+    files are rewritten once a day instead of continuously."""

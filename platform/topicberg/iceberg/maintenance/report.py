@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableSize:
-    """What the metadata says: files of the current snapshot, their bytes, snapshots of all."""
+    """Files of the current snapshot, their bytes, and all snapshots, by the metadata."""
 
     data_files: int
     delete_files: int
@@ -40,7 +40,7 @@ class TableSize:
 
 @dataclass(frozen=True)
 class MaintenanceReport:
-    """Zeros: it was not due. Ingestion goes on meanwhile, which the sizes show as well."""
+    """Zeros: nothing was due. Ingestion continues meanwhile, which the sizes include."""
 
     table: str
     before: TableSize
@@ -51,19 +51,19 @@ class MaintenanceReport:
     manifests_rewritten: int = 0
     snapshots_expired: int = 0
     files_deleted: int = 0
-    """Data and metadata files that only expired snapshots had."""
+    """Deleted data and metadata files that only expired snapshots had."""
     orphans_removed: int = 0
     postponed: tuple[str, ...] = ()
-    """What others' commits prevented; the next run does it."""
+    """Steps that others' commits prevented; the next run does them."""
     seconds: float = 0.0
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was done, by name."""
+        """The numbers of changes, by name."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: number for name, number in numbers.items() if type(number) is int}
 
     @property
     def changed(self) -> bool:
-        """Whether there was anything to do."""
+        """Whether anything was done."""
         return any(self.counts.values()) or bool(self.postponed)

@@ -1,7 +1,7 @@
 """One run of maintenance: what is due for a table, in the order in which each step helps the next.
 
-What is due is read from the table alone (its snapshots, its files, one property), so any number of
-services, schedules and hands may run it: who comes second finds nothing to do.
+What is due is read only from the table (its snapshots, its files, one property), so any number of
+services, schedules and operators may run it: the second finds nothing to do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LISTED_AT_MS = "topicberg.orphans-removed-at-ms"
 
 
 def topic_policy(spec: TopicSpec) -> Policy:
-    """The rules that a topic's spec gives."""
+    """Return the rules of a topic's spec."""
     kept = spec.tableflow.data_retention_ms
     return Policy(
         retention=_milliseconds(spec.tableflow.retention_ms),
@@ -53,7 +53,7 @@ def maintain(
 ) -> MaintenanceReport:
     """Do what is due for a topic's table.
 
-    :param policy: other rules than those of the spec
+    :param policy: rules that replace those of the spec
     :raises NoSuchTableError: nothing was ever committed
     :raises TopicbergError: Spark failed; everything that was done before stays
     """
@@ -64,7 +64,7 @@ def maintain(
         table,
         endpoints,
         policy or topic_policy(spec),
-        # By its primary key: who asks for one key then reads few row groups.
+        # Sort by the primary key, so that a query for one key reads few row groups.
         sort_by=keys if spec.write_mode == "upsert" else (),
         timestamp=spec.metadata_column("timestamp"),
         time=spec.event_time,
@@ -85,7 +85,7 @@ def maintain_table(
     """Do what is due for any table of the lake.
 
     :param sort_by: columns by which merged files are sorted
-    :param timestamp: the column by which ``policy.data_retention`` goes
+    :param timestamp: the column to which ``policy.data_retention`` applies
     :param time: the event time, by whose hours other tables are derived from this one
     :raises TopicbergError: Spark failed; everything that was done before stays
     """
@@ -127,7 +127,7 @@ def maintain_table(
 
 
 class _Run:
-    """The steps on one table, and which of them others' commits prevented."""
+    """The steps on one table, and those of them that others' commits prevented."""
 
     def __init__(self, table: Table, endpoints: Endpoints) -> None:
         self.table = table
@@ -137,7 +137,7 @@ class _Run:
         self.postponed: list[str] = []
 
     def step(self, what: str, work: Callable[[], int]) -> int:
-        """A count; 0 and postponed if every attempt met another commit."""
+        """Return a count; 0 and postponed if every attempt conflicted with another commit."""
         try:
             return retried(self.name, work)
         except CommitConflictError as conflict:
@@ -159,7 +159,7 @@ class _Run:
         return rows
 
     def compact(self, policy: Policy, now_ms: int, sort_by: Sequence[str]) -> tuple[int, int]:
-        """Data files and delete files that were merged."""
+        """Return the numbers of data files and delete files that were merged."""
         if not compaction.is_due(self.table.refresh(), policy, now_ms):
             return 0, 0
         files = list(live_files(self.table))
@@ -196,7 +196,7 @@ class _Run:
         return data, deletes
 
     def trim_deletes(self) -> int:
-        """Delete files that named files which are gone."""
+        """Remove delete files that name deleted data files."""
         return self.step("trimming delete files", lambda: trim_deletes(self.table.refresh()))
 
     def rewrite_manifests(self) -> int:
@@ -215,12 +215,12 @@ class _Run:
                 transaction.set_properties({LISTED_AT_MS: str(now_ms)})
             return 1
 
-        self.step("noting the search for orphan files", remember)
+        self.step("recording the search for orphan files", remember)
         return removed
 
 
 def _listed_at_ms(table: Table) -> int:
-    """When the folder was last searched for orphan files; a new table needs no search yet."""
+    """Return when the folder was last searched for orphan files; a new table counts as searched."""
     if (noted := table.properties.get(LISTED_AT_MS)) is not None:
         return int(noted)
     metadata = table.metadata
@@ -230,7 +230,7 @@ def _listed_at_ms(table: Table) -> int:
 
 
 def _milliseconds(number: int) -> timedelta:
-    """As far as a timedelta goes: retention may be "for ever" (2**63 - 1)."""
+    """Return a timedelta, up to its maximum: retention may be "for ever" (2**63 - 1)."""
     return timedelta(milliseconds=min(number, 10**12 * 3))
 
 

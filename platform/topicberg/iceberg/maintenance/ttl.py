@@ -1,9 +1,9 @@
-"""Data TTL: rows whose Kafka timestamp is older than ``tableflow.data_retention_ms`` go.
+"""Data TTL: deletes rows whose Kafka timestamp is older than ``tableflow.data_retention_ms``.
 
-A file that holds old rows alone is dropped from the metadata; one that also holds younger ones is
+A file that holds only old rows is removed from the metadata; one that also holds younger ones is
 rewritten by Spark, once its oldest row is a day overdue. Neither commit carries offsets, so the
-engine goes on where it was, and a compaction of files that went at the same time is refused by
-Iceberg: no row comes back.
+engine resumes where it was. Iceberg refuses a concurrent compaction of removed files, so no deleted
+row returns.
 
 Source: Confluent, "Configure Tableflow", "Data TTL".
 """
@@ -38,7 +38,7 @@ class Expired:
     """Files with rows past the cutoff."""
 
     whole: int
-    """Files that hold nothing else."""
+    """Files that hold only such rows."""
     partly: bool
     """There are files to rewrite."""
 
@@ -52,9 +52,9 @@ def expired(
     *,
     unknown: bool,
 ) -> Expired:
-    """Where the rows are whose ``column`` is before ``cutoff``, by the bounds of the files.
+    """Return where the rows are whose ``column`` is before ``cutoff``, by the bounds of the files.
 
-    :param unknown: take a file without bounds as one that has to be rewritten
+    :param unknown: treat a file without bounds as one that has to be rewritten
     """
     field = table.schema().find_field(column)
     assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  a timestamp
@@ -77,7 +77,7 @@ def expired(
 
 
 def drop_files(table: Table, column: str, cutoff: datetime) -> int:
-    """Remove the files that hold only rows before ``cutoff``; the number of rows in them.
+    """Remove the files that hold only rows before ``cutoff``; return the number of their rows.
 
     :raises CommitFailedException: another commit came first
     :raises ValidationException: another commit changed one of the files
@@ -92,7 +92,7 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
 
 
 def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetime) -> int:
-    """Delete all rows before ``cutoff``; their number.
+    """Delete all rows before ``cutoff``; return their number.
 
     :raises CommitConflictError: another commit came first
     """
@@ -109,12 +109,12 @@ def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetim
 
 
 def _note(cutoff: datetime) -> dict[str, str]:
-    """What a snapshot that expires rows says of itself."""
+    """Return the summary properties of a snapshot that expires rows."""
     return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex}
 
 
 def _deleted_rows(table: Table, note: dict[str, str]) -> int:
-    """Rows that the snapshot of this run took out, less those that it wrote again."""
+    """Return the rows that the snapshot of this run removed, less those that it wrote again."""
     for snapshot in ancestry(table):
         facts = summary(snapshot)
         if facts.get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
