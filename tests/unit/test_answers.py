@@ -114,7 +114,7 @@ def refused(work: Callable[[], Any], *names: str) -> AnswerError:
     with pytest.raises(AnswerError) as caught:
         work()
     error = caught.value
-    for name in (*names, "answered with something else than"):
+    for name in (*names, "unexpected response, expected"):
         assert name in error.message
     assert "\n" not in error.message
     assert error.hint

@@ -20,7 +20,10 @@ GRPC = """<_InactiveRpcError of RPC that terminated with:
     [
         (LOST + "Caused by: java.io.IOException: No space left on device", "disk of Spark"),
         (LOST + "Caused by: java.io.IOException: File too large", "disk of Spark"),
-        (LOST + "S3Exception: Try again. (Service: S3, Status Code: 500, …)", "object store failed"),
+        (
+            LOST + "S3Exception: Try again. (Service: S3, Status Code: 500, …)",
+            "object store failed",
+        ),
         (LOST + "S3Exception: no (Service: S3, Status Code: 403, …)", "refuses the credentials"),
         ("CommitStateUnknownException: Service failed: 500: …", "the catalog failed"),
         ("[NO_ACTIVE_SESSION] No active Spark session found.", "Spark ended and was restarted"),

@@ -19,7 +19,7 @@ from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
 from topicberg.iceberg.hours import EVERYTHING, NO_TIME, Hours, coarse, union, without
 from topicberg.iceberg.position_deletes import FileRows, stage_deletes
-from topicberg.iceberg.snapshots import held_hours, touched_hours
+from topicberg.iceberg.snapshots import affected_hours, held_hours
 from topicberg.tableflow.table import bounds_kept, keep_bounds
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,7 +46,7 @@ def touched(table: Table, column: str = TIME) -> list[Hours]:
     assert head
     return [
         each if each == NO_TIME else Hours(each.start - FIRST, each.stop - FIRST)
-        for each in union(touched_hours(table, head, column))
+        for each in union(affected_hours(table, head, column))
     ]
 
 

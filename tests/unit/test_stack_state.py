@@ -86,7 +86,7 @@ def test_directories_that_hold_more_than_state(tmp_path: Path) -> None:
     papers = tmp_path / "papers"
     papers.mkdir()
     (papers / "letter").touch()
-    with pytest.raises(StackError, match="does not look like topicberg's state"):
+    with pytest.raises(StackError, match="is not topicberg's state"):
         stack.reset(Settings(state_dir=papers))
     assert (papers / "letter").exists()
 

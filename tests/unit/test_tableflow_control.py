@@ -49,7 +49,7 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
     spec = control.enabled_topics(config)["orders"]
     assert spec.tableflow.error_handling.mode == "SKIP"
     assert spec.pipeline == "shop"
-    assert control.as_asked(config, load_topic("orders", config)) == spec
+    assert control.as_requested(config, load_topic("orders", config)) == spec
 
 
 def test_a_topic_whose_broken_records_are_logged_brings_the_dead_letters(config: Settings) -> None:
@@ -97,7 +97,7 @@ def test_command_after_a_new_deployment_wins(config: Settings) -> None:
     (config.topics_dir / "orders.yaml").write_text(SPEC)
     assert set(control.enabled_topics(config)) == {"orders", "broken"}
     control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}, "retention_ms": 86400000})
-    applied = control.as_asked(config, load_topic("orders", config)).tableflow
+    applied = control.as_requested(config, load_topic("orders", config)).tableflow
     assert (applied.error_handling.mode, applied.retention_ms) == ("LOG", 86_400_000)
     control.enable(config, "orders", command=True)
     assert set(control.enabled_topics(config)) == {"orders"}, "a command takes it back"

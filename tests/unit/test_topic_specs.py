@@ -207,7 +207,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "event_time",
         "is a string, not a time; have the producer",
     ),
-    ({"event_time": "side"}, "event_time", "or leave event_time out to use Kafka's time, $$timestamp"),
+    (
+        {"event_time": "side"},
+        "event_time",
+        "or leave event_time out to use Kafka's time, $$timestamp",
+    ),
     (
         {
             "event_time": "day",
@@ -399,8 +403,7 @@ def test_yaml_errors_have_a_place(project: Project) -> None:
     found = problems(project)
     assert found[0].startswith("platform/topics/a.yaml: line 2, column 5: not YAML: ")
     assert found[1] == (
-        "platform/topics/b.yaml: line 2, column 1: "
-        "name: is repeated here (first: line 1)"
+        "platform/topics/b.yaml: line 2, column 1: name: is repeated here (first: line 1)"
     )
     files = [line.split(":")[0].rpartition("/")[2] for line in found]
     assert sorted(set(files)) == [f"{letter}.yaml" for letter in "abcdefg"] + ["h.yml"]

@@ -1,6 +1,6 @@
 """Registration of an Iceberg table in the AWS Glue Data Catalog.
 
-The same as Iceberg's own ``GlueCatalog`` writes, so that Athena, EMR and Snowflake read it: table
+It writes what Iceberg's ``GlueCatalog`` writes, so that Athena, EMR and Snowflake read it: table
 type ``ICEBERG`` and the location of the current metadata file, moved by compare-and-set.
 Source: AWS Glue API, ``CreateTable`` and ``UpdateTable`` (``VersionId``, ``SkipArchive``).
 """
@@ -35,7 +35,7 @@ ATTEMPTS = 5
 
 _OWN_TAGS = ("topicberg-reading-", "publishing-", "published-")
 _METADATA_FILES = 50
-"""A half of those that a table keeps (``write.metadata.previous-versions-max``)."""
+"""Half of the metadata files that a table keeps (``write.metadata.previous-versions-max``)."""
 _HIVE_TYPES = {
     "boolean": "boolean",
     "int": "int",
@@ -53,7 +53,7 @@ _HIVE_TYPES = {
 
 
 def hive_type(kind: IcebergType) -> str:
-    """Glue's name of an Iceberg type, as Iceberg's ``IcebergToGlueConverter`` has it."""
+    """Return Glue's name of an Iceberg type, as in Iceberg's ``IcebergToGlueConverter``."""
     match kind:
         case DecimalType():
             return f"decimal({kind.precision},{kind.scale})"
@@ -71,7 +71,7 @@ def hive_type(kind: IcebergType) -> str:
 
 
 def columns(table: Table) -> list[ColumnTypeDef]:
-    """The current columns, with the parameters by which Iceberg marks them."""
+    """Return the current columns, with the parameters by which Iceberg marks them."""
     return [
         {
             "Name": field.name,
@@ -88,9 +88,9 @@ def columns(table: Table) -> list[ColumnTypeDef]:
 
 
 def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> TableInputTypeDef:
-    """Body of CreateTable and UpdateTable.
+    """Return the body of CreateTable and UpdateTable.
 
-    :param before: the parameters that Glue has now; those of others stay
+    :param before: Glue's current parameters; those of other writers are kept
     """
     parameters = dict(before or {})
     if METADATA_LOCATION in parameters:
@@ -107,8 +107,8 @@ def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> Ta
 def visible_state(table: Table) -> str:
     """Return a digest of what readers of a metadata file see of its table.
 
-    The tags that topicberg sets while it reads and publishes are no part of it: with each of them
-    the table has another metadata file.
+    It excludes the tags that topicberg sets while it reads and publishes: with each of them the
+    table has another metadata file.
     """
     metadata = table.metadata
     refs = {
@@ -129,7 +129,7 @@ def visible_state(table: Table) -> str:
 
 
 def registered_state(table: Table) -> str:
-    """Return :func:`visible_state`, and another one after so many metadata files in any case.
+    """Return :func:`visible_state` with a counter that changes after so many metadata files.
 
     The catalog deletes old metadata files, and Glue must not point to a deleted one.
     """
@@ -139,7 +139,7 @@ def registered_state(table: Table) -> str:
 
 
 def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | None:
-    """The table as Glue has it; None if there is none."""
+    """Return the table as it is in Glue, or None if there is none."""
     try:
         return client.get_table(DatabaseName=database, Name=name)["Table"]
     except ClientError as error:
@@ -153,13 +153,13 @@ def metadata_location(found: TableTypeDef) -> str | None:
 
 
 def register(client: GlueClient, table: Table, database: str, name: str) -> bool:
-    """Let Glue point to the table's current metadata. False: it does already.
+    """Let Glue point to the table's current metadata; return False if it already does.
 
     The pointer never moves backwards: Glue is read before the catalog, so the catalog is at the
-    same state or a later one, and Glue refuses the write if anybody else wrote since.
+    same state or a later one, and Glue refuses the write if another writer wrote since.
 
-    :raises TopicbergError: Glue has a table of that name that is no Iceberg table
-    :raises CommitConflictError: others kept moving the pointer
+    :raises TopicbergError: Glue has a table of that name that is not an Iceberg table
+    :raises CommitConflictError: other writers kept moving the pointer
     """
     for _ in range(ATTEMPTS):
         found = get_table(client, database, name)
@@ -169,7 +169,7 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
             return False
         if found and current is None:
             raise TopicbergError(
-                f"Glue table {database}.{name} exists and is no Iceberg table",
+                f"Glue table {database}.{name} exists and is not an Iceberg table",
                 hint="drop or rename it in Glue, then materialize again",
             )
         try:
@@ -179,7 +179,7 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
                 raise
         else:
             return True
-    raise CommitConflictError(f"Glue table {database}.{name}: others kept changing it")
+    raise CommitConflictError(f"Glue table {database}.{name}: other writers kept changing it")
 
 
 def _write(

@@ -1,7 +1,7 @@
-"""Answers that are none: a "200 OK" with HTML, with half a body, or with another service's JSON.
+"""Responses that are not the service's: a "200 OK" with HTML, half a body, or other JSON.
 
-A proxy, a captive portal or a wrong address give them, and so does a vendor that is out of order.
-The vendors' clients make a ``KeyError`` or worse of them; here they become one clear error.
+They come from a proxy, a captive portal, a wrong address, or a vendor's failure. The vendors'
+clients raise a ``KeyError`` or worse for them; here they become one clear error.
 """
 
 from __future__ import annotations
@@ -14,64 +14,65 @@ from typing import Any
 from topicberg.errors import UnreachableError
 
 HINT = (
-    "something else answers at its address, or stands before it (a proxy, a login page): check the "
-    "address; `topicberg status` shows the local stack"
+    "check the address: another service, a proxy or a login page may have responded; run "
+    "`topicberg status` to see the local stack"
 )
 MISREAD = (LookupError, TypeError, ValueError, AttributeError)
-"""What a client raises that takes an answer for another one; JSON's errors are ValueErrors."""
+"""Exceptions of a client that misreads a response; JSON's errors are ValueErrors."""
 
 
 class AnswerError(UnreachableError):
-    """What answered is not the service that was asked, or is out of order."""
+    """The response is not one of the requested service, or the service fails."""
 
 
 class Answer(dict[str, Any]):
-    """An object of an answer: to read a field that it does not have is an error that says so.
+    """An object of a response: reading a field that it lacks is an error that names the field.
 
-    :param asked: service and operation
+    :param operation: service and operation
     """
 
-    def __init__(self, fields: Mapping[str, Any], asked: str) -> None:
+    def __init__(self, fields: Mapping[str, Any], operation: str) -> None:
         super().__init__(fields)
-        self._asked = asked
+        self._operation = operation
 
     def __missing__(self, field: str) -> Any:
-        raise unusable(self._asked, f"an object that has {field!r}")
+        raise unusable(self._operation, f"an object that has {field!r}")
 
 
-def unusable(asked: str, expected: str) -> AnswerError:
+def unusable(operation: str, expected: str) -> AnswerError:
+    """Return the error for an unexpected response.
+
+    :param operation: service and operation, as in ``Glue GetTable``
     """
-    :param asked: service and operation, as in ``Glue GetTable``
-    """
-    return AnswerError(f"{asked} was answered with something else than {expected}", hint=HINT)
+    return AnswerError(f"{operation}: unexpected response, expected {expected}", hint=HINT)
 
 
-def checked(value: Any, asked: str) -> Any:
-    """The same JSON with every object of it as an :class:`Answer`."""
+def checked(value: Any, operation: str) -> Any:
+    """Return the same JSON with every object of it as an :class:`Answer`."""
     if isinstance(value, dict):
-        return Answer({name: checked(each, asked) for name, each in value.items()}, asked)
+        return Answer({name: checked(each, operation) for name, each in value.items()}, operation)
     if isinstance(value, list):
-        return [checked(each, asked) for each in value]
+        return [checked(each, operation) for each in value]
     return value
 
 
 @contextmanager
-def answered(asked: str, expected: str, library: str) -> Iterator[None]:
-    """Around the call of a vendor's client that does not check what it is answered.
+def answered(operation: str, expected: str, library: str) -> Iterator[None]:
+    """Check the call of a vendor's client that does not check its responses.
 
-    :param library: the client's package; errors of our own pass as they are
-    :raises AnswerError: the client could not read the answer
+    :param library: the client's package; errors of topicberg itself are not changed
+    :raises AnswerError: the client could not read the response
     """
     try:
         yield
     except MISREAD as error:
         if not raised_in(error.__traceback__, library):
             raise
-        raise unusable(asked, expected) from error
+        raise unusable(operation, expected) from error
 
 
 def raised_in(trace: TracebackType | None, library: str) -> bool:
-    """Whether a package's code has anything to do with an error."""
+    """Return whether a package's code took part in raising an error."""
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__")).startswith(library):
             return True

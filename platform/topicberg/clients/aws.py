@@ -1,4 +1,4 @@
-"""boto3's clients, which check what they are answered: see :mod:`topicberg.clients.answers`."""
+"""boto3's clients, which check the responses: see :mod:`topicberg.clients.answers`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class _CheckedClient:
     def _make_api_call(self, operation: str, parameters: Mapping[str, Any]) -> Any:
         from botocore.parsers import ResponseParserError
 
-        asked = f"{self.meta.service_model.service_id} {operation}"  # type: ignore[attr-defined]
+        called = f"{self.meta.service_model.service_id} {operation}"  # type: ignore[attr-defined]
         try:
             answer = super()._make_api_call(operation, parameters)  # type: ignore[misc]
         except ResponseParserError as error:
-            raise unusable(asked, "what AWS's client can read") from error
+            raise unusable(called, "a response that AWS's client can read") from error
         except MISREAD as error:
             if not raised_in(error.__traceback__, "botocore.parsers"):
                 raise
-            raise unusable(asked, "an object") from error
-        return checked(answer, asked)
+            raise unusable(called, "an object") from error
+        return checked(answer, called)
 
 
 def aws_session(**how: Any) -> boto3.Session:
-    """A boto3 session whose clients check what they are answered.
+    """Return a boto3 session whose clients check the responses.
 
     :param how: arguments of ``boto3.Session``
     """
-    import boto3  # not when definitions are loaded: a fifth of a second
+    import boto3  # it takes a fifth of a second, so not when definitions are loaded
 
     session = boto3.Session(**how)
     session.events.register("creating-client-class", _extend)
@@ -48,7 +48,7 @@ def _extend(base_classes: list[type], **_: Any) -> None:
 
 
 def _known(http_response: Any, parsed: Any, model: OperationModel, **_: Any) -> None:
-    """AWS leaves out fields that are empty, but answers nothing that its model does not have."""
+    """Refuse unknown fields: AWS omits empty fields, but returns none that its model lacks."""
     if (
         http_response.status_code >= 300
         or model.service_model.metadata["protocol"] != "json"
@@ -58,5 +58,5 @@ def _known(http_response: Any, parsed: Any, model: OperationModel, **_: Any) -> 
     ):
         return
     if http_response.content.strip() not in (b"", b"{}"):
-        asked = f"{model.service_model.service_id} {model.name}"
-        raise unusable(asked, f"one of {', '.join(model.output_shape.members)}")
+        called = f"{model.service_model.service_id} {model.name}"
+        raise unusable(called, f"one of {', '.join(model.output_shape.members)}")

@@ -1,4 +1,4 @@
-"""PyIceberg's REST catalog, which checks what it is answered.
+"""PyIceberg's REST catalog, which checks the responses.
 
 See :mod:`topicberg.clients.answers`.
 """
@@ -20,23 +20,23 @@ from pyiceberg.table.metadata import TableMetadata
 from topicberg.clients.answers import unusable
 
 TABLES = "topicberg.tables"
-"""Property: the folder of derived tables. ``warehouse`` is what the catalog goes by, which for
+"""Property: the folder of derived tables. ``warehouse`` is the catalog's own property, which for
 Glue's REST API is the number of an account.
 """
 READ_ONLY = "topicberg.read-only"
-"""Property: the namespace of the tables that Confluent's Tableflow writes, and nobody else may.
+"""Property: the namespace of the tables that only Confluent's Tableflow may write.
 
 https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-aws-glue-catalog.html
 """
 TIMEOUT_SECONDS = (10.0, 30.0)
-"""To connect, and to wait for an answer's next byte. PyIceberg would wait for ever; Dagster gives a
-sensor a minute.
+"""To connect, and to wait for a response's next byte. PyIceberg would wait for ever; Dagster gives
+a sensor a minute.
 """
 _TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
 
 
 class CheckedCatalog(RestCatalog):
-    """PyIceberg's REST catalog; what answers must be one."""
+    """PyIceberg's REST catalog; other responses are errors."""
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
@@ -46,15 +46,15 @@ class CheckedCatalog(RestCatalog):
 
     @staticmethod
     def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
-        """The catalog's server has done it: PyIceberg would find nothing, and warn, every time."""
+        """Do nothing: the catalog's server deletes them, and PyIceberg would warn every time."""
 
 
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:
     """Create a namespace unless it exists; several topics may need a new one at the same time.
 
-    Of two that create it at once, Iceberg's JDBC catalog answers the second one with an error of
-    its database (status 500) instead of "exists already". A principal that may not create any is
-    answered 403, also for one that exists.
+    If two create it at once, Iceberg's JDBC catalog answers the second one with an error of its
+    database (status 500) instead of "exists already". A principal that may not create any gets 403,
+    also for one that exists.
 
     :raises RESTError: the namespace does not exist, and the catalog did not create it
     """
@@ -74,14 +74,14 @@ def _catalog_answer(response: requests.Response, **_: Any) -> None:
     if not 200 <= response.status_code < 300 or method == "HEAD" or not response.content.strip():
         return
     path = str(response.request.path_url).partition("?")[0]
-    asked, found = f"Iceberg catalog {method} {path}", None
+    operation, found = f"Iceberg catalog {method} {path}", None
     try:
         found = json.loads(response.content)
     except ValueError:
-        raise unusable(asked, "JSON") from None
+        raise unusable(operation, "JSON") from None
     if not isinstance(found, dict):
-        raise unusable(asked, "an object")
+        raise unusable(operation, "an object")
     if (match := _TABLE.search(path)) and method != "DELETE":
         field = "metadata" if match[1] or method == "POST" else "identifiers"
         if field not in found:
-            raise unusable(asked, f"an object that has {field!r}")
+            raise unusable(operation, f"an object that has {field!r}")

@@ -1,10 +1,10 @@
-"""HTTP to Confluent's APIs: one base URL with one key, patient with what passes by itself.
+"""HTTP to Confluent's APIs: one base URL with one key; temporary failures are retried.
 
-Retried are 429 (it says that nothing was done) and, for requests that may be sent twice, 5xx except
-501 and broken connections. A creating POST that ends in a 5xx or a broken connection may have been
-carried out: it raises :class:`UncertainError`, and the caller looks before it sends another one.
-Source: the vendor's OpenAPI documents; error shapes and the meaning of 403 as their provider reads
-them.
+Retried are 429 (nothing was done) and, for requests that may be sent twice, 5xx except 501 and
+broken connections. A creating POST that ends in a 5xx or a broken connection may have been carried
+out: it raises :class:`UncertainError`, and the caller checks before it sends another one.
+Source: the vendor's OpenAPI documents; error shapes and the meaning of 403 follow Confluent's
+Terraform provider.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 7
 TIMEOUT_SECONDS = (10.0, 60.0)
-"""To connect, and to wait for an answer's next byte."""
+"""To connect, and to wait for a response's next byte."""
 MAX_WAIT_SECONDS = 120.0
 PAGE_SIZE = 99
 _INVALID_KEY = "invalid api key"
@@ -42,7 +42,7 @@ _INVALID_KEY = "invalid api key"
 class ApiError(TopicbergError):
     """A vendor's API refused a request.
 
-    :param status: of the HTTP answer; 0 when there was none
+    :param status: of the HTTP response; 0 if there was none
     """
 
     def __init__(self, message: str, *, status: int = 0, hint: str | None = None) -> None:
@@ -51,34 +51,34 @@ class ApiError(TopicbergError):
 
 
 class GoneError(ApiError):
-    """There is no such thing: 404, or a 403 that is not about the key.
+    """The resource does not exist: 404, or a 403 that is not about the key.
 
-    Confluent answers 403 for what was deleted, and for what the key may not see.
+    Confluent responds with 403 to requests for deleted resources, and for those hidden from a key.
     """
 
 
 class CredentialsError(ApiError):
-    """The key is wrong, deleted, or not known everywhere yet."""
+    """The key is wrong, deleted, or not yet known everywhere."""
 
 
 class ConflictError(ApiError):
-    """409: it exists already, or something still uses it."""
+    """409: the resource exists already, or is still in use."""
 
 
 class UncertainError(ApiError):
-    """No answer, or a 5xx: the request may have been carried out or not."""
+    """No response, or a 5xx: the request may or may not have been carried out."""
 
 
 class GarbledError(UncertainError, AnswerError):
-    """An answer that is none of the API: the request may have been carried out or not."""
+    """A response that is not the API's: the request may or may not have been carried out."""
 
 
 class FailedError(ApiError):
-    """Something that was created is in phase FAILED: it may have come before what it needs."""
+    """A created resource is in phase FAILED: it may have been created before its dependencies."""
 
 
 class _TransientError(Exception):
-    """This attempt failed in a way that passes.
+    """This attempt failed in a way that is worth a retry.
 
     :param done: the request may have been carried out
     """
@@ -107,11 +107,11 @@ class Api:
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     def get(self, path: str, **params: str | int) -> Any:
-        """An object; reading a field of it that is not there raises an :class:`AnswerError`."""
+        """Return an object; reading a field that it lacks raises an :class:`AnswerError`."""
         return self.request("GET", path, params=params)
 
     def listed(self, path: str) -> list[Any]:
-        """Of the few requests that are answered with a list."""
+        """Return a list, for the few requests whose response is one."""
         found: list[Any] = self.request("GET", path, expected=list)
         return found
 
@@ -126,13 +126,13 @@ class Api:
 
     def post(self, path: str, body: Any, *, repeatable: bool = False) -> Any:
         """
-        :param repeatable: sending it twice does no harm
-        :raises UncertainError: it is not, and nobody knows whether it was carried out
+        :param repeatable: it may be sent twice
+        :raises UncertainError: it is not repeatable, and may or may not have been carried out
         """
         return self.request("POST", path, body=body, repeatable=repeatable)
 
     def pages(self, path: str, **params: str | int) -> Iterator[dict[str, Any]]:
-        """Every element of a list, over all of its pages."""
+        """Yield every element of a list, over all of its pages."""
         query: dict[str, str | int] = {"page_size": PAGE_SIZE, **params}
         seen: set[str] = set()
         while True:
@@ -154,10 +154,10 @@ class Api:
         repeatable: bool | None = None,
         expected: type = dict,
     ) -> Any:
-        """The JSON of the answer; None when it has no body, which only a GET must have.
+        """Return the JSON of the response, or None if it has no body, which a GET must have.
 
-        :raises GarbledError: it was something else
-        :raises ApiError: it was refused; a subclass says how
+        :raises GarbledError: the response was not the API's
+        :raises ApiError: the request was refused; subclasses give the reason
         """
         again = method != "POST" if repeatable is None else repeatable
 
@@ -219,7 +219,7 @@ class Api:
         reason = explain(response).replace(self.secret.get_secret_value() or "\0", "***")
         message = f"{what}: {status} {reason}".rstrip()
         if status == 429:
-            error = ApiError(message, status=status, hint="the API's rate limit: try again later")
+            error = ApiError(message, status=status, hint="try again later: rate limit")
             raise _TransientError(error, retry_after(response.headers), done=False)
         if status >= 500 and status != 501:
             error = ApiError(message, status=status)
@@ -228,20 +228,20 @@ class Api:
             raise CredentialsError(
                 message,
                 status=status,
-                hint=f"is {self.key} a key for this API, and does it still exist?",
+                hint=f"check whether {self.key} is a key for this API and still exists",
             )
         if status in (403, 404):
             raise GoneError(
                 message,
                 status=status,
-                hint=f"is the owner of {self.key} allowed to do this?" if status == 403 else None,
+                hint=f"check the permissions of the owner of {self.key}" if status == 403 else None,
             )
         if status == 409:
             raise ConflictError(message, status=status)
         raise ApiError(message, status=status)
 
     def _session(self) -> requests.Session:
-        """A session is one thread's: requests does not promise more."""
+        """Return this thread's session: requests does not guarantee thread safety."""
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:
             session = self._local.session = requests.Session()
@@ -252,11 +252,11 @@ class Api:
 
 def _expected(what: str, response: requests.Response, expected: type) -> Any:
     """
-    :raises _TransientError: the answer is none of the API
+    :raises _TransientError: the response is not the API's
     """
     try:
         found = _json(response)
-    except (ValueError, OSError, EOFError):  # gzip's errors, too
+    except (ValueError, OSError, EOFError):  # also gzip's errors
         wanted = "JSON"
     else:
         if isinstance(found, expected) or (found is None and response.request.method != "GET"):
@@ -268,7 +268,7 @@ def _expected(what: str, response: requests.Response, expected: type) -> Any:
 
 
 def explain(response: requests.Response) -> str:
-    """The reason in an error's body, in any of the vendor's four shapes."""
+    """Return the reason in an error's body, in any of the vendor's four shapes."""
     try:
         body = _json(response)
     except ValueError:
@@ -295,13 +295,13 @@ def _one_error(error: Mapping[str, Any]) -> str:
 
 def _json(response: requests.Response) -> Any:
     content = response.content
-    if content[:2] == b"\x1f\x8b":  # gzip that does not say so
+    if content[:2] == b"\x1f\x8b":  # gzip without its header
         content = gzip.decompress(content)
     return json.loads(content) if content.strip() else None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that an answer asks to wait; the rate limit's reset is relative too."""
+    """Return the seconds that a response asks to wait; the rate limit's reset is relative too."""
     for name in ("Retry-After", "X-RateLimit-Reset"):
         value = headers.get(name, "").strip()
         if not value:
@@ -318,20 +318,20 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _next_token(page: Mapping[str, Any]) -> str:
-    """``metadata.next`` is a URL whose ``page_token`` is the one to send; none: the last page."""
+    """Return the ``page_token`` in the URL ``metadata.next``, or None on the last page."""
     following = (page.get("metadata") or {}).get("next") or ""
     return parse_qs(urlsplit(following).query).get("page_token", [""])[0]
 
 
 def _silent(what: str, error: Exception) -> ApiError:
-    return ApiError(f"{what}: no answer ({type(error).__name__})", hint="is the address right?")
+    return ApiError(f"{what}: no answer ({type(error).__name__})", hint="check the address")
 
 
 def _wait(state: RetryCallState) -> float:
     failure = state.outcome.exception() if state.outcome else None
-    asked = failure.wait if isinstance(failure, _TransientError) else None
-    if asked is not None:
-        return min(asked, MAX_WAIT_SECONDS)
+    requested = failure.wait if isinstance(failure, _TransientError) else None
+    if requested is not None:
+        return min(requested, MAX_WAIT_SECONDS)
     step: float = min(30.0, 2.0 ** (state.attempt_number - 1))
     return step * random.uniform(0.5, 1.0)  # noqa: S311  so that several clients spread out
 
@@ -339,4 +339,4 @@ def _wait(state: RetryCallState) -> float:
 def _log(state: RetryCallState) -> None:
     failure = state.outcome.exception() if state.outcome else None
     wait = state.next_action.sleep if state.next_action else 0.0
-    logger.info("%s; again in %.1f s", failure, wait)
+    logger.info("%s; trying again in %.1f s", failure, wait)

@@ -20,7 +20,7 @@ def registry_errors(what: str) -> Iterator[None]:
     """Turn the registry client's errors into one clear error that names ``what``.
 
     :raises TopicbergError: the registry does not answer, or refuses
-    :raises AnswerError: what answers is no registry
+    :raises AnswerError: the response is not a registry's
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
     from httpx2 import HTTPError
@@ -37,5 +37,5 @@ def registry_errors(what: str) -> Iterator[None]:
     except (HTTPError, OSError) as error:
         raise UnreachableError(
             f"the schema registry does not answer ({what}): {error}",
-            hint="`topicberg status` shows whether it runs",
+            hint="run `topicberg status` to see whether it runs",
         ) from error

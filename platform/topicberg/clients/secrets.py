@@ -1,9 +1,9 @@
 """Secrets with a history, in AWS Secrets Manager.
 
-A version holds one key. Besides AWS's own stages each version has a label, ``key-<id>-<when it was
-made, in ms>``, for as long as its key is alive: AWS drops versions that have none, and the labels
-tell which keys are known without reading a single value. ``AWSCURRENT`` moves in one call, so a
-reader sees either the key before or the new one, both of which work.
+A version holds one key. Besides AWS's own stages, each version has a label, ``key-<id>-<creation
+time in ms>``, for as long as its key is valid: AWS drops versions that have none, and the labels
+show which keys exist without reading a value. ``AWSCURRENT`` moves in one call, so a reader sees
+either the previous or the new key, both of which work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Version:
     """One version of a secret, without its value.
 
     :param label: id of the key in it
-    :param stage: the whole label, as Secrets Manager has it
+    :param stage: the whole label in Secrets Manager
     """
 
     id: str
@@ -63,15 +63,15 @@ class Secrets:
     """Secret and version that this process stored → its label."""
 
     def exists(self, name: str) -> bool:
-        """A secret that waits for its deletion does not."""
+        """Return whether the secret exists; one that waits for its deletion does not."""
         described = self._describe(name)
         return described is not None and "DeletedDate" not in described
 
     def versions(self, name: str) -> list[Version]:
-        """Those with a label, oldest first.
+        """Return the versions with a label, oldest first.
 
-        As the secret itself has them: lists of Secrets Manager may lag. What this process stored is
-        remembered besides.
+        They are read from the secret itself: lists of Secrets Manager may lag. Versions that this
+        process stored are added.
         """
         described = self._describe(name)
         if described is None or "DeletedDate" in described:
@@ -90,7 +90,7 @@ class Secrets:
         return sorted(found, key=lambda version: version.created)
 
     def read(self, name: str, version: str | None = None) -> dict[str, str] | None:
-        """The values of a version, the current one by default; None when there is none."""
+        """Return the values of a version, default: the current one; None if there is none."""
         which = {"VersionId": version} if version else {}
         try:
             answer = self.client.get_secret_value(SecretId=name, **which)
@@ -100,7 +100,7 @@ class Secrets:
         ):
             return None
         try:
-            value = json.loads(answer.get("SecretString") or "null")  # a binary one has none
+            value = json.loads(answer.get("SecretString") or "null")  # a binary secret has none
         except ValueError:
             return None
         if not isinstance(value, dict):
@@ -109,14 +109,14 @@ class Secrets:
         return value
 
     def add(self, name: str, values: Mapping[str, str], label: str) -> str:
-        """A new version, which is not the current one unless it is the first. Returns its id."""
+        """Add a version, which is not current unless it is the first; return its id."""
         remember_values(values)
         text = json.dumps(dict(values))
         stage = f"{_LABEL}{label}-{int(time.time() * 1000)}"
         described = self._describe(name)
         if described is None:
-            with suppress(self.client.exceptions.ResourceExistsException):  # a lost answer
-                self.client.create_secret(Name=name, Description="made by topicberg")
+            with suppress(self.client.exceptions.ResourceExistsException):  # a lost response
+                self.client.create_secret(Name=name, Description="created by topicberg")
         elif "DeletedDate" in described:
             self.client.restore_secret(SecretId=name)
         answer = self.client.put_secret_value(
@@ -131,17 +131,17 @@ class Secrets:
         self._move(name, CURRENT, version)
 
     def forget(self, name: str, label: str) -> None:
-        """Take a dead key's label away; AWS then drops its version."""
+        """Remove a dead key's label; AWS then drops its version."""
         for version in self.versions(name):
             if version.label == label:
                 self._added.pop((name, version.id), None)
                 self._move(name, version.stage, None)
 
     def _move(self, name: str, stage: str, to: str | None) -> None:
-        """Move a stage to a version, or away: in one call, which says where it is now.
+        """Move a stage to a version, or remove it, in one call that names its current version.
 
-        A refused call is one whose first answer was lost, or somebody else moved the stage: both
-        are seen by looking again.
+        A call is refused if the response to its first attempt was lost, or another process moved
+        the stage: both are found by reading the stages again.
         """
         for attempt in range(MOVES):
             stages = self._stages(name)
@@ -161,7 +161,7 @@ class Secrets:
 
     def delete(self, name: str, *, purge: bool) -> None:
         """
-        :param purge: at once and for ever, instead of after AWS's 30 days
+        :param purge: delete immediately and for ever, instead of after AWS's 30 days
         """
         self._added = {key: stage for key, stage in self._added.items() if key[0] != name}
         if self._describe(name) is None:

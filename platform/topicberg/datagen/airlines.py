@@ -1,4 +1,4 @@
-"""Bookings as the airlines of the Flink kickstarter make them, for both airlines alike."""
+"""Bookings like those of the airlines of the Flink kickstarter, for both airlines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLIGHT_NUMBERS = 1000
 
 
 def flyers(seed: int) -> list[str]:
-    """The e-mail addresses of a seed: the same for both airlines, and in every run."""
+    """Return the e-mail addresses of a seed: the same for both airlines, and in every run."""
     random = Random(f"flyers/{seed}")
     return [f"{_letters(random, 5)}@email.com" for _ in range(FLYERS)]
 
@@ -32,10 +32,10 @@ def flyers(seed: int) -> list[str]:
 def bookings(
     random: Random, seed: int, prefix: str, now: datetime | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Endless bookings of flights that depart within a year.
+    """Yield endless bookings of flights that depart within a year.
 
     :param prefix: begins flight numbers and confirmation codes
-    :param now: the day from which on there are flights; by default today, in UTC
+    :param now: the first day with flights; default: today, in UTC
     """
     today = (now or datetime.now(UTC)).replace(hour=0, minute=0, second=0, microsecond=0)
     emails = flyers(seed)

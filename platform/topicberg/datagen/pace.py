@@ -12,10 +12,10 @@ BATCH = 1000
 
 
 class Pace:
-    """Allows ``rate`` records a second, evenly; 0 allows as many as there can be.
+    """Allows ``rate`` records a second, evenly; 0: as many as possible.
 
-    Time that was lost (a busy machine, a full queue) is made up for at most a tenth of a second:
-    a stall is never followed by a burst.
+    At most a tenth of a second of lost time (a busy machine, a full queue) is made up for: a stall
+    is never followed by a burst.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +25,7 @@ class Pace:
         self._allowance = 0.0
 
     def allowed(self) -> int:
-        """How many records are due now; they count as sent."""
+        """Return how many records are due now; they count as sent."""
         if not self.rate:
             return BATCH
         now = self._clock()
@@ -39,7 +39,7 @@ class Pace:
         return due
 
     def pause(self) -> float:
-        """Seconds until it is worth asking again."""
+        """Return the seconds to wait before the next call."""
         if not self.rate:
             return 0.0
         return max(TICK_SECONDS, (1 - self._allowance) / self.rate)

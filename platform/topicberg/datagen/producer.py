@@ -1,4 +1,4 @@
-"""Produce made-up records to a topic, in the Confluent wire format."""
+"""Produce generated records to a topic, in the Confluent wire format."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ PRODUCER_CONFIG: dict[str, Any] = {
     "linger.ms": 20,
     "compression.type": "lz4",
     "queue.buffering.max.messages": 200_000,
-    "partitioner": "murmur2_random",  # a key goes where the Java producer would put it
-    "delivery.report.only.error": True,  # no Python call for each of a million good records
+    "partitioner": "murmur2_random",  # keys go to the same partitions as with the Java producer
+    "delivery.report.only.error": True,  # no Python call for each delivered record
 }
 
 Encoder = Callable[[dict[str, Any]], bytes]
 
 
 class DeliveryError(TopicbergError):
-    """Kafka did not take a record."""
+    """Kafka refused a record."""
 
 
 def avro_encoder(schema_text: str, schema_id: int) -> Encoder:
-    """Record → magic byte 0, schema id (big-endian), Avro binary.
+    """Return an encoder: record → magic byte 0, schema id (big-endian), Avro binary.
 
-    The same bytes as the client library's AvroSerializer makes, in a fifth of its time.
+    The bytes are those of the client library's AvroSerializer, in a fifth of its time.
 
     :raises TopicbergError: (on encoding) the record does not fit the schema
     """
@@ -75,10 +75,10 @@ def avro_encoder(schema_text: str, schema_id: int) -> Encoder:
 
 
 def json_encoder(schema_id: int) -> Encoder:
-    """Record → magic byte 0, schema id (big-endian), JSON in UTF-8.
+    """Return an encoder: record → magic byte 0, schema id (big-endian), JSON in UTF-8.
 
-    A decimal is a number, as exact as a double is. The schema is not asked: Confluent's serializers
-    do not validate by default either.
+    A decimal becomes a number, as exact as a double is. The schema is not checked, because
+    Confluent's serializers do not validate by default either.
     """
     prefix = struct.pack(">bI", 0, schema_id)
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_number).encode
@@ -87,19 +87,19 @@ def json_encoder(schema_id: int) -> Encoder:
 
 def _number(value: Any) -> float:
     if not isinstance(value, Decimal):
-        raise TopicbergError(f"a record has a {type(value).__name__}, which has no form in JSON")
+        raise TopicbergError(f"a record has a {type(value).__name__}, which JSON cannot represent")
     return float(value)
 
 
 def random_of(seed: int, generation: int) -> Random:
-    """The chance of one run: the same seed makes the same records, but not again in a later run."""
+    """Return the random numbers of one run: by the seed, and different in each later run."""
     return Random(f"{seed}/{generation}")
 
 
 class GeneratorRun:
     """One run of a topic's generator.
 
-    :param count: stop after so many records; None: until :meth:`stop`
+    :param count: stop after so many records; None: run until :meth:`stop`
     :param first_iteration: number of the first record, for its header ``current.iteration``
     """
 
@@ -132,7 +132,7 @@ class GeneratorRun:
         self._failure: DeliveryError | None = None
 
     def stop(self) -> None:
-        """Send nothing more; what is on its way is still delivered. Safe in a signal handler."""
+        """Send nothing more; records in flight are still delivered. Safe in a signal handler."""
         self._stop.set()
 
     @property
@@ -143,7 +143,7 @@ class GeneratorRun:
         """Produce until done; every record counted has been acknowledged by the broker.
 
         :param report: called about every second with the number of records acknowledged
-        :raises DeliveryError: a record was not taken
+        :raises DeliveryError: Kafka refused a record
         """
         from confluent_kafka import Producer
 
@@ -176,7 +176,7 @@ class GeneratorRun:
         if path is None or schema_id is None or kind not in ("avro", "json"):
             raise TopicbergError(
                 f"topic {self.spec.name}: the generator writes Avro or JSON, "
-                f"its schema has the format {kind}"
+                f"the schema's format is {kind}"
             )
         if kind == "json":
             return json_encoder(schema_id)
@@ -185,7 +185,7 @@ class GeneratorRun:
     def _produce(
         self, producer: Producer, encode: Encoder, records: Iterator[dict[str, Any]]
     ) -> int:
-        """Queue the records; waits while the queue is full. Returns how many were queued."""
+        """Queue the records, waiting while the queue is full; return how many were queued."""
         from confluent_kafka import KafkaException
 
         topic, key_field = self.spec.name, self.spec.key.field
@@ -218,11 +218,11 @@ class GeneratorRun:
     def _on_failure(self, error: KafkaError | None, _: Message | None) -> None:
         if error is not None and self._failure is None:
             self._failure = DeliveryError(
-                f"topic {self.spec.name}: Kafka did not take a record: {error.str()}"
+                f"topic {self.spec.name}: Kafka refused a record: {error.str()}"
             )
 
     def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> int:
-        """Wait for every acknowledgement; the number of records acknowledged."""
+        """Wait for every acknowledgement; return the number of records acknowledged."""
         waited = 0.0
         while (waiting := producer.flush(REPORT_SECONDS)) and self._failure is None:
             report(produced - waiting)

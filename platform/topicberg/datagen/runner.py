@@ -1,4 +1,4 @@
-"""Generators as background processes: start, stop, and see how they are.
+"""Generators as background processes: start and stop them, and read their status.
 
 ``python -m topicberg.datagen.runner TOPIC RATE COUNT SEED`` is the process itself. It holds a lock
 as long as it lives, so that a topic never has two generators.
@@ -60,8 +60,8 @@ def run_here(
 ) -> DatagenStatus:
     """Run a generator in this process until it is done or gets SIGINT or SIGTERM.
 
-    :param rate: records a second, 0 for as many as possible; None: what the spec says
-    :param seed: None: what the spec says
+    :param rate: records a second, 0 for as many as possible; None: the spec's
+    :param seed: None: the spec's
     :raises TopicbergError: it could not run, or a record was not delivered
     """
     spec = load_topic(topic, config)
@@ -123,9 +123,9 @@ def start(
     count: int | None = None,
     seed: int | None = None,
 ) -> DatagenStatus:
-    """Start a generator in the background; returns when it produces, or has finished already.
+    """Start a generator in the background; return when it produces, or has finished already.
 
-    :raises DatagenError: the topic has one already, or this one failed to start
+    :raises DatagenError: the topic has a generator already, or this one failed to start
     """
     load_topic(topic, config)
     load_endpoints(config)
@@ -161,12 +161,12 @@ def start(
     process.terminate()
     raise DatagenError(
         f"the generator of {topic} produced nothing within {START_SECONDS:.0f} s; it was ended",
-        hint=f"its log is {log}",
+        hint=f"read its log, {log}",
     )
 
 
 def stop(config: Settings, topic: str) -> DatagenStatus:
-    """End a topic's generator, after it has delivered what it had begun.
+    """End a topic's generator, after it has delivered the records in flight.
 
     :raises DatagenError: it is not running, or does not end
     """
@@ -187,7 +187,7 @@ def stop(config: Settings, topic: str) -> DatagenStatus:
 
 
 def stop_all(config: Settings | None = None) -> list[DatagenStatus]:
-    """End every running generator; those that were ended."""
+    """End every running generator; return those that were ended."""
     config = config or settings()
     return [stop(config, status.topic) for status in all_statuses(config) if status.state in ALIVE]
 
@@ -219,7 +219,7 @@ def _stopped_by_signals(run: GeneratorRun) -> Iterator[None]:
 def _already_running(topic: str, pid: int | None) -> DatagenError:
     return DatagenError(
         f"a generator of {topic} is running already" + (f" (pid {pid})" if pid else ""),
-        hint=f"`topicberg datagen stop {topic}` ends it",
+        hint=f"run `topicberg datagen stop {topic}` to end it",
     )
 
 
@@ -229,11 +229,11 @@ def _tail(log: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The background process; what it has to say goes to the log and to its status file."""
+    """Run the background process; it reports to its log and its status file."""
     log_to_stderr(
         logging.INFO,
         "%(asctime)s %(levelname)s %(message)s",
-        {"httpx2": logging.WARNING},  # of the registry's client
+        {"httpx2": logging.WARNING},  # the registry's client
     )
     topic, rate, count, seed = arguments
     try:

@@ -1,4 +1,4 @@
-"""What a generator says of itself: one small file a topic, which survives the generator."""
+"""The status of a generator: one small file per topic, which outlives the generator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIVE: tuple[State, ...] = ("starting", "running")
 
 
 class DatagenStatus(BaseModel):
-    """``finished``: it sent ``count`` records; ``stopped``: by the user; ``killed``: by others."""
+    """``finished``: it sent ``count`` records; ``stopped``: by the user; ``killed``: otherwise."""
 
     topic: str
     kind: str
@@ -26,16 +26,16 @@ class DatagenStatus(BaseModel):
     count: int | None
     seed: int
     generation: int
-    """How many generators of this topic ran before: each makes other records from one seed."""
+    """How many generators of this topic ran before: each produces other records from one seed."""
     first_iteration: int
-    """Number of its first record, counted on over all generations."""
+    """Number of its first record, counted over all generations."""
     state: State = "starting"
     sent: int = 0
     """Records of this run that the broker has acknowledged."""
     error: str | None = None
     pid: int
     pid_started: float
-    """The process's creation time, s since the epoch: tells it from a later one of its pid."""
+    """The process's creation time, s since the epoch: a later process may have the same pid."""
     started_at: float
     updated_at: float
 
@@ -54,7 +54,7 @@ def status_file(config: Settings, topic: str) -> Path:
 
 
 def write_status(config: Settings, status: DatagenStatus) -> None:
-    """Write it atomically, with the time of now.
+    """Write the status atomically, with the current time.
 
     :raises TopicbergError: the state folder cannot be written
     """
@@ -70,7 +70,9 @@ def write_status(config: Settings, status: DatagenStatus) -> None:
 
 
 def read_status(config: Settings, topic: str) -> DatagenStatus | None:
-    """None: no generator of this topic ever ran. A dead one that calls itself alive was killed.
+    """Return the last status; None if no generator of this topic ever ran.
+
+    A status that says "running" of a dead process is returned as killed.
 
     :raises TopicbergError: the file is damaged
     """
@@ -80,21 +82,21 @@ def read_status(config: Settings, topic: str) -> DatagenStatus | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError):
-        raise TopicbergError(f"{path} is damaged", hint="delete it") from None
+        raise TopicbergError(f"{path} is damaged", hint="delete the file") from None
     if status.state in ALIVE and process_of(status) is None:
         status.state = "killed"
     return status
 
 
 def all_statuses(config: Settings) -> list[DatagenStatus]:
-    """Those of every topic that ever had a generator, by name."""
+    """Return the statuses of every topic that ever had a generator, by name."""
     files = sorted((config.state_dir / "datagen").glob("*.json"))
     statuses = (read_status(config, path.stem) for path in files)
     return [status for status in statuses if status]
 
 
 def process_of(status: DatagenStatus) -> psutil.Process | None:
-    """The generator's process, if it still lives; never another one that got its pid."""
+    """Return the generator's process if it still runs, and never another one with its pid."""
     try:
         process = psutil.Process(status.pid)
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -1,4 +1,4 @@
-"""Waiting for services, and saying how they are."""
+"""Wait for services of the local stack, and report their state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from topicberg.local.supervisor import Control, log_file
 
 START_SECONDS = 180.0
 EXITS = 3
-"""A service that ended so often while it is waited for will not start."""
+"""A service that ends so often while it is waited for does not start."""
 _TELLING = re.compile(r"error|exception|fatal|cannot|refused|denied|corrupt", re.IGNORECASE)
 
 
@@ -31,8 +31,8 @@ _TELLING = re.compile(r"error|exception|fatal|cannot|refused|denied|corrupt", re
 class ServiceStatus:
     """One line of ``topicberg status``. Memory in bytes, uptime in seconds.
 
-    ``state``: ``running`` (its port answers), ``starting`` (the process is there, its port does
-    not answer yet), ``restarting`` (it ended by itself; the supervisor tries again), ``stopping``,
+    ``state``: ``running`` (its port answers), ``starting`` (the process runs, its port does not
+    answer yet), ``restarting`` (it ended by itself; the supervisor tries again), ``stopping``,
     ``stopped``.
     """
 
@@ -58,7 +58,7 @@ _STATES = {
 
 
 def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceStatus:
-    """:param info: supervisord's view of the process; None: no supervisord"""
+    """:param info: supervisord's process info; None: supervisord is not running"""
     name, port, url = service.name, service.port, service.url
     if info is None or info["statename"] not in ("RUNNING", "STARTING"):
         state = _STATES.get(info["statename"], "stopped") if info else "stopped"
@@ -88,20 +88,20 @@ def wait(
     control: Control,
     report: Report,
 ) -> None:
-    """Until every service answers in its own protocol, all at once.
+    """Wait until every service answers in its own protocol, all at once.
 
-    :raises StackError: one does not in :data:`START_SECONDS`, or keeps ending; says why
+    :raises StackError: a service does not within :data:`START_SECONDS`, or keeps ending; says why
     """
     waiting = _Waiting(endpoints, report, len(services), time.monotonic() + START_SECONDS)
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        asked = [pool.submit(waiting.ask, service) for service in services]
+        pending = [pool.submit(waiting.ask, service) for service in services]
         try:
-            while not all(future.done() for future in asked):
+            while not all(future.done() for future in pending):
                 _refuse_crashes(context, services, control, waiting)
                 waiting.over.wait(0.3)
         finally:
             waiting.over.set()
-    for future in asked:
+    for future in pending:
         future.result()
 
 
@@ -117,7 +117,7 @@ class _Waiting:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, service: Service) -> None:
-        """Ask one service until it answers, or the waiting is over."""
+        """Check one service until it answers, or the waiting is over."""
         last: Exception | None = None
         while not self.over.wait(0.3 if last else 0.0):
             try:
@@ -129,7 +129,7 @@ class _Waiting:
                     raise StackError(
                         f"{service.name} does not answer after {START_SECONDS:.0f} s:"
                         f" {_first_line(error)}",
-                        hint=f"`topicberg logs {service.name}` says more",
+                        hint=f"read `topicberg logs {service.name}` for more",
                     ) from None
             else:
                 with self._lock:
@@ -145,7 +145,7 @@ def _refuse_crashes(
     if processes is None:
         raise StackError(
             "the supervisor ended while the services were starting",
-            hint=f"{log_file(context, 'supervisor')} says why",
+            hint=f"read {log_file(context, 'supervisor')} for the reason",
         )
     for service in services:
         info = processes.get(service.name)
@@ -157,20 +157,22 @@ def _refuse_crashes(
             reason = last_words(log_file(context, service.name)) or info["spawnerr"]
             raise StackError(
                 f"{service.name} ends as soon as it starts: {reason}",
-                hint=f"`topicberg logs {service.name}` says more",
+                hint=f"read `topicberg logs {service.name}` for more",
             )
 
 
 def last_words(log: Path) -> str:
-    """The line of a log that most likely says why the process ended; at most 300 characters."""
+    """Return the line of a log that most likely has the reason; at most 300 characters."""
     try:
         with log.open(errors="replace") as file:
             lines = [line.rstrip() for line in deque(file, maxlen=200)]
     except OSError:
         return ""
-    told = [line for line in lines if line.strip() and not line[0].isspace() and line[0] != "#"]
-    causes = [line.removeprefix("Caused by: ") for line in told if line.startswith("Caused by: ")]
-    telling = causes or [line for line in told if _TELLING.search(line)] or told
+    messages = [line for line in lines if line.strip() and not line[0].isspace() and line[0] != "#"]
+    causes = [
+        line.removeprefix("Caused by: ") for line in messages if line.startswith("Caused by: ")
+    ]
+    telling = causes or [line for line in messages if _TELLING.search(line)] or messages
     return telling[-1][:300] if telling else ""
 
 

@@ -1,8 +1,8 @@
 """Apache Iceberg's own REST catalog servlet over a JDBC catalog in SQLite.
 
-Iceberg's ``RESTCatalogServer`` binds to all interfaces and asks for no token, and has no setting
+Iceberg's ``RESTCatalogServer`` binds to all interfaces and requires no token, and has no setting
 for either. Jetty's XML configuration assembles the same servlet behind a connector on loopback and
-a filter of Spark's, which lets only requests pass that carry a JSON Web Token of the stack's key.
+a filter of Spark's, which accepts only requests with a JSON Web Token of the stack's key.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _OF_SPARK = (
     "scala-library-*.jar",
     "jjwt-*.jar",
 )
-# The servlet logs whatever it answers with an error, be it that a table does not exist: one line is
+# The servlet logs each error that it returns, even for a table that does not exist: one line is
 # enough, the client has the rest.
 _LOGGING = """\
 appender.short.type = Console
@@ -146,7 +146,7 @@ def service(context: Context) -> Service:
 
 
 def _check(database: Path) -> None:
-    """SQLite opens a file that is none only to fail at the first table."""
+    """Check the database file: SQLite opens any file, and fails only at the first table."""
     if not database.exists() or not database.stat().st_size:
         return
     try:

@@ -67,14 +67,14 @@ class Coordinate(NamedTuple):
 
 
 class Pin(BaseModel):
-    """What a file must be."""
+    """The expected checksum and size of a file."""
 
     sha256: str
     size: int
 
 
 class JarsLock(BaseModel):
-    """``jars.lock``: the files of each bundle in class-path order, and what each file must be."""
+    """``jars.lock``: the files of each bundle in class-path order, and the pin of each file."""
 
     bundles: dict[str, list[str]]
     files: dict[str, Pin]
@@ -85,7 +85,7 @@ def read_lock() -> JarsLock:
 
 
 def maven_context(repo_cache: Path | None = None, resolver: Resolver | None = None) -> MavenContext:
-    """jgo's Maven client with the user's own jgo configuration (cache folder, mirrors)."""
+    """Return jgo's Maven client with the user's jgo configuration (cache folder, mirrors)."""
     from jgo.config import GlobalSettings
     from jgo.maven import MavenContext
 
@@ -99,27 +99,27 @@ def maven_context(repo_cache: Path | None = None, resolver: Resolver | None = No
 
 
 def cache_dir() -> Path:
-    """What topicberg keeps between stacks and checkouts: unpacked archives, class-data archives."""
+    """Return the cache that stacks and checkouts share: unpacked archives, class-data archives."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topicberg"
 
 
 def class_path(bundle: str) -> list[Path]:
-    """The files of a bundle, in order; :func:`ensure` puts them there."""
+    """Return the files of a bundle, in order; :func:`ensure` fetches them."""
     cache = maven_context().repo_cache
     return [cache / Coordinate.parse(name).path for name in read_lock().bundles[bundle]]
 
 
 def ensure(report: Report | None = None) -> None:
-    """Fetch what is missing of every bundle.
+    """Fetch the missing files of every bundle.
 
-    :raises StackError: a download fails, or a file is not what the lock says
+    :raises StackError: a download fails, or a file does not match the lock
     """
     try:
         _ensure(report or LogReport())
     except OSError as error:
         raise StackError(
             f"{error.filename} cannot be written: {error.strerror}",
-            hint="the jars are kept in the Maven cache; free some space or mend its permissions",
+            hint="free some space, or fix the permissions of the Maven cache, which holds the jars",
         ) from None
 
 
@@ -157,7 +157,7 @@ def _read_stamps(path: Path) -> dict[str, list[int]]:
 
 
 def _good(cache: Path, name: str, pin: Pin, known: dict[str, list[int]]) -> bool:
-    """Whether the cached file is the pinned one; one that is not is removed."""
+    """Return whether the cached file matches the pin; remove it if it does not."""
     path = cache / Coordinate.parse(name).path
     if not path.exists():
         return False
@@ -173,7 +173,7 @@ def _good(cache: Path, name: str, pin: Pin, known: dict[str, list[int]]) -> bool
 
 
 def _download(cache: Path, names: list[str], lock: JarsLock, count: OnBytes) -> None:
-    """Fetch into a folder aside; a file moves into the cache when its checksum is right."""
+    """Fetch into a separate folder; a file moves into the cache if its checksum is right."""
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / ".topicberg.lock"):
         aside = cache / ".topicberg"
@@ -204,7 +204,7 @@ def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> Non
 
     coordinate = Coordinate.parse(name)
     target = cache / coordinate.path
-    if target.exists():  # another clone fetched it while we waited for the lock
+    if target.exists():  # another process fetched it while this one waited for the lock
         count(pin.size)
         return
     context = maven_context(aside, resolver=PythonResolver(progress_callback=progress))
@@ -227,7 +227,7 @@ def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> Non
         raise StackError(
             f"{path.name} has the checksum {found[:16]}…, {LOCK_FILE.name} says"
             f" {pin.sha256[:16]}…; the file was removed",
-            hint="somebody between you and the registry changes files, or the lock is stale",
+            hint="check for a proxy that changes files, or update the lock file",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     path.replace(target)

@@ -49,7 +49,8 @@ def service(context: Context) -> Service:
         if data.exists():
             _check(data / "meta.properties")
             return
-        # Aside, then moved in one step: whatever ends this, the next start finds all or nothing.
+        # Format aside, then move in one step: if this is interrupted, the next start finds all or
+        # nothing.
         aside = folder / "formatting"
         shutil.rmtree(aside, ignore_errors=True)
         scratch = write_file(folder / "format.properties", _properties(context, aside))
@@ -83,7 +84,7 @@ def _properties(context: Context, data: Path) -> str:
 
 
 def _check(meta: Path) -> None:
-    """Kafka's own message for a damaged one is a stack trace, over and over."""
+    """Check Kafka's storage: for a damaged one, Kafka repeats a stack trace."""
     try:
         text = meta.read_text(errors="replace")
     except FileNotFoundError:

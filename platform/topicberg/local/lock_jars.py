@@ -26,7 +26,7 @@ class Bundle(BaseModel):
 
 
 def resolve(bundle: Bundle) -> list[Coordinate]:
-    """The bundle's files in class-path order; versions as Maven would mediate them."""
+    """Return the bundle's files in class-path order; versions as Maven would mediate them."""
     wanted = [Coordinate.parse(text) for text in bundle.coordinates]
     plain = [Coordinate.parse(text) for text in bundle.plain]
     if not bundle.transitive:

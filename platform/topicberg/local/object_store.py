@@ -31,7 +31,7 @@ def service(context: Context) -> Service:
                 "s3proxy.authorization=aws-v2-or-v4",
                 f"s3proxy.identity={context.credentials.s3_access_key}",
                 f"s3proxy.credential={context.credentials.s3_secret_key.get_secret_value()}",
-                # A large object in one signed request, as Spark's and DuckDB's clients send it.
+                # Spark's and DuckDB's clients send a large object in one signed request.
                 "s3proxy.v4-max-non-chunked-request-size=268435456",
                 "jclouds.provider=filesystem-nio2",
                 "jclouds.identity=local",
@@ -55,7 +55,7 @@ def service(context: Context) -> Service:
 
 
 def ensure_buckets(endpoints: Endpoints, context: Context) -> None:
-    """The buckets of the topics' tables and of derived ones."""
+    """Create the buckets of the topics' tables and of derived ones."""
     s3 = endpoints.boto3("s3", context.config)
     for bucket in (context.config.bucket, context.config.derived_bucket):
         try:

@@ -1,4 +1,4 @@
-"""Ports of the services: fixed by the settings, else as at the last start, else free ones."""
+"""Ports of the services: fixed by the settings, else those of the last start, else free ones."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ NAMES = (
     "supervisor",
 )
 RANGE = range(20_000, 32_000)
-"""Below the ports that the kernel gives to outgoing connections: one of those could sit on a
+"""Below the ports that the kernel assigns to outgoing connections: one of those could occupy a
 service's port while the service restarts."""
 
 
 def choose(fixed: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    """A free port for every name; clients keep working when it is the one of ``before``.
+    """Return a port for every name: that of ``before`` if it is free, so that clients keep working.
 
-    :raises StackError: a fixed one is unknown, used twice, or taken
+    :raises StackError: a fixed port is unknown, used twice, or taken
     """
     if unknown := set(fixed) - set(NAMES):
         raise StackError(
             f"TOPICBERG_PORTS names {sorted(unknown)[0]!r}, which has no port",
-            hint=f"it can name {', '.join(NAMES)}",
+            hint=f"use one of {', '.join(NAMES)}",
         )
     chosen: dict[str, int] = {}
     for name, port in fixed.items():
@@ -46,7 +46,7 @@ def choose(fixed: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int
         if not is_free(port):
             raise StackError(
                 f"port {port} for {name} is taken{_holder(port)}",
-                hint=f"stop what holds it, or give {name} another port in TOPICBERG_PORTS",
+                hint=f"stop that process, or give {name} another port in TOPICBERG_PORTS",
             )
         chosen[name] = port
     for name in NAMES:
@@ -71,7 +71,7 @@ def is_free(port: int) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Whether something accepts connections there."""
+    """Return whether something accepts connections on the port."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1):
             return True

@@ -1,4 +1,4 @@
-"""How far a start is: for a terminal (:mod:`topicberg.cli.stack`), or as lines in the log."""
+"""Progress of a start: for a terminal (:mod:`topicberg.cli.stack`), or as lines in the log."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 OnBytes = Callable[[int], None]
-"""Progress of a download: bytes that came since the last call (negative: they are fetched anew)."""
+"""Called with the bytes since the last call; negative if they have to be downloaded again."""
 
 
 class Report(Protocol):
-    """Hears how far a start is; from several threads."""
+    """Receives the progress of a start; called from several threads."""
 
     def downloading(self, files: int, size: int) -> OnBytes:
-        """``files`` jars of ``size`` bytes together are missing."""
+        """Report that ``files`` jars of ``size`` bytes together are missing."""
 
     def answers(self, service: str, count: int, total: int) -> None:
-        """``service`` is the ``count``-th of ``total`` that answers."""
+        """Report that ``service`` answers, the ``count``-th of ``total``."""
 
 
 class LogReport:
-    """A few plain lines."""
+    """Reports the progress as log lines."""
 
     def downloading(self, files: int, size: int) -> OnBytes:
         logger.info("downloading %d jars, %.0f MB", files, size / 1e6)

@@ -1,10 +1,10 @@
-"""Spark's Python daemon, but one that ends when it had no worker for a while.
+"""Spark's Python daemon, which ends here if it had no worker for a while.
 
 Spark starts a daemon for every session that computes in Python (Protobuf is decoded there), and
-ends it only with itself: a server of many sessions fills the memory with them, at 50 MB each. A
-daemon that is gone is started again when its session needs one.
+ends it only with itself: a server of many sessions fills the memory with them, at 50 MB each. If a
+session needs a daemon that has ended, Spark starts it again.
 
-A worker has a limit of memory: a record that needs more fails it, and not the machine.
+Workers have a memory limit: a record that needs more fails its worker, not the machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import psutil
 
 LOOK_SECONDS = 20.0
 LOOKS = 3
-"""So often in a row there was no worker; Spark ends a worker that is idle for a minute."""
+"""Checks in a row without a worker; Spark ends a worker that is idle for a minute."""
 MIN_MEMORY, MAX_MEMORY = 3 * 2**30, 8 * 2**30
-"""Bytes of a worker: a quarter of the machine's, in these bounds."""
+"""Memory of a worker in bytes: a quarter of the machine's, within these bounds."""
 
 
 class _Idle:
@@ -36,7 +36,7 @@ class _Idle:
 
 
 def limit_memory() -> None:
-    """Let this process, and those that it starts, have so much memory and no more."""
+    """Limit the memory of this process, and of those that it starts."""
     wanted = min(MAX_MEMORY, max(MIN_MEMORY, psutil.virtual_memory().total // 4))
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY or wanted < most:
@@ -44,9 +44,9 @@ def limit_memory() -> None:
 
 
 def main(look_seconds: float = LOOK_SECONDS) -> None:
-    """Be Spark's daemon; ends the process."""
+    """Run Spark's daemon; ends the process."""
     limit_memory()
-    # Workers are forks, which do not inherit the timer.
+    # Workers are forks, and do not inherit the timer.
     signal.signal(signal.SIGALRM, _Idle().look)
     signal.setitimer(signal.ITIMER_REAL, look_seconds, look_seconds)
     runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)

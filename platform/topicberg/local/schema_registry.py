@@ -42,7 +42,7 @@ def service(context: Context) -> Service:
         environment={
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(context.ports["schema_registry"]),
-            # Pages of other origins are refused; by default those of a port 8888 are not.
+            # Pages of other origins are refused; by default Apicurio allows those of port 8888.
             "QUARKUS_HTTP_CORS_ORIGINS": context.url("schema_registry"),
             "QUARKUS_MANAGEMENT_HOST": "127.0.0.1",
             "QUARKUS_MANAGEMENT_PORT": str(context.ports["schema_registry_management"]),
@@ -52,9 +52,9 @@ def service(context: Context) -> Service:
             "QUARKUS_BANNER_ENABLED": "false",
             "APICURIO_STORAGE_KIND": "sql",
             "APICURIO_STORAGE_SQL_KIND": "h2",
-            # H2 otherwise keeps a commit in memory for half a second.
+            # Otherwise H2 keeps a commit in memory for half a second.
             "APICURIO_DATASOURCE_URL": f"jdbc:h2:file:{folder / 'registry'};WRITE_DELAY=0",
-            # Confluent's default; Apicurio's own is NONE.
+            # Confluent's default; Apicurio's is NONE.
             "APICURIO_RULES_GLOBAL_COMPATIBILITY": "BACKWARD",
         },
         url=context.url("schema_registry") + API,
@@ -66,7 +66,7 @@ def service(context: Context) -> Service:
 
 
 def _is_h2(database: Path) -> bool:
-    """H2 keeps its header twice, in the first two blocks of 4 KB; one of them may be torn."""
+    """Check both copies of H2's header, in the first two blocks of 4 KB; one may be torn."""
     with database.open("rb") as file:
         head = file.read(8192)
     return b"H:2" in (head[:3], head[4096:4099])

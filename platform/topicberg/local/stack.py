@@ -21,9 +21,9 @@ from topicberg.local import (
     kafka,
     object_store,
     ports,
+    python_services,
     schema_registry,
     spark,
-    stand_ins,
     state,
     supervisor,
 )
@@ -40,21 +40,21 @@ SERVICES: dict[str, Callable[[Context], Service]] = {
     "s3": object_store.service,
     "iceberg_rest": iceberg_rest.service,
     "spark": spark.service,
-    "aws": stand_ins.aws,
-    "snowflake": stand_ins.snowflake,
-    "confluent": stand_ins.confluent,
-    "tableflow": stand_ins.tableflow,
+    "aws": python_services.aws,
+    "snowflake": python_services.snowflake,
+    "confluent": python_services.confluent,
+    "tableflow": python_services.tableflow,
 }
 OTHERS_SECONDS = 900.0
-"""How long :func:`ensure_running` waits for another process that starts the stack: it may have to
-download everything first."""
+"""How long :func:`ensure_running` waits for another process that starts the stack, which may have
+to download everything first."""
 STOP_SECONDS = 60.0
 
 
 def up(config: Settings, report: Report | None = None) -> Endpoints:
-    """Start whatever is not running, and wait until everything answers.
+    """Start what is not running, and wait until every service answers.
 
-    :raises StackError: why it cannot, in one line
+    :raises StackError: the stack cannot start; says why in one line
     """
     state.prepare_dir(config)
     try:
@@ -63,14 +63,14 @@ def up(config: Settings, report: Report | None = None) -> Endpoints:
     except Timeout:
         raise StackError(
             "the stack is being started or stopped by another command",
-            hint="wait for it; `topicberg status` shows how far it is",
+            hint="wait for it; run `topicberg status` to see its progress",
         ) from None
 
 
 def ensure_running(config: Settings, report: Report | None = None) -> None:
-    """Start the stack if it is not running; costs one request when it is.
+    """Start the stack if it is not running; costs one request if it is.
 
-    Several processes may ask at once: the first one starts it, the others wait.
+    Several processes may call it at once: the first one starts the stack, the others wait.
     """
     if _runs(config):
         return
@@ -86,7 +86,7 @@ def ensure_running(config: Settings, report: Report | None = None) -> None:
                 raise StackError(
                     f"another command has been starting the stack for {OTHERS_SECONDS / 60:.0f}"
                     " minutes",
-                    hint="`topicberg status` shows how far it is",
+                    hint="run `topicberg status` to see its progress",
                 ) from None
             logger.info("waiting for another process that starts the stack")
     try:
@@ -112,7 +112,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
         control.restart_what_is_down()
         return _wait(context, control, report)
     state.forget_endpoints(config)
-    supervisor.end(supervisor.stack_processes(config.state_dir))  # what a kill -9 left
+    supervisor.end(supervisor.stack_processes(config.state_dir))  # left over after a kill -9
     state.check_resources(config.state_dir)
     jars.ensure(report)
     shutil.rmtree(config.state_dir / "tmp", ignore_errors=True)
@@ -126,7 +126,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
     try:
         supervisor.launch(context, services)
         return _wait(context, supervisor.Control(context), report)
-    except BaseException:  # Ctrl-C too: a start that fails leaves nothing half started
+    except BaseException:  # also Ctrl-C: a failed start leaves nothing running
         _stop(config, context)
         raise
 
@@ -145,7 +145,7 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
 
 
 def down(config: Settings) -> bool:
-    """Stop every process of the stack. False: none was running."""
+    """Stop every process of the stack; return False if none was running."""
     if not config.state_dir.exists():
         return False
     try:
@@ -165,7 +165,7 @@ def _down(config: Settings) -> bool:
     stop_all(config)
     try:
         context = state.load_context(config)
-    except StackError as error:  # stopping must work all the same
+    except StackError as error:  # stopping must work nevertheless
         logger.warning("%s", error.message)
         context = None
     stopped = _stop(config, context)
@@ -173,7 +173,7 @@ def _down(config: Settings) -> bool:
 
 
 def _stop(config: Settings, context: Context | None) -> bool:
-    """End every process, politely if the supervisor answers."""
+    """End every process, gracefully if the supervisor answers."""
     if context and (control := supervisor.Control(context)).answers():
         control.shutdown()
         supervisor.wait_until_gone(config.state_dir, STOP_SECONDS)
@@ -185,7 +185,7 @@ def _stop(config: Settings, context: Context | None) -> bool:
 
 
 def reset(config: Settings) -> bool:
-    """Stop the stack and delete all its state. False: there was none."""
+    """Stop the stack and delete all its state; return False if there was none."""
     if not config.state_dir.exists():
         return False
     state.refuse_foreign(config)
@@ -195,7 +195,7 @@ def reset(config: Settings) -> bool:
 
 
 def status(config: Settings) -> list[ServiceStatus]:
-    """Every service, whether it runs or not.
+    """Return the status of every service, running or not.
 
     :raises StackError: the state directory is damaged
     """
@@ -223,7 +223,7 @@ def _endpoints(context: Context) -> Endpoints:
         s3_secret_key=secrets.s3_secret_key,
         iceberg_rest=context.url("iceberg_rest"),
         iceberg_rest_token=secrets.iceberg_token,
-        # By this name alone Spark's client sends a token to a server without TLS.
+        # Only for this host name does Spark's client send a token to a server without TLS.
         spark_connect=f"sc://localhost:{context.ports['spark']}"
         f"/;token={secrets.spark_token.get_secret_value()}",
         aws=context.url("aws"),

@@ -1,10 +1,10 @@
-"""The state directory: what is kept in it, whether it can be used, and what is damaged.
+"""The state directory: its files, whether it can be used, and whether a file is damaged.
 
-``credentials.json``  secrets, made at the first start
+``credentials.json``  secrets, generated at the first start
 ``ports.json``        the ports of the last start; written before the services start
-``runtime.json``      endpoints (:mod:`topicberg.endpoints`); there once everything has answered,
-                      until ``down``
-and a folder for each service. What holds a secret has mode 0600, the directory itself 0700.
+``runtime.json``      endpoints (:mod:`topicberg.endpoints`); exists from when all services have
+                      answered until ``down``
+and a folder for each service. Files with secrets have mode 0600, the directory itself 0700.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topicberg.settings import Settings
 NEEDED_DISK = 2 * 2**30
 NEEDED_MEMORY = 3 * 2**30
 UNUSABLE = frozenset(',;:"\\\n\t')
-"""Separators in class paths, Kafka's list of folders, and JDBC URLs: no way to escape them."""
+"""Separators in class paths, Kafka's list of folders, and JDBC URLs, which cannot be escaped."""
 _PORTS = TypeAdapter(dict[str, int])
 
 
@@ -36,16 +36,16 @@ def lock_file(config: Settings) -> Path:
 
 
 def prepare_dir(config: Settings) -> None:
-    """Make the state directory, or see that it can be used.
+    """Create the state directory, or check that it can be used.
 
-    :raises StackError: it cannot be written, or it is somebody's home and not ours
+    :raises StackError: it cannot be written, or it is not a state directory of topicberg
     """
     state_dir = config.state_dir
     refuse_foreign(config)
     if bad := UNUSABLE.intersection(str(state_dir)):
         raise StackError(
             f"the services cannot use a path with {sorted(bad)[0]!r}: {state_dir}",
-            hint="TOPICBERG_STATE_DIR chooses another one",
+            hint="set TOPICBERG_STATE_DIR to another directory",
         )
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -55,38 +55,38 @@ def prepare_dir(config: Settings) -> None:
     except OSError as error:
         raise StackError(
             f"{state_dir} cannot be written: {error.strerror}",
-            hint="free some space or mend its permissions; TOPICBERG_STATE_DIR chooses another one",
+            hint="free some space, fix the permissions, or set TOPICBERG_STATE_DIR to another one",
         ) from None
 
 
 def check_resources(state_dir: Path) -> None:
-    """:raises StackError: too little disk or memory for a start"""
+    """:raises StackError: there is too little disk space or memory for a start"""
     free = shutil.disk_usage(state_dir).free
     if free < NEEDED_DISK:
         raise StackError(
             f"{state_dir} has {free / 2**30:.1f} GB free, the stack needs"
             f" {NEEDED_DISK / 2**30:.0f}",
-            hint="free some space; TOPICBERG_STATE_DIR chooses another place",
+            hint="free some space, or set TOPICBERG_STATE_DIR to another disk",
         )
     available = psutil.virtual_memory().available
     if available < NEEDED_MEMORY:
         raise StackError(
             f"{available / 2**30:.1f} GB of memory are available, the stack needs"
             f" {NEEDED_MEMORY / 2**30:.0f}",
-            hint="close something; `topicberg down` in another checkout stops its stack",
+            hint="close other programs, or run `topicberg down` in other checkouts",
         )
 
 
 def delete(config: Settings) -> None:
     """Delete the state directory.
 
-    :raises StackError: it is not one of ours, or cannot be deleted
+    :raises StackError: it is not a state directory of topicberg, or cannot be deleted
     """
     state_dir = config.state_dir.resolve()
     refuse_foreign(config)
     if not (state_dir / "credentials.json").exists() and any(state_dir.iterdir()):
         raise StackError(
-            f"{state_dir} does not look like topicberg's state (no credentials.json); it stays",
+            f"{state_dir} is not topicberg's state (no credentials.json); it is not deleted",
             hint="check TOPICBERG_STATE_DIR, or delete the directory yourself",
         )
     try:
@@ -101,15 +101,15 @@ def refuse_foreign(config: Settings) -> None:
         if place.is_relative_to(state_dir):
             raise StackError(
                 f"{state_dir} cannot be the state directory: it holds more than topicberg's state",
-                hint="TOPICBERG_STATE_DIR must name a directory of its own",
+                hint="set TOPICBERG_STATE_DIR to a directory of its own",
             )
 
 
-# --- what a start leaves for the next ---
+# --- state of the last start ---
 
 
 def load_context(config: Settings) -> Context | None:
-    """The context of the last start; None if there was none, or none that this version made.
+    """Return the context of the last start; None if there was none, or of another version.
 
     :raises StackError: a file of it is damaged
     """
@@ -132,7 +132,7 @@ def save_ports(context: Context) -> None:
 
 
 def credentials(config: Settings) -> Credentials:
-    """The stack's secrets, made when they are asked for first."""
+    """Return the stack's secrets, generated when they are first needed."""
     path = config.state_dir / "credentials.json"
     try:
         found = Credentials.model_validate_json(path.read_bytes())
@@ -140,7 +140,7 @@ def credentials(config: Settings) -> Credentials:
         found = Credentials.generate()
     except (ValidationError, OSError) as error:
         raise damaged(path, error) from None
-    write_file(path, found.model_dump_json())  # with those of services that are new
+    write_file(path, found.model_dump_json())  # including those of new services
     return found
 
 
@@ -154,7 +154,7 @@ def save_endpoints(config: Settings, services: dict[str, str | None], endpoints:
 
 
 def forget_endpoints(config: Settings) -> bool:
-    """Remove ``runtime.json``. False: there was none."""
+    """Remove ``runtime.json``; return False if there was none."""
     path = runtime_file(config)
     existed = path.exists()
     path.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def forget_endpoints(config: Settings) -> bool:
 
 
 def has_endpoints(config: Settings) -> bool:
-    """Whether everything has answered since the last start.
+    """Return whether every service has answered since the last start.
 
     :raises StackError: ``runtime.json`` is damaged
     """
@@ -174,11 +174,11 @@ def has_endpoints(config: Settings) -> bool:
 
 
 def damaged(path: Path, error: object) -> StackError:
-    """The one line for a file that cannot be understood; nothing is deleted without being asked."""
+    """Return the error for a file that cannot be parsed; nothing is deleted automatically."""
     reason = type(error).__name__ if isinstance(error, Exception) else str(error)
     return StackError(
         f"{path} is damaged ({reason})",
-        hint="restore it, or start afresh with `topicberg reset`, which deletes the local tables",
+        hint="restore it, or run `topicberg reset` to start again, which deletes the local tables",
     )
 
 

@@ -1,7 +1,7 @@
-"""supervisord keeps the services running: its configuration, its control, and its orphans.
+"""supervisord keeps the services running: its configuration, its control, and orphaned processes.
 
-Control goes over HTTP on loopback with a password (a Unix socket's path may not exceed 108
-characters, and a checkout can lie deep).
+Control uses HTTP on loopback with a password, because a Unix socket's path may not exceed 108
+characters, and a checkout's path can be long.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from topicberg.errors import StackError
 from topicberg.local.service import Context, Service, write_file
 
 STACK_VARIABLE = "TOPICBERG_STACK"
-"""In the environment of every process of a stack: its state directory."""
+"""Environment variable of every process of a stack: its state directory."""
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
 _START_SECONDS = 10
-"""A service that ends sooner is tried again after 1, 2, 3... seconds, a later one at once."""
+"""A service that ends sooner is restarted after 1, 2, 3... seconds, one that ends later at once."""
 _USER = "topicberg"
 _TIDILY = ["/bin/sh", "-c", 'rm -rf "$TMPDIR" && mkdir -p "$TMPDIR" && exec "$@"', "sh"]
-"""Before a service starts, what its killed predecessor left in its temporary folder goes: Spark's
-shuffle files and the libraries that JVMs unpack would fill the disk, kill by kill."""
+"""Before a service starts, the temporary folder of its killed predecessor is emptied: otherwise
+Spark's shuffle files and the libraries that JVMs unpack would fill the disk over time."""
 
 
 def log_file(context: Context, name: str) -> Path:
-    """Where a service's output goes; ``supervisor``: what the supervisor itself did."""
+    """Return the path of a service's log; ``supervisor``: the supervisor's own log."""
     return context.folder("logs") / f"{name}.log"
 
 
 def configuration(context: Context, services: Iterable[Service]) -> str:
-    """supervisord's configuration file; it holds secrets. Paths are relative to the state
-    directory, for supervisord expands ``%`` in some of them twice.
+    """Return supervisord's configuration file, which holds secrets.
+
+    Paths are relative to the state directory, because supervisord expands ``%`` in some twice.
     """
     port = context.ports["supervisor"]
     password = context.credentials.supervisor_password.get_secret_value()
@@ -93,7 +94,7 @@ def _quote(part: str) -> str:
 
 
 def _enclose(value: str) -> str:
-    """For ``environment=``, which knows quotes but no way to escape one."""
+    """Quote a value for ``environment=``, which supports quotes but no escape for one."""
     return f"'{value}'" if '"' in value else f'"{value}"'
 
 
@@ -116,9 +117,9 @@ class Control:
             return False
 
     def processes(self) -> dict[str, Mapping[str, Any]] | None:
-        """Service → supervisord's process info (``statename``, ``pid``, ``start``, ``now``).
+        """Return service → supervisord's process info (``statename``, ``pid``, ``start``, ``now``).
 
-        None: supervisord does not answer.
+        None if supervisord does not answer.
         """
         try:
             return {info["name"]: info for info in self._api.getAllProcessInfo()}
@@ -126,11 +127,11 @@ class Control:
             return None
 
     def restart_what_is_down(self) -> None:
-        """Start at once what was stopped, gave up, or waits for its next attempt."""
+        """Start now what is stopped, gave up, or waits for its next attempt."""
         for name, info in (self.processes() or {}).items():
             if info["statename"] in ("RUNNING", "STARTING"):
                 continue
-            with suppress(Fault):  # it changed its state meanwhile
+            with suppress(Fault):  # its state changed meanwhile
                 if info["statename"] == "BACKOFF":
                     self._api.stopProcess(name)
                 self._api.startProcess(name, False)
@@ -162,7 +163,7 @@ def launch(context: Context, services: Iterable[Service]) -> None:
 
 
 def stack_processes(state_dir: Path) -> list[psutil.Process]:
-    """Every process that belongs to the stack of this state directory, orphans included."""
+    """Return every process of the stack of this state directory, including orphans."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -174,7 +175,7 @@ def stack_processes(state_dir: Path) -> list[psutil.Process]:
 
 
 def end(processes: list[psutil.Process], patience: float = 10.0) -> None:
-    """Ask processes to stop, then make them."""
+    """End processes: first by SIGTERM, then by SIGKILL."""
     for process in processes:
         with suppress(psutil.Error):
             process.terminate()

@@ -1,8 +1,8 @@
-"""One question to any of the three engines that read the tables.
+"""Queries of the tables by any of the three engines that read them.
 
-Unqualified names work in all of them: topic tables and derived tables are found by their name alone
+Unqualified names work in all of them: topic tables and derived tables are found by their name only
 (a topic's table first, if a pipeline has one of the same name). Names with dots or hyphens are
-quoted as the engine wants it: ``"airline.sunset"`` in DuckDB, `` `airline.sunset` `` in Spark; in
+quoted as the engine requires: ``"airline.sunset"`` in DuckDB, `` `airline.sunset` `` in Spark; in
 Snowflake it is ``AIRLINE_SUNSET``.
 """
 
@@ -79,7 +79,7 @@ class QueryResult:
     more: bool = False
 
     def scalar(self) -> Any:
-        """The only value of a result of one row and one column."""
+        """Return the only value of a result of one row and one column."""
         ((value,),) = self.rows
         return value
 
@@ -92,11 +92,11 @@ def run_query(
     *,
     max_rows: int | None = None,
 ) -> QueryResult:
-    """Ask one engine.
+    """Run a query on one engine.
 
     :param endpoints: None: those of the deployment
-    :param max_rows: fetch no more than these
-    :raises QueryError: with the engine's own words in one line
+    :param max_rows: the most rows to fetch
+    :raises QueryError: the engine's own message in one line
     """
     check_reads(sql, engine)
     endpoints = endpoints or load_endpoints(config)
@@ -114,10 +114,10 @@ def run_query(
 
 
 def check_reads(sql: str, engine: Engine) -> None:
-    """Tables have one writer each; a query is one statement, and only reads.
+    """Refuse a query that is not one reading statement: each table has only one writer.
 
-    :param engine: the one that is asked: each has its own quotes
-    :raises QueryError: it is empty, more than one, or writes, or may be read in more than one way
+    :param engine: the engine of the query: each has its own quotes
+    :raises QueryError: it is empty, more than one, or writes, or is ambiguous
     """
     bare = _QUOTED[engine].sub(lambda match: " " if match["comment"] else "…", sql)
     if name := re.search(r"\$\$[\w-]+(?!\w*\$)", bare):
@@ -142,14 +142,14 @@ def check_reads(sql: str, engine: Engine) -> None:
     if not reads or (write and first and first[0].upper() in ("WITH", "FROM", "EXPLAIN")):
         what = write[0] if reads and write else statements[0].partition(" ")[0]
         raise QueryError(
-            f"{what.upper()} is no query",
-            hint="a query reads: SELECT, SHOW, DESCRIBE, EXPLAIN; "
-            "tables are written by Tableflow and by their assets alone",
+            f"{what.upper()} is not a query",
+            hint="use SELECT, SHOW, DESCRIBE or EXPLAIN: only Tableflow and the tables' assets "
+            "write tables",
         )
 
 
 def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> DuckDBPyConnection:
-    """DuckDB with the Iceberg catalog attached, read-only, as ``lake``, in UTC.
+    """Return DuckDB with the Iceberg catalog attached, read-only, as ``lake``, in UTC.
 
     :raises QueryError: the catalog does not answer
     """
@@ -256,7 +256,7 @@ _ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], QueryRes
 
 
 def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> list[tuple[str, str]]:
-    """(namespace, table) of tables whose name is in the query, outside of the topics' namespace.
+    """Return (namespace, table) of tables named in the query outside of the topics' namespace.
 
     Spark has one current namespace and no search path, so these become temporary views.
     """
@@ -274,7 +274,7 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
 
 
 def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str, list[str]]:
-    """Return the tables of the catalog, those that a query names with their columns."""
+    """Return the tables of the catalog, with columns for those that a query names."""
     found: dict[str, list[str]] = {}
     words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.$-]+", sql)}
     try:
@@ -285,7 +285,7 @@ def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str
                 found[identifier[-1]] = (
                     list(catalog.load_table(identifier).schema().column_names) if is_named else []
                 )
-    except Exception:  # the help of a query that failed already: without it, then
+    except Exception:  # this is only a hint for a query that failed already
         return found
     return found
 
@@ -304,7 +304,7 @@ def _limited(
 
 
 def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
-    """The statement that tells DuckDB how to reach the object store."""
+    """Return the statement that configures DuckDB's access to the object store."""
     options = {"REGION": config.aws_region}
     if endpoints.s3_access_key and endpoints.s3_secret_key:
         options["KEY_ID"] = endpoints.s3_access_key.get_secret_value()
@@ -323,7 +323,7 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
 
 
 def _aws_login() -> dict[str, str]:
-    """Keys as every AWS tool finds them, for DuckDB's secret.
+    """Return keys for DuckDB's secret, found as every AWS tool finds them.
 
     :raises QueryError: there are none
     """
@@ -334,7 +334,9 @@ def _aws_login() -> dict[str, str]:
     try:
         found = aws_session().get_credentials()
     except BotoCoreError as error:
-        raise QueryError(f"AWS: {error}", hint="`aws sts get-caller-identity` tells more") from None
+        raise QueryError(
+            f"AWS: {error}", hint="run `aws sts get-caller-identity` to see more"
+        ) from None
     if found is None:
         raise QueryError(
             "there are no AWS credentials",
@@ -360,12 +362,12 @@ def _check_listening(what: str, url: str) -> None:
     except OSError as error:
         raise QueryError(
             f"{what} does not answer at {url}: {error}",
-            hint="`topicberg status` shows what runs, `topicberg up` starts it",
+            hint="run `topicberg status` to see what runs, `topicberg up` to start it",
         ) from None
 
 
 def _one_line(error: Exception) -> str:
-    """The first line that says something, without a stack trace."""
+    """Return the first meaningful line, without a stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -1,4 +1,4 @@
-"""What to do about the error of an engine: names that are similar, quoted as it reads them."""
+"""Hints for an engine's error: similar names, quoted as the engine reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Columns = Callable[[], Mapping[str, Sequence[str]]]
-"""Tables of the lake with their columns; of those that a query does not name, maybe without."""
+"""Tables of the lake with their columns; tables that a query does not name may lack them."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_DATABASE = re.compile(r"does not have a current (database|schema)", re.IGNORECASE)
@@ -32,9 +32,9 @@ def quoted(name: str, engine: str) -> str:
 
 
 def hint(text: str, engine: str, columns: Columns) -> str | None:
-    """Return what to do about an error; None: the engine's own words are all there is.
+    """Return the hint for an error, or None if there is nothing to add to the engine's message.
 
-    :param text: the engine's own words
+    :param text: the engine's own message
     """
     if _NO_DATABASE.search(text):
         return "materialize a snowflake/… asset first: it creates the database and the tables"
@@ -57,7 +57,7 @@ def _name(match: re.Match[str]) -> str:
 
 
 def _suggestion(what: str, name: str, known: Iterable[str], engine: str) -> str | None:
-    """Return the similar names, else those that there are."""
+    """Return the similar names, else the existing names."""
     names = sorted(set(known))
     if not names:
         return None

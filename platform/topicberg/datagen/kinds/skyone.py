@@ -12,5 +12,5 @@ PREFIX = "SKY1"
 
 
 def records(random: Random, seed: int) -> Iterator[dict[str, Any]]:
-    """Endless bookings; the flyers depend on the seed alone."""
+    """Yield endless bookings; the flyers depend only on the seed."""
     return bookings(random, seed, PREFIX)

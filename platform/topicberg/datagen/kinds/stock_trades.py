@@ -1,6 +1,6 @@
 """Stock trades with the fields and values of Confluent's Datagen quickstart ``STOCK_TRADES``.
 
-Datagen's ranges leave out their upper end (avro-random-generator: ``min + nextInt(max - min)``), so
+Datagen's ranges exclude their upper end (avro-random-generator: ``min + nextInt(max - min)``), so
 its ``quantity`` of 1 to 5000 is 1 to 4999, and its ``price`` of 5 to 1000 is 5 to 999 pennies.
 """
 
@@ -19,7 +19,7 @@ PRICE = (5, 1000)
 
 
 def records(random: Random, seed: int) -> Iterator[dict[str, Any]]:
-    """Endless trades; every field is uniform and independent of the others, whatever the seed."""
+    """Yield endless trades; every field is uniform, independent of the others and of the seed."""
     chance = random.random  # int(chance() * n): a third of the time that randrange(n) takes
     min_quantity, quantities = QUANTITY[0], QUANTITY[1] - QUANTITY[0]
     min_price, prices = PRICE[0], PRICE[1] - PRICE[0]

@@ -1,6 +1,6 @@
 """Users with the fields and values of Confluent's Datagen quickstart ``USERS``.
 
-The same few users again and again: each record is a new version of one of them.
+Each record is a new version of one of a few users.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REGISTERED = (1_487_715_775_521, 1_519_273_364_600)
 
 
 def records(random: Random, seed: int) -> Iterator[dict[str, Any]]:
-    """Endless versions; every field is uniform, whatever the seed."""
+    """Yield endless versions; every field is uniform, whatever the seed."""
     while True:
         yield {
             "registertime": random.randint(*REGISTERED),

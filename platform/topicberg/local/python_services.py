@@ -1,4 +1,4 @@
-"""The Python services: stand-ins for AWS, Snowflake, Confluent, and the Tableflow engine."""
+"""The Python services: the emulators of AWS, Snowflake and Confluent, and the Tableflow engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topicberg.local.service import SNOWFLAKE_USER, Context, Service
 
 
 def aws(context: Context) -> Service:
-    """Glue, IAM, STS, Secrets Manager and SSM."""
+    """Return the emulator of Glue, IAM, STS, Secrets Manager and SSM."""
     return Service(
         name="aws",
         command=_module(context, "emulators.aws", "aws"),
@@ -25,7 +25,7 @@ def aws(context: Context) -> Service:
 
 
 def snowflake(context: Context) -> Service:
-    """Snowflake's wire protocol, with Iceberg tables resolved through Glue."""
+    """Return the emulator of Snowflake's wire protocol; it resolves Iceberg tables through Glue."""
     password = context.credentials.snowflake_password
     return Service(
         name="snowflake",
@@ -45,7 +45,7 @@ def snowflake(context: Context) -> Service:
 
 
 def confluent(context: Context) -> Service:
-    """Confluent Cloud's control plane, and Kafka REST and the registry behind its keys."""
+    """Return the emulator of Confluent Cloud: control plane, Kafka REST and the registry."""
     secrets = context.credentials
     return Service(
         name="confluent",
@@ -67,7 +67,7 @@ def confluent(context: Context) -> Service:
 
 
 def tableflow(context: Context) -> Service:
-    """The engine; it waits by itself for whatever it needs."""
+    """Return the engine, which waits for the services that it needs."""
     port = context.ports["tableflow"]
     return Service(
         name="tableflow",
@@ -82,7 +82,7 @@ def tableflow(context: Context) -> Service:
 
 
 def _settings(context: Context) -> dict[str, str]:
-    """The settings of whoever started the stack, and nothing else."""
+    """Return the settings of the process that started the stack, and nothing else."""
     values = context.config.model_dump(exclude={"ports"})
     return {
         "TOPICBERG_ENV_FILE": os.devnull,
