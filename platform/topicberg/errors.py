@@ -1,9 +1,9 @@
 """Errors that a user can act on.
 
 Every error that topicberg raises on purpose is a :class:`TopicbergError`: one clear message that
-names the file, field or resource, and a hint that says how to mend it. The command line prints
-both and exits with 2; Dagster shows them as the failure of the step. Neither holds a secret that
-the process knows, nor a control character, whoever wrote the text that it quotes.
+names the file, field or resource, and a hint that says how to fix it. The command line prints
+both and exits with 2; Dagster shows them as the failure of the step. Neither contains a secret that
+the process knows, or a control character, not even in quoted text.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from topicberg.security.redaction import redact
 from topicberg.security.text import terminal
 
 _DEPTH = 10
-"""Errors that one came from which are looked at."""
+"""How many causes of an error are inspected."""
 
 
 class TopicbergError(Exception):
-    """The root of all errors that topicberg raises on purpose.
+    """The base class of all errors that topicberg raises on purpose.
 
-    :param message: what is wrong, naming the file, field or resource
-    :param hint: what to do about it
+    :param message: what failed, with the file, field or resource
+    :param hint: how to fix it
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -34,14 +34,14 @@ class TopicbergError(Exception):
 def safe(error: BaseException) -> BaseException:
     """Return the error itself, or one without the secrets and control characters of its text.
 
-    The errors that it came from are looked at as well: Dagster shows all of them.
+    Its causes are inspected as well: Dagster shows all of them.
     """
-    said: list[str] = []
+    messages: list[str] = []
     each: BaseException | None = error
-    while each is not None and len(said) < _DEPTH:
-        said.append(f"{type(each).__name__}: {each}")
+    while each is not None and len(messages) < _DEPTH:
+        messages.append(f"{type(each).__name__}: {each}")
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-    text = "\ncaused by ".join(said)
+    text = "\ncaused by ".join(messages)
     if terminal(redact(text)) == text:
         return error
     cleaned = TopicbergError(text)
@@ -50,11 +50,11 @@ def safe(error: BaseException) -> BaseException:
 
 
 class SpecError(TopicbergError):
-    """A topic spec, or one of its files, is wrong."""
+    """A topic spec, or one of its files, is invalid."""
 
 
 class StackError(TopicbergError):
-    """The local stack cannot do what was asked."""
+    """The local stack cannot do what was requested."""
 
 
 class StackNotRunningError(StackError):
@@ -62,16 +62,16 @@ class StackNotRunningError(StackError):
 
 
 class TableflowError(TopicbergError):
-    """A topic cannot be materialized; the topic is suspended until it is mended."""
+    """A topic cannot be materialized; it is suspended until the cause is fixed."""
 
 
 class CommitConflictError(TopicbergError):
-    """Somebody else committed to the table first; nothing was written, the work can be redone."""
+    """Another writer committed to the table first; nothing was written, the work can be redone."""
 
 
 class UnreachableError(TopicbergError):
-    """A service does not answer; nothing is wrong with what was asked of it."""
+    """A service does not answer; the request itself is valid."""
 
 
 class ThrottledError(TopicbergError):
-    """A service asks to slow down, or has no room for more."""
+    """A service asks to slow down, or has no capacity for more."""

@@ -13,24 +13,24 @@ from topicberg.errors import SpecError
 
 
 def topic_file(folder: Path, topic: str) -> Path:
-    """The JSON file that a folder has for a topic.
+    """Return the JSON file of a topic in a folder.
 
-    :raises SpecError: the name would lead to a file somewhere else
+    :raises SpecError: the name would lead to a file outside of the folder
     """
     if not topic.strip(".") or "\0" in topic or Path(topic).name != topic:
-        raise SpecError(f"{topic!r} is no name of a topic")
+        raise SpecError(f"{topic!r} is not a name of a topic")
     return folder / f"{topic}.json"
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file, mode 0600, in one step: a reader never sees half of it."""
+    """Write a file, mode 0600, atomically: a reader never sees half of it."""
     with replacing(path) as stream:
         stream.write(text.encode())
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, mode 0600, which takes the place of ``path`` at the end, or goes."""
+    """Yield a file, mode 0600, which replaces ``path`` at the end; it is deleted on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.")
     try:

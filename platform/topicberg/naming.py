@@ -1,8 +1,8 @@
-"""What the platform's resources are called.
+"""Names of the platform's resources.
 
-With the default prefix the names are those that Confluent's Terraform kickstarter gave them, so
-that what it made is adopted. With another prefix every name that is global in its account carries
-it, so that several deployments share an account.
+With the default prefix the names are those of Confluent's Terraform kickstarter, so that resources
+that it created are adopted. With another prefix, every name that is global in its account contains
+the prefix, so that several deployments share an account.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Names:
     prefix: str
 
     def of(self, name: str) -> str:
-        """A name of the kickstarter: itself, or with the prefix instead of its own beginning."""
+        """Return a name of the kickstarter, with the prefix in place of its beginning."""
         if self.prefix == DEFAULT_PREFIX:
             return name
         for beginning in (DEFAULT_PREFIX, "tableflow"):
@@ -36,8 +36,9 @@ class Names:
         return self.of("tableflow_kickstarter")
 
     def service_account(self, role: str) -> str:
-        """``app_manager``, ``app_consumer``, ``app_producer``, ``app_connector`` or
-        ``schema_registry``."""
+        """Return the name of ``app_manager``, ``app_consumer``, ``app_producer``,
+        ``app_connector`` or ``schema_registry``.
+        """
         if role == "schema_registry":
             return self.of("tableflow_kickstarter_schema_registry_cluster_api")
         return self.of(f"tableflow_{role}")
@@ -67,15 +68,15 @@ class Names:
         return self.of("snowflake_s3_glue_role_access_policy")
 
     def connector(self, topic: str) -> str:
-        """A connector is in its cluster, so its name needs no prefix."""
+        """Return the name of a connector, which needs no prefix within its cluster."""
         if topic == "stock_trades":
             return "SampleSourceConnector"
         return f"{topic}_source"
 
     def namespace(self, pipeline: str) -> str:
-        """Iceberg namespace and Glue database of a pipeline's tables; the topics' is the cluster's.
+        """Return the Iceberg namespace and Glue database of a pipeline's tables.
 
-        AWS has one Glue catalog in an account and region, so deployments would meet in it.
+        An account has one Glue catalog per region, so deployments would share a namespace.
         """
         return pipeline if self.prefix == DEFAULT_PREFIX else f"{self.prefix}_{pipeline}"
 
@@ -88,7 +89,7 @@ class Names:
 
     @property
     def tag(self) -> tuple[str, str]:
-        """Name and value of the tag on what is ours in AWS."""
+        """Name and value of the tag on the resources of topicberg in AWS."""
         return "topicberg", self.prefix
 
     @property

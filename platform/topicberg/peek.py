@@ -1,6 +1,6 @@
 """The newest records of a topic, decoded by the schemas of the registry, without Spark.
 
-A record is malformed here if the engine's own search for a reason finds one.
+A record counts as malformed if the engine's own search for a reason finds one.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 MAX_RECORDS = 1_000
 _GOOD = (UNEXPLAINED, "the record does not fit schema ")
 _WIDEST = 64
-"""How many times more offsets than records are read, where the log has gaps."""
+"""How many times more offsets than records are read, if the log has gaps."""
 
 
 @dataclass(frozen=True)
 class Record:
     """A record of a topic.
 
-    :param key, value: as JSON has them; of a half that is malformed its bytes in hex
+    :param key, value: as JSON; of a malformed half its bytes in hex
     :param problem: why it is malformed; None: it is not
     """
 
@@ -59,14 +59,14 @@ class Record:
 
     @property
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The record as JSON."""
         return dict(vars(self))
 
 
 def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> list[Record]:
     """Return the newest records of a topic, by their timestamps, the newest one last.
 
-    :param number: how many at most
+    :param number: the most records to return
     :raises SpecError: the number is out of range
     :raises TopicbergError: there is no such topic, or a service does not answer
     """
@@ -78,7 +78,7 @@ def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> l
 
 
 def _newest(topic: str, number: int, endpoints: Endpoints) -> list[Message]:
-    """Read back from the ends, further where transactions or compaction left gaps."""
+    """Read back from the ends, further if transactions or compaction left gaps."""
     begin, end = kafka.beginning_offsets(endpoints, topic), kafka.end_offsets(endpoints, topic)
     step = number
     while True:
@@ -136,7 +136,7 @@ class _Decoder:
         )
 
     def _half(self, name: str, half: Half, raw: bytes | None) -> tuple[Any, str | None]:
-        """The key or the value, and why it is malformed."""
+        """Return the key or the value, and why it is malformed."""
         if raw is None:
             return None, None
         number = _schema_id(raw)
@@ -153,11 +153,13 @@ class _Decoder:
         assert number is not None  # noqa: S101  it is an accepted one's
         try:
             return _decoded(writers.accepted[number], raw[WIRE_BYTES:]), None
-        except Exception as error:  # of a library, at what the engine may well read
+        except (
+            Exception
+        ) as error:  # from a library, for records that the engine may be able to read
             return _bytes(raw), f"the {name} cannot be shown: {error}"
 
     def _of_any_type(self, name: str, number: int | None, raw: bytes) -> Any:
-        """Bytes, for the table; one of several event types is decoded all the same."""
+        """Return the value of a half with several event types, decoded, or its bytes."""
         schema = self._spec.key if name == "key" else self._spec.value_schema
         if number is None or schema.format in ("none", "string"):
             return _bytes(raw)
@@ -165,12 +167,12 @@ class _Decoder:
         writer = self._foreign.schemas.get(number)
         try:
             return _decoded(writer, raw[WIRE_BYTES:]) if writer else _bytes(raw)
-        except Exception:  # of a library
+        except Exception:  # from a library
             return _bytes(raw)
 
 
 def _spec(topic: str, endpoints: Endpoints, config: Settings) -> TopicSpec:
-    """The topic's spec; of a topic without one what the registry has of it."""
+    """Return the topic's spec, or for a topic without one, a spec from the registry."""
     try:
         return find_topic(config, topic)
     except SpecError:
@@ -191,7 +193,7 @@ def _spec(topic: str, endpoints: Endpoints, config: Settings) -> TopicSpec:
 def _columns(
     spec: TopicSpec, endpoints: Endpoints, config: Settings
 ) -> Sequence[NestedField] | None:
-    """The columns of the topic's table; None: there is none, or the catalog does not answer."""
+    """Return the columns of the topic's table; None: no table, or the catalog does not answer."""
     from pyiceberg.exceptions import NoSuchTableError
 
     try:
@@ -207,7 +209,7 @@ def _schema_id(raw: bytes | None) -> int | None:
     return int.from_bytes(raw[1:WIRE_BYTES], "big")
 
 
-# --- values as JSON has them ---
+# --- values as JSON ---
 
 
 def _decoded(writer: RegisteredSchema, payload: bytes) -> Any:
@@ -254,7 +256,7 @@ def _protobuf(writer: RegisteredSchema, payload: bytes) -> Any:
 
 
 def _number(text: str) -> float | str:
-    """A number that a double has exactly, else its text."""
+    """Return a number that a double represents exactly, else its text."""
     number = float(text)
     return number if Decimal(repr(number)) == Decimal(text) else text
 
@@ -277,7 +279,7 @@ def _plain(value: Any) -> Any:
 
 
 def _bytes(raw: bytes | str | None) -> str | None:
-    """Text if it is text without control characters, else hex."""
+    """Return text if it is text without control characters, else hex."""
     if raw is None or isinstance(raw, str):
         return raw
     try:

@@ -1,4 +1,4 @@
-"""Where topicberg runs and what its resources are called: one model, read from the environment.
+"""The deployment and the names of its resources: one model, read from the environment.
 
 Every field can be set as ``TOPICBERG_<FIELD>``, or in a ``.env`` file in the project's root
 (``TOPICBERG_ENV_FILE`` names another one).
@@ -22,7 +22,7 @@ ENV_FILE = Path(os.environ.get("TOPICBERG_ENV_FILE", PROJECT_ROOT / ".env"))
 
 
 def derived_from(bucket: str) -> str:
-    """Return the default name of the bucket beside another one; S3's names have 63 characters."""
+    """Return the default name of the derived bucket; S3's names have at most 63 characters."""
     return f"{bucket[:55]}-derived"
 
 
@@ -36,8 +36,8 @@ class Settings(BaseSettings):
     deployment: Literal["local", "cloud"] = "local"
     tableflow: Literal["confluent", "topicberg"] = Field(
         default="confluent",
-        description="whose Tableflow makes the tables in the cloud deployment; the local stack has "
-        "topicberg's engine alone",
+        description="whose Tableflow writes the tables in the cloud deployment; the local stack "
+        "always uses topicberg's engine",
     )
     project_root: Path = PROJECT_ROOT
     state_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     )
     auto_offset_reset: Literal["earliest", "latest"] = Field(
         default="latest",
-        description="where consumers begin that take their settings from Parameter Store",
+        description="where consumers begin that read their settings from Parameter Store",
     )
     ports: dict[str, int] = Field(
         default_factory=dict,
@@ -93,8 +93,8 @@ class Settings(BaseSettings):
 
     snowflake_catalog: Literal["glue", "glue_rest", "open_catalog", "iceberg_rest"] = Field(
         default="glue",
-        description="where Snowflake finds the topics' tables: Glue, Glue's Iceberg REST API, "
-        "Snowflake Open Catalog, or another Iceberg REST catalog",
+        description="the catalog in which Snowflake finds the topics' tables: Glue, Glue's Iceberg "
+        "REST API, Snowflake Open Catalog, or another Iceberg REST catalog",
     )
     snowflake_linked_database: bool = Field(
         default=False, description="a database that follows that catalog by itself; not with glue"
@@ -102,7 +102,7 @@ class Settings(BaseSettings):
     catalogs_patience_seconds: float = Field(
         default=300,
         ge=0,
-        description="how long Glue and Snowflake may be behind a table before checks say so",
+        description="how stale Glue and Snowflake may be before checks report it",
     )
 
     docs_url: str | None = Field(
@@ -145,16 +145,16 @@ class Settings(BaseSettings):
 
     @property
     def is_deployed(self) -> bool:
-        """Whether the Kafka cluster is known: in the cloud the default is that of no deployment."""
+        """Whether the Kafka cluster is known: the default id is not one of a cloud deployment."""
         return self.deployment == "local" or "cluster_id" in self.model_fields_set
 
     @property
     def own_engine(self) -> bool:
-        """Whether topicberg's engine makes the tables."""
+        """Whether topicberg's engine writes the tables."""
         return self.deployment == "local" or self.tableflow == "topicberg"
 
     def snowflake_name(self, kind: str) -> str:
-        """Name of a Snowflake object, e.g. ``snowflake_name("volume")`` → ``…_VOLUME``."""
+        """Return the name of a Snowflake object, e.g. ``snowflake_name("volume")``."""
         return f"{self.prefix}_{kind}".upper()
 
 
@@ -178,20 +178,20 @@ class EmrSettings(BaseSettings):
         description="where in S3 the logs of job runs go, and what they report to Dagster",
     )
     spark_submit_parameters: str = Field(
-        default="", description="come after those that topicberg generates, so they win"
+        default="", description="are added after those that topicberg generates, and override them"
     )
 
 
 def emr_settings() -> EmrSettings | None:
-    """None: the derived tables are computed where ``TOPICBERG_SPARK_REMOTE`` points.
+    """Return the settings of EMR Serverless; None: compute where ``TOPICBERG_SPARK_REMOTE`` is.
 
-    :raises TopicbergError: names every setting that is missing or wrong, if there is any at all
+    :raises TopicbergError: names every setting that is missing or invalid, if any is set
     """
     try:
         return EmrSettings()
     except ValidationError as error:
         errors = error.errors()
-    # The input of what is missing is everything that was given; a .env file may give more.
+    # pydantic's input for a missing field is all that was given; a .env file may have more.
     if all(
         each["type"] == "missing" and not EmrSettings.model_fields.keys() & each["input"].keys()
         for each in errors
@@ -203,7 +203,7 @@ def emr_settings() -> EmrSettings | None:
         for each in errors
     ]
     raise TopicbergError(
-        "the settings of EMR Serverless are incomplete or wrong:\n  " + "\n  ".join(problems),
+        "the settings of EMR Serverless are incomplete or invalid:\n  " + "\n  ".join(problems),
         hint="set all of them or none, in the environment or in .env; see docs/production.md",
     )
 
@@ -214,7 +214,7 @@ DEPLOYED_NAMES = ("cluster_id", "bucket", "derived_bucket", "aws_account_id")
 
 
 class DeployedSettings(Settings):
-    """Settings of the cloud deployment: a name that is not known is an error, never a default."""
+    """Settings of the cloud deployment: an unknown name is an error, never a default."""
 
     def __getattribute__(self, name: str) -> Any:
         stated = super().__getattribute__
@@ -230,9 +230,9 @@ class DeployedSettings(Settings):
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process; in the cloud, with what ``topicberg deploy`` found there.
+    """Return the settings of this process; in the cloud, with the names that ``deploy`` found.
 
-    What the environment says comes first.
+    The environment takes precedence.
     """
     stated = Settings()
     if stated.deployment == "local":
@@ -247,7 +247,7 @@ def is_deployed(config: Settings) -> bool:
 
 
 def _deployed(config: Settings) -> tuple[dict[str, Any], str]:
-    """The names that ``topicberg deploy`` wrote down, and why there is none."""
+    """Return the names that ``topicberg deploy`` wrote, and why one may be missing."""
     path = config.state_dir / DEPLOYED_FILE
     try:
         found = json.loads(path.read_text())

@@ -25,7 +25,7 @@ def without_token(remote: str) -> str:
 
 
 def check_spark(remote: str, timeout: float = 5.0) -> None:
-    """Fail at once when nothing listens: a Spark Connect client would retry for ten minutes.
+    """Fail at once if nothing listens: a Spark Connect client would retry for ten minutes.
 
     :param remote: ``sc://host:port``
     :raises UnreachableError: no connection within ``timeout`` seconds
@@ -36,14 +36,14 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     except OSError as error:
         raise UnreachableError(
             f"Spark does not answer at {without_token(remote)}: {error}",
-            hint="`topicberg status` shows whether it runs, `topicberg up` starts it",
+            hint="run `topicberg status` to see whether it runs, `topicberg up` to start it",
         ) from None
 
 
 def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
-    """A session of its own, with its own configuration and temporary views.
+    """Return a session of its own, with its own configuration and temporary views.
 
-    :param give_up_after: seconds for which the client retries when Spark goes away
+    :param give_up_after: seconds for which the client retries if Spark ends
     :raises UnreachableError: Spark does not answer
     """
     from pyspark.logger import PySparkLogger
@@ -54,16 +54,16 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
     # Lets the functions of pyspark.sql build expressions for Spark Connect, as getOrCreate() does.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        # They print every error, with both stack traces, before anybody can handle it.
+        # They print every error, with both stack traces, before a caller can handle it.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     # It closes a pool of threads that all sessions share, in whatever thread garbage is collected.
-    # That may be one that a thread of the pool waits for: then no session of the process goes on.
+    # If a thread of the pool waits for that thread, no session of the process continues.
     ConnectSession.__del__ = _left_to_stop  # type: ignore[method-assign]
     session = ConnectSession.builder.remote(remote).create()
     for name, value in NO_SUBSTITUTION.items():
         session.conf.set(name, value)
-    # What it registers for the end of the process keeps every session in memory until then, stopped
-    # or not. Spark drops a session's cached models with the session.
+    # Its exit handler keeps every session in memory until the process ends, stopped or not. Spark
+    # drops a session's cached models with the session.
     atexit.unregister(session.client._cleanup_ml_cache)
     wait = 2000  # milliseconds between two attempts
     session.client.set_retry_policies(
@@ -73,9 +73,9 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
 
 
 def _left_to_stop(_: object) -> None:
-    """Do nothing: whoever has a session stops it."""
+    """Do nothing: the owner of a session stops it."""
 
 
 def quote(*parts: str) -> str:
-    """An identifier for Spark SQL: ``quote("lkc-local", "t")`` → ``\\`lkc-local\\`.\\`t\\```."""
+    """Return an identifier for Spark SQL, e.g. for ``quote("lkc-local", "t")``."""
     return ".".join("`" + part.replace("`", "``") + "`" for part in parts)

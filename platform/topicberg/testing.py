@@ -1,4 +1,4 @@
-"""Help for the tests of derived tables: rows in, rows out.
+"""Helpers for the tests of derived tables: rows in, rows out.
 
 ::
 
@@ -28,7 +28,7 @@ _HEADERS = "map<string,binary>"
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """A session of its own on the running stack.
+    """Yield a new session on the running stack.
 
     :raises StackNotRunningError: the stack does not run
     """
@@ -42,9 +42,9 @@ def spark_session() -> Iterator[SparkSession]:
 def topic_frame(
     spark: SparkSession, topic: str | TopicSpec, records: Iterable[Mapping[str, Any]]
 ) -> DataFrame:
-    """Rows as the table of a topic has them, in all of its columns; what a record lacks is null.
+    """Return rows with all columns of a topic's table; missing fields are null.
 
-    :raises TopicbergError: a record has a field that is no column of the table
+    :raises TopicbergError: a record has a field that is not a column of the table
     """
     spec = load_topic(topic) if isinstance(topic, str) else topic
     columns = spec.columns()
@@ -64,7 +64,7 @@ def topic_frame(
 
 
 def create_table(spark: SparkSession, frame: DataFrame, table: TableName, time: str) -> None:
-    """A table of these rows, partitioned by the hour of its event time."""
+    """Create a table of these rows, partitioned by the hour of its event time."""
     # Spark Connect's DataFrameWriterV2 loses the quotes of a column in a transform.
     columns = ", ".join(f"{quote(c.name)} {c.dataType.simpleString()}" for c in frame.schema)
     spark.sql(
@@ -75,6 +75,6 @@ def create_table(spark: SparkSession, frame: DataFrame, table: TableName, time: 
 
 
 def rows(frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a DataFrame; times are in UTC."""
+    """Return the rows of a DataFrame; times are in UTC."""
     found: list[dict[str, Any]] = frame.toArrow().to_pylist()
     return found

@@ -180,7 +180,7 @@ def test_the_engines_commands_say_that_they_are_not_for_the_cloud(account: Any) 
     for command in (["status"], ["run", "stock_trades", "--once"], ["enable", "stock_trades"]):
         done = CliRunner().invoke(app, ["tableflow", *command])
         assert isinstance(done.exception, TopicbergError)
-        assert "Confluent's Tableflow makes the tables" in done.exception.message
+        assert "Confluent's Tableflow writes the tables" in done.exception.message
 
 
 def test_sparks_token_is_shown_nowhere() -> None:

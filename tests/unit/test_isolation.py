@@ -88,7 +88,7 @@ def test_isolation_ends_where_others_committed() -> None:
     assert search.next_ends({0: 15, 1: 5}, 1000) == {0: 17, 1: 5}
     search.fail({0: (15, 16)}, "it fails")
     assert search.next_ends({0: 16, 1: 5}, 1000) == {0: 100, 1: 50}
-    assert search.alone == 0
+    assert search.single_failures == 0
     assert search.next_ends({0: 100, 1: 50}, 1000) is None
 
 

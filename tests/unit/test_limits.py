@@ -349,7 +349,7 @@ def test_turn_alone_waits_for_the_others(started: list[threading.Thread]) -> Non
     turns, release, order = Turns(patience=10), threading.Event(), list[str]()
 
     def shared() -> None:
-        with turns.take(alone=False):
+        with turns.take(exclusive=False):
             release.wait(10)
             order.append("shared")
 
@@ -358,9 +358,9 @@ def test_turn_alone_waits_for_the_others(started: list[threading.Thread]) -> Non
     while not turns._running:
         time.sleep(0.01)
     threading.Timer(0.2, release.set).start()
-    with turns.take(alone=True) as turn:
+    with turns.take(exclusive=True) as turn:
         order.append("alone")
-        assert turn.is_alone
+        assert turn.is_exclusive
     assert order == ["shared", "alone"]
 
 
@@ -369,21 +369,21 @@ def test_turn_does_not_wait_for_ever(started: list[threading.Thread]) -> None:
     turns, release, seen = Turns(patience=0.2), threading.Event(), list[bool]()
 
     def hangs() -> None:
-        with turns.take(alone=True) as turn:
+        with turns.take(exclusive=True) as turn:
             release.wait(10)
-            seen.append(turn.is_alone)
+            seen.append(turn.is_exclusive)
 
     started.append(threading.Thread(target=hangs))
     started[0].start()
     while not turns._running:
         time.sleep(0.01)
-    with turns.take(alone=True) as other:
-        assert not other.is_alone
+    with turns.take(exclusive=True) as other:
+        assert not other.is_exclusive
     release.set()
     started[0].join(10)
     assert seen == [False]
-    with turns.take(alone=True) as last:
-        assert last.is_alone
+    with turns.take(exclusive=True) as last:
+        assert last.is_exclusive
 
 
 class Nothing:
@@ -394,7 +394,7 @@ class Nothing:
 
 
 def failed(ingestor: Ingestor, records: int, *, alone: bool) -> TopicbergError:
-    ingestor._turn = Turn(is_alone=alone)
+    ingestor._turn = Turn(is_exclusive=alone)
     batch = Batch({0: 0}, {0: records}, frozenset())
     error = PySparkException("java.lang.OutOfMemoryError: Java heap space")
     return ingestor._learn(batch, None, error, TopicbergError("Spark ended"))

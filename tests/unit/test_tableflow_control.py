@@ -241,7 +241,7 @@ def test_status_with_a_wrong_spec_shows_all_topics(
     cli.status()
     shown = capsys.readouterr()
     assert {"orders", "wrong"} <= set(shown.out.split())
-    assert "wrong: its spec is wrong, the last good one stays: " in shown.err
+    assert "wrong: the spec is invalid, the last valid one stays in use: " in shown.err
 
 
 def test_notes_on_a_topic_that_runs_are_shown(

@@ -1,7 +1,7 @@
-"""Secrets among the arguments, taken out of what ``ps`` shows before anything slow is imported.
+"""Removes secrets among the arguments from what ``ps`` shows, before slow imports.
 
-They are seen for as long as the interpreter itself takes to start: the environment or the prompt
-is better.
+They are visible while the interpreter itself starts, so pass secrets in the environment or at the
+prompt instead.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ FLAGS = ("--confluent-api-secret",)
 
 
 def hide_secrets() -> None:
-    """Overwrite the process's title where a secret is in it."""
-    told = without_secrets(sys.orig_argv)
-    if told != sys.orig_argv:
+    """Overwrite the process's title if it has a secret."""
+    shown = without_secrets(sys.orig_argv)
+    if shown != sys.orig_argv:
         from setproctitle import setproctitle
 
-        setproctitle(" ".join(told))
+        setproctitle(" ".join(shown))
 
 
 def without_secrets(arguments: list[str]) -> list[str]:
-    """The arguments with ``***`` for the values of :data:`FLAGS`."""
-    told: list[str] = []
+    """Return the arguments with ``***`` for the values of :data:`FLAGS`."""
+    shown: list[str] = []
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        if told and told[-1] in FLAGS:
-            told.append("***")
+        if shown and shown[-1] in FLAGS:
+            shown.append("***")
         elif name in FLAGS and equals:
-            told.append(f"{name}=***")
+            shown.append(f"{name}=***")
         else:
-            told.append(argument)
-    return told
+            shown.append(argument)
+    return shown

@@ -1,4 +1,4 @@
-"""``topicberg deploy bootstrap-snowflake``: the one user that a person has to create."""
+"""``topicberg deploy bootstrap-snowflake``: creates the one user that an operator has to create."""
 
 from __future__ import annotations
 
@@ -107,6 +107,6 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
     except Error as error:
         raise TopicbergError(
             f"Snowflake account {admin.account}, as {run_as}: {error.msg}",
-            hint=f"log in as a user who has the role ACCOUNTADMIN; {admin.user} may be half done, "
+            hint=f"log in as a user who has the role ACCOUNTADMIN; {admin.user} may be incomplete, "
             "and the command can be run again",
         ) from None

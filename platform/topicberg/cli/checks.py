@@ -40,12 +40,12 @@ def checks(
         str | None,
         typer.Argument(help="An asset, e.g. iceberg/orders, or a table; all by default."),
     ] = None,
-    failing: Annotated[bool, typer.Option("--failing", help="Only those that fail.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    failing: Annotated[bool, typer.Option("--failing", help="Only failing checks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List the checks of all assets: last result, when, whether they block, and what they cover.
+    """List the checks of all assets: last result, time, whether they block, and what they cover.
 
-    Reads what Dagster recorded; nothing is evaluated. Exits with 1 if a check fails.
+    Reads results that Dagster recorded; evaluates nothing. Exits with 1 if a check fails.
     """
     from topicberg.errors import TopicbergError
     from topicberg.settings import settings
@@ -73,7 +73,7 @@ def checks(
 
 
 def _print(found: list[_Check], *, describe: bool) -> None:
-    """One line a check, below its asset; what fails, or is asked for, is explained."""
+    """Print one line per check, below its asset; explain what fails, or is requested."""
     width = max((len(one.check) for one in found), default=0)
     asset = ""
     for one in found:

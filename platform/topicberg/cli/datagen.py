@@ -1,4 +1,4 @@
-"""``topicberg datagen``: made-up records for a topic."""
+"""``topicberg datagen``: generated records for a topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topicberg.cli.output import echo, echo_json
 if TYPE_CHECKING:
     from topicberg.datagen.status import DatagenStatus
 
-app = typer.Typer(help="Produce made-up records to a topic.", no_args_is_help=True)
+app = typer.Typer(help="Produce generated records to a topic.", no_args_is_help=True)
 
 Topic = Annotated[str, typer.Argument(help="Name of a topic whose spec has a generator.")]
 
@@ -27,15 +27,17 @@ def start(
         float | None, typer.Option(min=0, help="Records a second; 0: as fast as possible.")
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same records.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The same seed generates the same records.")
+    ] = None,
     foreground: Annotated[
-        bool, typer.Option(help="Stay here until it ends; Ctrl-C ends it.")
+        bool, typer.Option(help="Run in the foreground; Ctrl-C stops it.")
     ] = False,
 ) -> None:
-    """Start a generator; rate and seed are the spec's unless given.
+    """Start a generator; rate and seed default to the spec's.
 
-    A generator that is started again does not repeat itself: the records of a
-    run follow from its seed and from the number of runs that were before it.
+    A generator that is started again does not repeat itself: the records of a run depend on its
+    seed and on the number of runs before it.
     """
     from topicberg.datagen import runner
     from topicberg.settings import settings
@@ -52,7 +54,7 @@ def start(
 
 @app.command()
 def stop(topic: Topic) -> None:
-    """End a topic's generator."""
+    """Stop a topic's generator."""
     from topicberg.datagen import runner
     from topicberg.settings import settings
 
@@ -62,9 +64,9 @@ def stop(topic: Topic) -> None:
 @app.command()
 def status(
     topic: Annotated[str | None, typer.Argument(help="Only this topic.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show every generator that is or was: state, records, rate, error."""
+    """Show all generators, running or not: state, records, rate, error."""
     from topicberg.datagen.status import all_statuses, read_status
     from topicberg.errors import TopicbergError
     from topicberg.settings import settings
@@ -89,8 +91,8 @@ def status(
 
 
 def _line(status: DatagenStatus) -> str:
-    wanted = f" of {status.count:,}" if status.count else ""
+    expected = f" of {status.count:,}" if status.count else ""
     at = f"{status.achieved_rate:,.0f}/s" if status.sent else f"rate {status.rate:g}/s"
     pid = f", pid {status.pid}" if status.state in ("starting", "running") else ""
     error = f": {status.error}" if status.error else ""
-    return f"{status.topic}: {status.state}, {status.sent:,}{wanted} records, {at}{pid}{error}"
+    return f"{status.topic}: {status.state}, {status.sent:,}{expected} records, {at}{pid}{error}"

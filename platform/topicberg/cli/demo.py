@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TOPIC = "stock_trades"
 TOTALS = "stock_trades_with_totals"
 OTHER_TOPICS_RECORDS = 1_000
-"""Of each topic with a generator but the stock trades, which are asked for."""
+"""For each topic with a generator except the stock trades, whose number is an option."""
 ENGINES: tuple[Engine, ...] = ("spark", "duckdb", "snowflake")
 
 
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass
 class _Steps:
-    """Prints each step with its time."""
+    """Prints each step with its duration."""
 
     console: Console
     began: float = field(default_factory=time.monotonic)
@@ -62,7 +62,10 @@ def demo(
     records: Annotated[int, typer.Option(min=1, help="stock trades to produce")] = 100_000,
     keep: Annotated[bool, typer.Option("--keep", help="leave the stack running")] = False,
 ) -> None:
-    """Kafka → Iceberg → Glue → Snowflake → Kafka for every pipeline; then query all of it."""
+    """Run every pipeline from Kafka to Iceberg, Glue, Snowflake and Kafka; then query all tables.
+
+    The counts of all engines are compared.
+    """
     from rich.console import Console
 
     from topicberg.local import stack
@@ -80,12 +83,15 @@ def demo(
                 stack.down(config)
     console.print(f"\ndone in {time.monotonic() - steps.began:.0f} s")
     if was_running or keep:
-        console.print("the stack is running: `make ui` opens the asset graph, `topicberg down`")
+        console.print(
+            "the stack is running: `make ui` opens the asset graph, `topicberg down` stops it"
+        )
     else:
-        console.print("`make ui` starts the stack again and opens the asset graph in Dagster")
+        console.print("run `make ui` to start the stack again and open the asset graph in Dagster")
     if not agree:
         raise TopicbergError(
-            "the counts differ", hint="`topicberg logs` and the checks in the UI say why"
+            "the counts differ",
+            hint="read `topicberg logs` and the checks in the UI for the reason",
         )
 
 
@@ -149,7 +155,7 @@ def _end_offsets(config: Settings, endpoints: Endpoints) -> dict[str, int]:
 def materialize(
     config: Settings, endpoints: Endpoints, since: datetime
 ) -> list[tuple[str, bool, str]]:
-    """Run every pipeline on what was produced since then; its checks: name, passed, description.
+    """Run every pipeline on the records since then; return its checks: name, passed, description.
 
     :raises TopicbergError: a run failed
     """
@@ -176,7 +182,7 @@ def materialize(
             if not result.success:
                 raise TopicbergError(
                     f"run {result.run_id} failed: {_failure(result)}",
-                    hint="`make ui` shows the run",
+                    hint="run `make ui` to see the run",
                 )
             found += [
                 (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
@@ -197,9 +203,9 @@ def _failure(result: dg.ExecuteInProcessResult) -> str:
 def _partition_range(
     topic: TopicSpec, config: Settings, endpoints: Endpoints, since: datetime
 ) -> dict[str, str]:
-    """Return tags of the partitions of everything produced since then, and of what was never computed.
+    """Return the partition tags of all records since then, and of hours never computed.
 
-    :param topic: says which partitions there are
+    :param topic: defines the partitions
     """
     from assets.partitions import partition_key, partition_keys, time_partitions
 
@@ -213,9 +219,9 @@ def _partition_range(
 
 
 def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
-    """Return all hours (since 1970) with records if a derived table is missing, or the totals lack some.
+    """Return all hours (since 1970) with records if a derived table is missing, or lacks some.
 
-    So it is after a killed run, and with a new derived table.
+    That is the case after a killed run, and for a new derived table.
     """
     from pyiceberg.exceptions import NoSuchTableError
 
@@ -247,7 +253,7 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
 def _counts(
     tables: list[LakeTable], engine: Engine, endpoints: Endpoints, config: Settings
 ) -> dict[str, int]:
-    """Table → rows, of all tables with one query."""
+    """Return table → rows, of all tables with one query."""
     from topicberg.endpoints import CATALOG
     from topicberg.query import run_query
 

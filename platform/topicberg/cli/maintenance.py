@@ -1,4 +1,4 @@
-"""``topicberg tableflow maintain``: one run of maintenance by hand."""
+"""``topicberg tableflow maintain``: runs maintenance once, manually."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def maintain(
         bool, typer.Option("--now", help="compact and look for orphan files without waiting")
     ] = False,
 ) -> None:
-    """Compact the topic's table, expire its snapshots and rows, remove orphan files: what is due.
+    """Compact the topic's table, expire its snapshots and rows, remove orphan files, as due.
 
     Safe beside the engine and its own maintenance.
     """
@@ -41,7 +41,7 @@ def maintain(
     except NoSuchTableError:
         raise TopicbergError(
             f"topic {topic} has no table yet",
-            hint=f"`topicberg tableflow run {topic} --once` makes it",
+            hint=f"run `topicberg tableflow run {topic} --once` to create it",
         ) from None
     table = Table("", "before", "after", title=f"{report.table}, {report.seconds:.1f} s")
     for name in ("data_files", "delete_files", "bytes", "rows", "snapshots"):

@@ -1,4 +1,4 @@
-"""What commands print. Text that others wrote does nothing on a terminal."""
+"""Output of commands. Text of others cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def echo(text: str, *, err: bool = False, **style: Any) -> None:
     """Print a line.
 
     :param err: to standard error
-    :param style: as :func:`typer.style` takes it
+    :param style: options of :func:`typer.style`
     """
     typer.secho(terminal(text), err=err, **style)
 
 
 def echo_json(value: object, default: Callable[[Any], Any] | None = None) -> None:
-    """Print a document. Whatever is not ASCII is escaped, and so are control characters."""
+    """Print a document as JSON, with non-ASCII and control characters escaped."""
     text = json.dumps(value, indent=2, default=default)
-    typer.echo(text.replace("\x7f", "\\u007f"))  # which JSON leaves as it is
+    typer.echo(text.replace("\x7f", "\\u007f"))  # which JSON does not escape
 
 
 def cell(value: object, style: str = "") -> Text:
-    """Return a cell of a table of rich, which would read markup in a plain string."""
+    """Return a cell of a table of rich, which interprets markup in a plain string."""
     from rich.text import Text
 
     return Text(terminal(str(value)), style)

@@ -19,11 +19,11 @@ def register(app: typer.Typer) -> None:
 def peek(
     topic: Annotated[str, typer.Argument(help="The Kafka topic; it needs no spec.")],
     number: Annotated[int, typer.Option("-n", help="How many records.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Whole records, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Whole records as JSON.")] = False,
 ) -> None:
     """Show the newest records of a topic, decoded by the schemas of the registry.
 
-    Of a malformed record it shows why it is malformed, as the engine would say it, and its bytes.
+    For a malformed record, it shows the engine's reason and the record's bytes.
     """
     from topicberg.endpoints import load_endpoints
     from topicberg.peek import newest
@@ -47,7 +47,7 @@ def peek(
 
 
 def _shown(value: Any) -> str:
-    """A value on one line, shortened."""
+    """Return a value on one line, shortened."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.splitlines())
     if len(text) <= _MAX_CHARACTERS:

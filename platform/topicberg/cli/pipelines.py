@@ -25,11 +25,11 @@ def _group() -> None:
 @app.command()
 def check(
     table: Annotated[str | None, typer.Argument(help="One table; all by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With columns, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With columns, as JSON.")] = False,
 ) -> None:
     """Compile every derived table against the schema files of its sources, without a run.
 
-    Names wrong columns with similar ones. Spark must run; no table and no record is read.
+    Errors name unknown columns with similar ones. Spark must run; no table and no record is read.
     """
     from assets.compilation import compile_tables
     from assets.lake import Lake, find_derived

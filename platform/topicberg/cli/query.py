@@ -1,4 +1,4 @@
-"""``topicberg query``: ask the tables."""
+"""``topicberg query``: query the tables."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def query(
         typer.Option(min=1, help=f"Rows to show; by default {TABLE_ROWS} as a table, else all."),
     ] = None,
 ) -> None:
-    """Ask the tables, by any of the three engines.
+    """Query the tables with any of the three engines.
 
-    A table's name alone is enough. Its whole name is made of the cluster id
-    and the topic ("lkc-local".stock_trades), or, for derived tables, of the
-    pipeline and the table (stock_trades.stock_trades_with_totals).
+    The name of a table is enough. Its full name consists of the cluster id and the topic
+    ("lkc-local".stock_trades), or, for derived tables, of the pipeline and the table
+    (stock_trades.stock_trades_with_totals).
 
     DuckDB and Snowflake quote names with "", Spark with ``: "$$offset".
     In Snowflake all tables are in one schema, in upper case.
@@ -74,7 +74,7 @@ def query(
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         echo_json(rows, _plain)
     elif form is Format.csv:
-        # A program gets the values as they are; on a terminal they must not act.
+        # A program gets the values as they are; on a terminal they must not act as controls.
         shown = _shown if sys.stdout.isatty() else _plain
         writer = csv.writer(sys.stdout)
         writer.writerows(map(shown, row) for row in (result.columns, *result.rows))
@@ -91,14 +91,14 @@ def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
 
     try:
         requests = read_requests(config)
-    except (TopicbergError, OSError):  # of another topic, maybe: status reports it
+    except (TopicbergError, OSError):  # perhaps of another topic; `tableflow status` reports it
         return
     words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.-]+", sql)}
     for name, request in requests.items():
         if request.deleted and re.sub(r"\W", "_", name.lower()) in words:
             yield (
-                f"topic {name} was deleted; these are the rows that its table still has: "
-                f"`topicberg tableflow disable {name} --drop-table` deletes them"
+                f"topic {name} was deleted; these are the rows that its table still has: run "
+                f"`topicberg tableflow disable {name} --drop-table` to delete them"
             )
 
 
@@ -127,7 +127,7 @@ def _shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Text for what JSON and CSV do not know; bytes that are no text in hexadecimal."""
+    """Return text for values that JSON and CSV cannot represent; binary values in hexadecimal."""
     match value:
         case bytes():
             try:

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _TerminalReport:
-    """A line that moves: bytes while jars are downloaded, then the services that answer."""
+    """A progress line: bytes while jars are downloaded, then the services that answer."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -53,7 +53,7 @@ class _TerminalReport:
 
 
 def up() -> None:
-    """Start the local stack, or whatever of it is down."""
+    """Start the local stack, or those of its services that are not running."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -63,7 +63,7 @@ def up() -> None:
 
 
 def start(config: Settings, console: Console) -> Endpoints:
-    """:func:`topicberg.local.stack.up`, told on the console: a bar on a terminal, else lines."""
+    """Run :func:`topicberg.local.stack.up` with progress: a bar on a terminal, else lines."""
     from topicberg.local import stack
     from topicberg.security.logs import log_to_stderr
 
@@ -98,9 +98,9 @@ def down() -> None:
 
 
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
-    """Show every service. Exit code 1 when one is down.
+    """Show every service. Exits with 1 if a service is not running.
 
     States: running, starting (its port does not answer yet), restarting (it ended by itself),
     stopping, stopped.
@@ -142,14 +142,16 @@ def status(
 def logs(
     service: Annotated[str | None, typer.Argument(help="one service; all by default")] = None,
     lines: Annotated[int, typer.Option("-n", "--lines", min=1)] = 50,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on as lines come")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="wait for further lines")] = False,
 ) -> None:
-    """Show what the services wrote."""
+    """Show the logs of the services."""
     from topicberg.local.stack import SERVICES
 
     folder = settings().state_dir / "logs"
     if service and service not in SERVICES and not (folder / f"{service}.log").exists():
-        raise StackError(f"there is no service {service!r}", hint=f"one of {', '.join(SERVICES)}")
+        raise StackError(
+            f"there is no service {service!r}", hint=f"use one of {', '.join(SERVICES)}"
+        )
     paths = [folder / f"{service}.log"] if service else sorted(folder.glob("*.log"))
     streams = {}
     for path in paths:
@@ -186,7 +188,7 @@ def reset(
 def env() -> None:
     """Print addresses and local credentials as shell exports: `eval "$(topicberg env)"`.
 
-    DAGSTER_HOME is among them, so that `dagster` works on the instance that `topicberg ui` shows.
+    They include DAGSTER_HOME, so that `dagster` uses the instance that `topicberg ui` shows.
     """
     from topicberg.dagster.home import dagster_home
     from topicberg.endpoints import local_endpoints
@@ -226,7 +228,7 @@ def env() -> None:
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
         "TOPICBERG_DERIVED_WAREHOUSE_URL": config.derived_warehouse,
         "DAGSTER_HOME": dagster_home(config),
-        "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has put this machine in
+        "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has added this machine
     }
     for name, value in variables.items():
         if value is not None:

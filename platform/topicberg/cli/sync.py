@@ -1,4 +1,4 @@
-"""``topicberg sync``: Glue and Snowflake, brought to the state of an Iceberg table."""
+"""``topicberg sync``: updates Glue and Snowflake to the state of an Iceberg table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sync(
 ) -> None:
     """Let Glue point to the table's current metadata, and refresh the Snowflake table.
 
-    The same as materializing glue/TABLE and snowflake/TABLE in the UI.
+    This is the same as materializing glue/TABLE and snowflake/TABLE in the UI.
     """
     from assets import Lake, find_derived
     from resources import Lakehouse, Snowflake
@@ -32,7 +32,7 @@ def sync(
     tables = {one.name: one for one in Lake(config, tuple(load_topics(config)),
                                             tuple(find_derived())).tables()}  # fmt: skip
     if table not in tables:
-        raise TopicbergError(f"no table {table!r}", hint=f"there are {', '.join(sorted(tables))}")
+        raise TopicbergError(f"no table {table!r}", hint=f"use one of {', '.join(sorted(tables))}")
     chosen, lakehouse = tables[table], Lakehouse()
     iceberg = lakehouse.catalog().load_table(chosen.identifier)
     moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)

@@ -44,17 +44,17 @@ def register(app: typer.Typer) -> None:
 def _own_engine_alone() -> None:
     """Topics into Iceberg tables.
 
-    :raises TopicbergError: Confluent's Tableflow makes the tables
+    :raises TopicbergError: Confluent's Tableflow writes the tables
     """
     from topicberg.errors import TopicbergError
     from topicberg.settings import settings
 
     if not settings().own_engine:
         raise TopicbergError(
-            "these commands are for topicberg's own engine; here Confluent's Tableflow makes the "
+            "these commands are for topicberg's own engine; here Confluent's Tableflow writes the "
             "tables",
-            hint="`topicberg deploy plan` shows its topics, Confluent Cloud shows how they are; "
-            "TOPICBERG_TABLEFLOW=topicberg chooses the engine",
+            hint="run `topicberg deploy plan` to see its topics, open Confluent Cloud to see their "
+            "state, or set TOPICBERG_TABLEFLOW=topicberg to use the engine",
         )
 
 
@@ -77,7 +77,7 @@ def enable(
 ) -> None:
     """Materialize a topic, with or without a spec; the engine begins within seconds.
 
-    :raises SpecError: there is no such topic, or a setting is wrong
+    :raises SpecError: there is no such topic, or a setting is invalid
     """
     from topicberg.settings import settings
     from topicberg.tableflow import control
@@ -94,16 +94,18 @@ def enable(
     mode: Literal["append", "upsert"] | None = None
     if write_mode is not None:
         if write_mode not in ("append", "upsert"):
-            raise SpecError(f"--write-mode {write_mode}: it is append or upsert")
+            raise SpecError(f"--write-mode {write_mode}: it must be append or upsert")
         mode = "append" if write_mode == "append" else "upsert"
     if topic not in control.known_topics(config):
         _require(topic, config)
     control.enable(config, topic, given, mode, command=True)
-    echo(f"{topic}: Tableflow is enabled; `topicberg tableflow status {topic}` shows it")
+    echo(
+        f"{topic}: Tableflow is enabled; run `topicberg tableflow status {topic}` to see its state"
+    )
 
 
 def _require(topic: str, config: Settings) -> None:
-    """Refuse a topic without a spec that Kafka does not have either, as far as Kafka answers.
+    """Refuse a topic without a spec that Kafka does not have either, if Kafka answers.
 
     :raises SpecError: there is no such topic
     """
@@ -117,11 +119,11 @@ def _require(topic: str, config: Settings) -> None:
         raise SpecError(
             f"topic {topic} does not exist: it has no spec in platform/topics, and Kafka does not "
             "have it",
-            hint=f"create it first, or write a spec: `topicberg topics new {topic}`; "
-            "`topicberg topics list` shows those that have one",
+            hint=f"create it first, or run `topicberg topics new {topic}` to write a spec; run "
+            "`topicberg topics list` to see topics with a spec",
         ) from None
     except (StackError, UnreachableError) as error:
-        echo(f"{topic}: whether the topic exists is not known: {error.message}", err=True)
+        echo(f"{topic}: it is not known whether the topic exists: {error.message}", err=True)
 
 
 def disable(
@@ -131,7 +133,7 @@ def disable(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
-    """Stop materializing a topic. Its table stays, and enabling again goes on where it stopped."""
+    """Stop materializing a topic. Its table is kept; enabling the topic again resumes it."""
     from topicberg.endpoints import load_endpoints
     from topicberg.settings import settings
     from topicberg.tableflow import control, keys
@@ -152,7 +154,7 @@ def disable(
 
 
 def resume(topic: Topic) -> None:
-    """Let a suspended topic try again at once; it also does so by itself every 30 seconds."""
+    """Let a suspended topic try again now; it also does so by itself every 30 seconds."""
     from topicberg.settings import settings
     from topicberg.tableflow import control
 
@@ -164,11 +166,11 @@ def skip(
     topic: Topic,
     partition: Annotated[int, typer.Argument(help="of the record")],
     offset: Annotated[int, typer.Argument(help="of the record")],
-    reason: Annotated[str, typer.Option(help="why; it stays in the table")] = "not given",
+    reason: Annotated[str, typer.Option(help="why; recorded in the table")] = "not given",
 ) -> None:
     """Leave one record out, in any error mode: the last resort if a topic cannot get past it.
 
-    Who did so, when and why stays in the table's properties. It cannot be taken back.
+    The table's properties record who did so, when and why. It cannot be undone.
     """
     from topicberg.errors import TopicbergError
     from topicberg.settings import settings
@@ -182,7 +184,7 @@ def skip(
         echo(f"{what} is skipped already")
         return
     echo(f"{what} is left out of the table")
-    with suppress(TopicbergError):  # not enabled: a run of the engine in the foreground does it
+    with suppress(TopicbergError):  # the topic is not enabled: a run in the foreground reads it
         control.resume(config, topic)
 
 
@@ -192,7 +194,7 @@ def reread(
 ) -> None:
     """Delete the rows of an upsert table whose keys its topic no longer has.
 
-    For a table that may have missed tombstones, which Kafka keeps for `delete.retention.ms` only.
+    For a table that may have missed tombstones, which Kafka keeps only for `delete.retention.ms`.
     The topic is read once from its beginning; readers of the table see one commit.
     """
     from topicberg.settings import settings
@@ -207,7 +209,7 @@ def reread(
 
 
 def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
-    """A topic's spec and table.
+    """Return a topic's spec and table.
 
     :raises SpecError: it has no table
     """
@@ -224,13 +226,13 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
     except NoSuchTableError:
         raise SpecError(
             f"topic {topic} has no table yet",
-            hint=f"`topicberg tableflow enable {topic}` lets the engine create it",
+            hint=f"run `topicberg tableflow enable {topic}` to let the engine create it",
         ) from None
     return spec, table, endpoints
 
 
 def acknowledge(topic: Topic) -> None:
-    """Take note of the records that were left out: the check skipped_rows is content again."""
+    """Acknowledge the records that were left out, so that the check skipped_rows passes again."""
     from topicberg.checks import topic as checks
     from topicberg.endpoints import load_endpoints
     from topicberg.settings import settings
@@ -250,7 +252,7 @@ def run(
 ) -> None:
     """Materialize a topic in the foreground.
 
-    Safe beside the stack's own engine: whoever commits second plans its batch again.
+    Safe beside the stack's own engine: of two commits, the second plans its batch again.
     """
     import logging
     import threading
@@ -279,10 +281,10 @@ def run(
 
 def serve(
     metrics_port: Annotated[
-        int | None, typer.Option(help="answer with OpenMetrics on 127.0.0.1", show_default="off")
+        int | None, typer.Option(help="port for OpenMetrics on 127.0.0.1", show_default="off")
     ] = None,
 ) -> None:
-    """Run the engine for all enabled topics until it is ended; the local stack does by itself."""
+    """Run the engine for all enabled topics until it is stopped; the local stack includes it."""
     from topicberg.tableflow.service import main
 
     main(metrics_port)
@@ -290,9 +292,9 @@ def serve(
 
 def status(
     topic: Annotated[str | None, typer.Argument(help="one topic; all by default")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
-    """Phase, error handling, counters and error of each topic."""
+    """Show phase, error handling, counters and error of each topic."""
     from rich.console import Console
     from rich.table import Table
 
@@ -307,7 +309,7 @@ def status(
     names = [topic] if topic else sorted({*enabled, *wrong})
     states = [read_status(config, name) for name in names]
     for state in states:
-        if state.topic in enabled:  # the engine may not have taken a command over yet
+        if state.topic in enabled:  # the engine may not have read a command yet
             state.error_handling = enabled[state.topic].tableflow.error_handling.mode
     phases = {
         state.topic: state.shown_phase if state.topic in {*enabled, *wrong} else "DISABLED"
@@ -324,10 +326,10 @@ def status(
             ]
         )
         return
-    # A terminal of 80 columns must not cut what matters; the snapshot is in --json.
+    # A terminal of 80 columns must show what matters; the snapshot is in --json.
     table = Table(
         *("topic", "phase", "errors", "records", "skipped", "waiting", "commits"),
-        caption="errors: what becomes of malformed records; "
+        caption="errors: how malformed records are handled; "
         "records, commits: since the engine was started",
         box=None,
         pad_edge=False,
@@ -347,7 +349,7 @@ def status(
         )
     Console().print(table)
     for name in set(names) & wrong.keys():
-        reason = f"its spec is wrong, the last good one stays: {wrong[name]}"
+        reason = f"the spec is invalid, the last valid one stays in use: {wrong[name]}"
         echo(f"{name}: {reason}", fg="red", err=True)
     for state in states:
         for message in (state.error_message, *_failing(state)):
@@ -363,7 +365,7 @@ def status(
 
 
 def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:
-    """How the schema files compare with the registry, or why that is not known."""
+    """Return how the schema files compare with the registry, or why that is not known."""
     from topicberg.endpoints import load_endpoints
     from topicberg.errors import TopicbergError
     from topicberg.kafka.registration import compare_all
@@ -375,7 +377,7 @@ def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState],
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:
-    """What does not keep the topic from running, and somebody should know."""
+    """Yield what does not stop the topic, but concerns its operator."""
     from topicberg.checks.finding import from_ms, moment
 
     def at(milliseconds: int) -> str:
@@ -384,13 +386,13 @@ def _notes(state: TopicStatus) -> Iterator[str]:
     for partition, transaction in state.open_transactions.items():
         yield (
             f"partition {partition}: records from offset {transaction.offset} on wait for the end "
-            f"of a transaction that is open since {at(transaction.since_ms)}"
+            f"of a transaction that has been open since {at(transaction.since_ms)}"
         )
     if missed := state.missed_deletes:
         yield (
             f"deletes between {at(missed.since_ms)} and {at(missed.until_ms)} may be missing: the "
-            f"engine was away for longer than the topic's delete.retention.ms; "
-            f"`topicberg tableflow reread {state.topic}` deletes the rows"
+            f"engine was not running for longer than the topic's delete.retention.ms; run "
+            f"`topicberg tableflow reread {state.topic}` to delete the rows"
         )
     for skip in state.skip_requests:
         yield (
@@ -400,5 +402,5 @@ def _notes(state: TopicStatus) -> Iterator[str]:
 
 
 def _failing(state: TopicStatus) -> list[str]:
-    """What other formats than Iceberg complain of."""
+    """Return the errors of table formats other than Iceberg."""
     return [f"{one.format}: {one.error_message}" for one in state.failing_table_formats]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
-app = typer.Typer(help="Look at and check the topic specs.", no_args_is_help=True)
+app = typer.Typer(help="Show and check the topic specs.", no_args_is_help=True)
 
 
 def register(parent: typer.Typer) -> None:
@@ -22,9 +22,9 @@ def register(parent: typer.Typer) -> None:
 
 @app.command()
 def validate() -> None:
-    """Check every topic spec and its schema files; every mistake is one line.
+    """Check every topic spec and its schema files; prints one line per mistake.
 
-    With a registry that answers, the schema files are compared with what is registered.
+    If the registry answers, the schema files are compared with the registered versions.
     """
     from topicberg.settings import settings
     from topicberg.topics import check_topics
@@ -37,13 +37,13 @@ def validate() -> None:
         summary = f"error: topic specs: {count(len(problems), 'mistake')} in {count(files, 'file')}"
         echo(summary, fg="red", err=True)
         raise typer.Exit(2)
-    echo(f"{len(specs)} topic specs are right: {', '.join(spec.name for spec in specs)}")
+    echo(f"{len(specs)} topic specs are valid: {', '.join(spec.name for spec in specs)}")
     if not _compare_with_registry(specs, settings()):
         raise typer.Exit(2)
 
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
-    """Say where schema files and registry differ; False: the registry would refuse a file."""
+    """Report differences between schema files and registry; return False if one is refused."""
     from topicberg.endpoints import load_endpoints
     from topicberg.errors import TopicbergError
     from topicberg.kafka.registration import compare_all
@@ -58,8 +58,8 @@ def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
     new = sorted({state.topic for state in states if state.latest is None})
     if new:
         echo(
-            f"not registered yet: the schemas of {', '.join(new)}; who writes or reads the topic "
-            "first registers them, or `topicberg topics register TOPIC`"
+            f"not registered yet: the schemas of {', '.join(new)}; the first producer or the "
+            "engine registers them, or run `topicberg topics register TOPIC`"
         )
     for state in states:
         if state.state != "equal" and state.latest is not None:
@@ -71,7 +71,7 @@ def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
 
 @app.command("list")
 def list_topics(
-    as_json: Annotated[bool, typer.Option("--json", help="Whole specs, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Whole specs, as JSON.")] = False,
 ) -> None:
     """List the topics."""
     from topicberg.topics import load_topics
@@ -85,7 +85,7 @@ def list_topics(
     from rich.console import Console
     from rich.table import Table
 
-    # 80 columns; what is left out is in --json.
+    # The table fits 80 columns; the rest is in --json.
     table = Table(
         *("topic", "pipeline", "format", "table", "partitions", "generator"),
         caption="table: append or upsert; - if Tableflow is disabled",
@@ -118,10 +118,13 @@ def schema() -> None:
 def new(
     name: Annotated[str, typer.Argument(help="The Kafka topic.")],
     subject: Annotated[
-        str, typer.Option("--from-subject", help="Subject whose newest schema its values have.")
+        str,
+        typer.Option(
+            "--from-subject", help="Subject whose newest schema becomes the values' schema."
+        ),
     ],
     pipeline: Annotated[
-        str | None, typer.Option(help="Group of its assets; by default the topic's name.")
+        str | None, typer.Option(help="Group of its assets; default: the topic's name.")
     ] = None,
 ) -> None:
     """Write the spec of a topic whose schema is in the registry."""
@@ -135,7 +138,7 @@ def new(
     group = pipeline or re.sub(r"[^a-z0-9_]", "_", name.lower())
     for path in new_topic(name, subject, group, load_endpoints(config), config):
         echo(f"wrote {path}")
-    echo("`topicberg topics validate` checks it; reload the code location in the UI")
+    echo("run `topicberg topics validate` to check it, then reload the code location in the UI")
 
 
 @app.command("register")
@@ -180,8 +183,8 @@ def restore_schema(
 ) -> None:
     """Delete the versions of the topic's subjects that came after the schema of its spec.
 
-    For when somebody registered a version that no table can follow, and the topic is suspended.
-    Records that were written with such a version are still there: Tableflow says what they are.
+    Use it if a version was registered that no table can follow, and the topic is suspended.
+    Records that were written with such a version stay in the topic: Tableflow reports them.
     """
     from topicberg import kafka
     from topicberg.endpoints import load_endpoints
@@ -195,7 +198,7 @@ def restore_schema(
     if deleted:
         echo(
             f"{name}: a suspended topic resumes by itself within 30 seconds; "
-            f"`topicberg tableflow status {name}` shows it"
+            f"run `topicberg tableflow status {name}` to see its state"
         )
     else:
         echo(f"{name}: the registry has no version after the schema files'")

@@ -30,16 +30,20 @@ def ui(
     if config.deployment == "local":
         start(config, Console(stderr=True))
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
-    # A busy laptop may answer Dagster's web server later than within the minute that it allows.
+    # On a busy laptop, Dagster's web server may need longer than the minute that Dagster allows.
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
     os.chdir(config.project_root)
-    os.umask(0o077)  # Dagster's processes talk through sockets in the folder for temporary files
-    echo(f"Dagster: http://127.0.0.1:{port} (the stack stays up: `topicberg down`)")
+    os.umask(
+        0o077
+    )  # Dagster's processes communicate through sockets in the folder for temporary files
     echo(
-        "Dagster warns below of the dagster.yaml in this folder: that is expected, as it reads "
-        f"{config.state_dir / 'dagster' / 'dagster.yaml'}, which topicberg writes from it"
+        f"Dagster: http://127.0.0.1:{port} (the stack keeps running: stop it with `topicberg down`)"
     )
-    # Dagster ends its processes by it, and a script's shell ignores it for what it starts with `&`.
+    echo(
+        "Dagster warns below about the dagster.yaml in this folder: that is expected, because it "
+        f"reads {config.state_dir / 'dagster' / 'dagster.yaml'}, which topicberg writes from it"
+    )
+    # Dagster stops its processes with SIGINT, which a script's shell ignores for `command &`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over

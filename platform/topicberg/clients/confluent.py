@@ -257,12 +257,12 @@ def _expected(what: str, response: requests.Response, expected: type) -> Any:
     try:
         found = _json(response)
     except (ValueError, OSError, EOFError):  # also gzip's errors
-        wanted = "JSON"
+        shape = "JSON"
     else:
         if isinstance(found, expected) or (found is None and response.request.method != "GET"):
             return checked(found, what)
-        wanted = "a list" if expected is list else "an object"
-    error = unusable(what, wanted)
+        shape = "a list" if expected is list else "an object"
+    error = unusable(what, shape)
     garbled = GarbledError(error.message, status=response.status_code, hint=error.hint)
     raise _TransientError(garbled, done=True)
 

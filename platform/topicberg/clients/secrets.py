@@ -84,8 +84,8 @@ class Secrets:
         for version, stages in {**remembered, **held}.items():
             for stage in stages:
                 if stage.startswith(_LABEL):
-                    label, _, made = stage.removeprefix(_LABEL).rpartition("-")
-                    created = datetime.fromtimestamp(int(made) / 1000, UTC)
+                    label, _, created_ms = stage.removeprefix(_LABEL).rpartition("-")
+                    created = datetime.fromtimestamp(int(created_ms) / 1000, UTC)
                     found.append(Version(version, label, stage, created, CURRENT in stages))
         return sorted(found, key=lambda version: version.created)
 

@@ -1,1 +1,1 @@
-"""What depends on the inside of Dagster: storage, launcher, events, webserver, Snowflake."""
+"""Extensions of Dagster's internals: storage, launcher, events, webserver, Snowflake."""

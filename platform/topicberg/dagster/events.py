@@ -1,8 +1,8 @@
-"""What Dagster keeps for ever, also after the run is gone: events outside runs, results of checks.
+"""Deletes events outside of runs and results of checks, which Dagster keeps for ever.
 
 A table that commits every ten seconds leaves a materialization of seven kilobytes for each commit,
 and every run of checks its results. Dagster deletes neither, and has no call for it; the tables are
-its own, on SQLite as on Postgres.
+Dagster's own, on SQLite as on Postgres.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from dagster._core.storage.event_log import SqlEventLogStorage
 
 BATCH = 500
-"""Rows of a transaction: others write events meanwhile."""
+"""Rows of a transaction: other processes write events meanwhile."""
 
 
 def forget_events(storage: SqlEventLogStorage, before: datetime) -> int:
-    """Delete what lies outside runs; the number of events and results of checks.
+    """Delete events outside of runs, and results of checks; return how many.
 
-    The newest event of each kind, asset and partition stays, and of each check its newest result
-    and its newest that came to an end: what the UI and the next run go by.
+    The newest event of each kind, asset and partition is kept, and of each check its newest result
+    and its newest completed one: the UI and the next run need them.
 
     :param before: in UTC
     """
@@ -47,13 +47,13 @@ def forget_events(storage: SqlEventLogStorage, before: datetime) -> int:
         needed |= _newest_events(connection)
     old = (events.c.run_id == RUNLESS_RUN_ID) & (events.c.timestamp < before)
     forgotten += _delete(storage.index_connection, events, old, needed)
-    if storage.is_run_sharded:  # a second copy, which nobody asks for what is newest
+    if storage.is_run_sharded:  # a second copy, which is never queried for the newest
         _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), events, old, ())
     return forgotten
 
 
 def _newest_results(connection: Connection) -> tuple[set[int], set[int]]:
-    """Ids of the results of checks that stay, and of the events that they name."""
+    """Return ids of the results of checks that are kept, and of the events that they name."""
     table = AssetCheckExecutionsTable
     groups = table.c.asset_key, table.c.check_name, table.c.partition
     newest = select(func.max(table.c.id)).group_by(*groups)
@@ -81,7 +81,7 @@ def _newest_events(connection: Connection) -> set[int]:
 
 
 def _delete(connect: Any, table: Any, old: ColumnElement[bool], stay: Collection[int]) -> int:
-    """Delete rows in small transactions; how many."""
+    """Delete rows in small transactions; return how many."""
     last, deleted = -1, 0
     while True:
         with connect() as connection:
@@ -90,12 +90,12 @@ def _delete(connect: Any, table: Any, old: ColumnElement[bool], stay: Collection
             if not found:
                 return deleted
             last = found[-1]
-            gone = [number for number in found if number not in stay]
-            connection.execute(table.delete().where(table.c.id.in_(gone)))
+            expired = [number for number in found if number not in stay]
+            connection.execute(table.delete().where(table.c.id.in_(expired)))
             if table is SqlEventLogStorageTable:
                 tags = AssetEventTagsTable
-                connection.execute(tags.delete().where(tags.c.event_id.in_(gone)))
-            deleted += len(gone)
+                connection.execute(tags.delete().where(tags.c.event_id.in_(expired)))
+            deleted += len(expired)
 
 
 def _batches(ids: list[int]) -> Iterator[list[int]]:

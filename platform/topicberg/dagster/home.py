@@ -1,6 +1,6 @@
 """Dagster's home in the state directory, shared by `topicberg ui`, `demo` and `env` and the tests.
 
-``dagster dev`` in the project's root needs none: it reads ``dagster.yaml`` from there, which names
+``dagster dev`` in the project's root does not need it: it reads ``dagster.yaml`` there, which names
 the same folders.
 """
 
@@ -14,16 +14,16 @@ from topicberg.files import replace_file
 from topicberg.settings import Settings
 
 _PLACES = ("local_artifact_storage", "compute_logs")
-"""Sections that name folders; without them everything lies in Dagster's home."""
+"""Sections that name folders; without them everything is in Dagster's home."""
 
 
 def dagster_home(config: Settings) -> Path:
-    """The folder for ``DAGSTER_HOME``, configured like the project's ``dagster.yaml``."""
+    """Return the folder for ``DAGSTER_HOME``, configured like the project's ``dagster.yaml``."""
     home = config.state_dir / "dagster"
     home.mkdir(parents=True, exist_ok=True)
     instance = yaml.safe_load((config.project_root / "dagster.yaml").read_text())
     for section in _PLACES:
         instance.pop(section, None)
     instance["storage"]["custom"]["config"]["base_dir"] = str(home)
-    replace_file(home / "dagster.yaml", yaml.safe_dump(instance))  # runs that begin read it
+    replace_file(home / "dagster.yaml", yaml.safe_dump(instance))  # starting runs read it
     return home

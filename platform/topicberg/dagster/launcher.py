@@ -1,12 +1,12 @@
-"""Dagster's run launcher whose processes begin with the libraries in place, for one machine.
+"""Dagster's run launcher with preloaded libraries, for one machine.
 
 Dagster starts a new Python for every run, which imports for seconds before the first step; on a
 laptop with a commit every ten seconds that is most of what Dagster costs. Here the daemon forks
-runs from a server that has imported the libraries, and nothing of the project: what a user edits
-is read anew by every run, as before.
+runs from a server that has imported the libraries, but nothing of the project: every run reads what
+a user edits, as without this launcher.
 
 Source: Python, "multiprocessing", contexts and start methods (``forkserver``: it has one thread, so
-that forking is safe). Dagster's own executor can start steps so.
+that forking is safe). Dagster's own executor can start steps in the same way.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ LIBRARIES = (
     "pyiceberg.io.fsspec",
     "pyspark.sql.connect.session",
 )
-"""What runs import sooner or later, but for what starts a thread (Snowflake's connector)."""
+"""What runs import anyway, except modules that start a thread (Snowflake's connector)."""
 PROCESS = f"{HIDDEN_TAG_PREFIX}process"
-"""Tag of a run: its process and when that began, as the number may be another one's by now."""
+"""Tag of a run: its process and the process's start, because a pid may be used again."""
 
 _SERVER = get_context("forkserver")
 
 
 class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
-    """Runs are processes of this machine, forked. A daemon that is killed does not take them along;
-    the next one watches over them.
+    """Runs are forked processes of this machine. They survive a killed daemon, and the next daemon
+    watches over them.
     """
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
@@ -83,14 +83,14 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         _SERVER.set_forkserver_preload(list(LIBRARIES))
         process = _SERVER.Process(target=_execute, args=(serialize_value(arguments),))
         process.start()
-        with suppress(psutil.NoSuchProcess):  # it is over already
+        with suppress(psutil.NoSuchProcess):  # it has ended already
             began = psutil.Process(process.pid).create_time()
             self._instance.add_run_tags(run.run_id, {PROCESS: f"{process.pid}:{began}"})
         Thread(target=self._watch, args=(process, run.run_id), daemon=True).start()
 
     def _watch(self, process: BaseProcess, run_id: str) -> None:
-        """A run whose process ended without a word has failed."""
-        process.join()  # also returns when the server is gone that told of it
+        """Report the failure of a run whose process ended without reporting a result."""
+        process.join()  # also returns if the fork server that reports the end has ended
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or _process_of(run):
             return
@@ -109,7 +109,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         self._instance.report_run_canceling(run)
         process = _process_of(run)
         if process is None:
-            self._instance.report_run_canceled(run, "Its process is gone.")
+            self._instance.report_run_canceled(run, "Its process has ended.")
             return False
         process.send_signal(signal.SIGINT)
         return True
@@ -121,18 +121,18 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
         if _process_of(run):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process is gone")
+        return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process has ended")
 
 
 def _execute(arguments: str) -> None:
     try:
         execute_run_command.main([arguments], standalone_mode=False)
     finally:
-        atexit._run_exitfuncs()  # a forked process ends without: databases are to be closed
+        atexit._run_exitfuncs()  # a forked process skips it, but databases have to be closed
 
 
 def _process_of(run: DagsterRun) -> psutil.Process | None:
-    """The process that executes a run; None: it has ended, or has not begun."""
+    """Return the process that executes a run; None if it has ended, or has not begun."""
     pid, _, began = run.tags.get(PROCESS, "").partition(":")
     with suppress(psutil.NoSuchProcess, ValueError):
         process = psutil.Process(int(pid))

@@ -1,7 +1,7 @@
 """dagster-snowflake's resource, imported without Snowpark and Snowflake's REST API.
 
-It imports both for methods that nobody here calls. Each run is a process, and they would cost each
-one that touches Snowflake 7 seconds of computing.
+It imports both for methods that are not called here. Each run is a process, and for each one that
+uses Snowflake they would cost 7 seconds of computing.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Dagster's SQLite storage that keeps its connections, for the local deployment.
+"""Dagster's SQLite storage with persistent connections, for the local deployment.
 
-Dagster opens its databases anew for every event, up to four times, and whoever closes the last
-connection to one of them makes SQLite write a checkpoint. Every tick of a sensor opens the whole
-instance, and compares the revisions of its tables with a folder of Python files. Here a process
-does both once for each database: a run over 240 partitions that computes nothing takes 2.4 seconds
-of CPU instead of 7.9, opening the instance 3 milliseconds instead of 140. And the database of a
-run, which Dagster empties, goes with the run. Files and tables are Dagster's own; in production
-they are in Postgres.
+Dagster opens its databases for every event, up to four times, and closing the last connection to a
+database makes SQLite write a checkpoint. Every tick of a sensor opens the whole instance, and
+compares the revisions of its tables with a folder of Python files. Here a process does both once
+for each database: a run over 240 partitions that computes nothing takes 2.4 seconds of CPU instead
+of 7.9, opening the instance 3 milliseconds instead of 140. And the database of a run, which Dagster
+only empties, is deleted with the run. Files and tables are Dagster's own; in production they are in
+Postgres.
 
-Source: SQLite, "Write-Ahead Logging" (checkpoints; what ``synchronous=NORMAL`` keeps: everything
-but, after a power cut, the last moments).
+Source: SQLite, "Write-Ahead Logging" (checkpoints; ``synchronous=NORMAL`` keeps everything except,
+after a power failure, the last moments).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine, create_engine, event
 
 KEPT = 16
-"""Databases that stay open: every run has one, and few are looked at at the same time."""
+"""Databases that stay open: every run has one, and few are read at the same time."""
 
 
 class _Engines:
-    """Connection string → engine, which pools; the one not used for longest is closed."""
+    """Connection string → engine with its pool; the least recently used one is closed."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Engine] = OrderedDict()
@@ -56,7 +56,7 @@ class _Engines:
 
 _ENGINES = _Engines()
 _READY: set[str] = set()
-"""Databases that this process has found to have today's tables."""
+"""Databases that this process has found to have the current tables."""
 
 
 def _engine(url: str) -> Engine:
@@ -92,7 +92,7 @@ class _EventLogStorage(SqliteEventLogStorage):
 
 
 class _OneDatabase:
-    """What the storages of runs and of schedules have in common."""
+    """The common part of the storages of runs and of schedules."""
 
     _database: ClassVar[str]
     _conn_string: str
@@ -129,7 +129,7 @@ class _ScheduleStorage(_OneDatabase, SqliteScheduleStorage):
     _database = "schedules"
 
     def _has_instigators_table(self, conn: Connection) -> bool:
-        """As every database since Dagster 0.14; it would look four times a tick."""
+        """Return True, as for every database since Dagster 0.14: it checks four times a tick."""
         return True
 
 
@@ -143,7 +143,7 @@ class SqliteStorage(DagsterSqliteStorage):
         self._run_storage = _RunStorage.from_local(str(folder / "history"))
         self._event_log_storage = _EventLogStorage(str(folder / "history" / "runs"))
         self._schedule_storage = _ScheduleStorage.from_local(str(folder / "schedules"))
-        # Not that of the class in between, which opens Dagster's own.
+        # Skip the class in between, which opens Dagster's own storages.
         super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
 
     @classmethod

@@ -1,11 +1,11 @@
-"""Dagster's web server behind a guard: no other page and no other user starts a run.
+"""Dagster's web server behind a guard: other pages and other users cannot start runs.
 
-Dagster takes GraphQL mutations from any page: by GET, as text/plain, with any Host and Origin. The
-guard is a middleware of Dagster's own ASGI application, so there is no further process.
+Dagster accepts GraphQL mutations from any page: by GET, as text/plain, with any Host and Origin.
+The guard is a middleware of Dagster's own ASGI application, so there is no further process.
 
 In the local deployment the instance installs it (:mod:`topicberg.dagster.storage`), so that
-``topicberg ui``, ``dagster dev`` and ``dagster-webserver`` are all guarded. In production the
-program ``topicberg-webserver``, which takes the options of ``dagster-webserver``, does.
+``topicberg ui``, ``dagster dev`` and ``dagster-webserver`` are all guarded. In production,
+``topicberg-webserver`` installs it, with the options of ``dagster-webserver``.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def guard_webservers(config: Settings, *, same_user: bool) -> None:
         return [Middleware(GuardMiddleware, guard, _refuse_query), *build_middleware(server)]
 
     if same_user:
-        # Uvicorn would take the client's address from X-Forwarded-For, which any client can send.
+        # Uvicorn would use X-Forwarded-For as the client's address, which any client can send.
         os.environ["FORWARDED_ALLOW_IPS"] = ""
     DagsterWebserver.build_middleware = guarded  # type: ignore[method-assign, assignment]
 
 
 def _refuse_query(scope: Scope) -> str | None:
-    """Refuse a GraphQL document in a URL: Dagster runs its mutations as well."""
+    """Refuse a GraphQL document in a URL: Dagster runs mutations of it too."""
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
     if "query" in query and scope["path"].rstrip("/").endswith("/graphql"):
         return "a GraphQL document must be sent as JSON by POST"

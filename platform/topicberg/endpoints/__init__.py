@@ -1,7 +1,7 @@
-"""Addresses and credentials of everything topicberg talks to, and the clients that use them.
+"""Addresses and credentials of all services, and the clients that use them.
 
 In the ``local`` deployment the running stack writes them to ``.topicberg/runtime.json`` (mode
-0600); clients are made here and nowhere else, so that a deployment differs in this model alone.
+0600). Clients are created only here, so that deployments differ only in this model.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TOKEN_VARIABLE = "TOPICBERG_ICEBERG_REST_TOKEN"  # noqa: S105
 
 @lru_cache(maxsize=8)
 def _catalog(properties: tuple[tuple[str, str], ...]) -> Catalog:
-    """A process keeps its clients: a new one costs a request, and every tick of a sensor asks."""
+    """Return the catalog's client, cached: a new one costs a request for every tick of a sensor."""
     from pyiceberg.catalog import load_catalog
 
     return load_catalog(CATALOG, **dict(properties))
 
 
 class SnowflakeEndpoint(HoldsSecrets):
-    """How the Snowflake connector reaches the account: with a password or a key pair."""
+    """How the Snowflake connector logs in to the account: with a password or a key pair."""
 
     account: str
     user: str
@@ -54,13 +54,13 @@ class SnowflakeEndpoint(HoldsSecrets):
     protocol: str | None = None
 
     def login(self) -> dict[str, Any]:
-        """``password`` or ``private_key``, as dagster-snowflake takes them."""
+        """Return ``password`` or ``private_key``, as dagster-snowflake expects them."""
         if self.private_key:
             return {"private_key": self.private_key.get_secret_value()}
         return {"password": self.password.get_secret_value() if self.password else ""}
 
     def connector_login(self) -> dict[str, Any]:
-        """The same, as Snowflake's own connector takes them."""
+        """Return the same, as Snowflake's own connector expects them."""
         if not self.private_key:
             return {**self.login()}
         from cryptography.hazmat.primitives.serialization import (
@@ -76,28 +76,28 @@ class SnowflakeEndpoint(HoldsSecrets):
 
 
 class LakeEndpoints(HoldsSecrets):
-    """Where the tables are, for those who need nothing else. URLs have no trailing slash."""
+    """Addresses of the tables only. URLs have no trailing slash."""
 
     s3: str | None = Field(default=None, description="None: Amazon S3")
     s3_access_key: SecretStr | None = None
     s3_secret_key: SecretStr | None = None
     iceberg_rest: str
     iceberg_rest_token: SecretStr | None = Field(
-        default=None, description="a bearer token; None: the catalog asks for none"
+        default=None, description="a bearer token; None: the catalog requires none"
     )
 
     @property
     def is_glue(self) -> bool:
-        """Whether the catalog is Glue's Iceberg REST API, which wants AWS's signatures."""
+        """Whether the catalog is Glue's Iceberg REST API, which requires AWS's signatures."""
         return self.iceberg_rest.startswith("https://glue.")
 
     def iceberg_rest_headers(self) -> dict[str, str]:
-        """Headers for requests to the catalog that no Iceberg client makes."""
+        """Return headers for requests to the catalog that no Iceberg client sends."""
         token = self.iceberg_rest_token
         return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
 
     def catalog(self, config: Settings | None = None) -> Catalog:
-        """The Iceberg REST catalog, through PyIceberg."""
+        """Return the Iceberg REST catalog, through PyIceberg."""
         from topicberg.clients.catalog import READ_ONLY, TABLES, CheckedCatalog
 
         config = config or settings()
@@ -124,10 +124,10 @@ class LakeEndpoints(HoldsSecrets):
         return _catalog(tuple(properties.items()))
 
     def spark_properties(self, config: Settings) -> dict[str, str]:
-        """What Spark needs to have the same catalog as ``lake``, and UTC, which the tables rely on.
+        """Return Spark's properties for the same catalog as ``lake``, and for UTC as time zone.
 
-        The key of the object store is not among them: Spark's processes have it from their
-        environment or from their role. Nor is the catalog's token: they have it from the variable
+        They exclude the key of the object store, which Spark's processes have from their
+        environment or their role, and the catalog's token, which they have from the variable
         :data:`TOKEN_VARIABLE`.
         """
         catalog = {
@@ -135,7 +135,7 @@ class LakeEndpoints(HoldsSecrets):
             "uri": self.iceberg_rest,
             "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
             "client.region": config.aws_region,
-            # Tables change under Spark: the engine publishes its commits through the catalog.
+            # Tables change outside of Spark: the engine publishes its commits through the catalog.
             "cache-enabled": "false",
             **self._glue(config),
         }
@@ -155,7 +155,7 @@ class LakeEndpoints(HoldsSecrets):
         }
 
     def _glue(self, config: Settings) -> dict[str, str]:
-        """What Glue's Iceberg REST API wants beside its address; clients agree on these names.
+        """Return what Glue's Iceberg REST API needs beside its address, the same for all clients.
 
         https://docs.aws.amazon.com/glue/latest/dg/connect-glu-iceberg-rest.html
         """
@@ -179,7 +179,7 @@ class Endpoints(LakeEndpoints):
     kafka_writer: dict[str, str] | None = Field(
         default=None,
         repr=False,
-        description="the same properties for those who write records and create topics; None: "
+        description="the same properties for writing records and creating topics; None: "
         "those of kafka_client",
     )
     schema_registry: str
@@ -195,7 +195,7 @@ class Endpoints(LakeEndpoints):
     confluent_api_key: str | None = Field(default=None, description="a Cloud API key")
     confluent_api_secret: SecretStr | None = None
     confluent_admin_token: SecretStr | None = Field(
-        default=None, description="of the local stand-in's faults and delays"
+        default=None, description="of the Confluent emulator's faults and delays"
     )
 
     def model_post_init(self, context: Any, /) -> None:
@@ -205,7 +205,7 @@ class Endpoints(LakeEndpoints):
         remember_values(self.kafka_writer or {})
 
     def kafka_config(self, *, writes: bool = False) -> dict[str, Any]:
-        """Configuration for any ``confluent_kafka`` client.
+        """Return configuration for any ``confluent_kafka`` client.
 
         :param writes: the client writes records, or creates and changes topics
         """
@@ -213,7 +213,7 @@ class Endpoints(LakeEndpoints):
         return {"bootstrap.servers": self.kafka_bootstrap, **login}
 
     def kafka_spark_options(self) -> dict[str, str]:
-        """Options of Spark's Kafka source: the librdkafka properties as Java's client has them."""
+        """Return options of Spark's Kafka source, from the librdkafka properties."""
         java = {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_client}
         user, password = java.pop("sasl.username", None), java.pop("sasl.password", None)
         if mechanism := java.pop("sasl.mechanisms", None):
@@ -229,7 +229,7 @@ class Endpoints(LakeEndpoints):
         return {f"kafka.{name}": value for name, value in java.items()}
 
     def kafka_admin(self) -> AdminClient:
-        """A new client; keep it as long as its futures are awaited: they die with it."""
+        """Return a new client; keep it until its futures are done: they end with it."""
         from confluent_kafka.admin import AdminClient
 
         return AdminClient(self.kafka_config())
@@ -243,7 +243,7 @@ class Endpoints(LakeEndpoints):
         return SchemaRegistryClient(config)
 
     def boto3(self, service: str, config: Settings | None = None, options: Any = None) -> Any:
-        """A boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint.
+        """Return a boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint.
 
         :param options: a ``botocore.config.Config``
         """
@@ -266,9 +266,9 @@ _OF_MACHINES = ("container-role", "iam-role")
 
 
 def _profile_keys() -> dict[str, str]:
-    """Keys for PyArrow where it would find none: a profile of SSO, of a role or of a process.
+    """Return keys for PyArrow if it finds none itself: a profile of SSO, of a role or of a process.
 
-    They are of now, and boto3 renews them; a process asks for its catalog again and again.
+    They expire, and boto3 renews them; a process opens its catalog again and again.
     """
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
@@ -286,7 +286,7 @@ def _profile_keys() -> dict[str, str]:
 
 @cache
 def _aws_session() -> boto3.Session:
-    """One for all clients: it has read the descriptions of AWS's services."""
+    """Return one session for all clients: it has read the descriptions of AWS's services."""
     from topicberg.clients.aws import aws_session
 
     return aws_session()
@@ -297,9 +297,9 @@ def runtime_file(config: Settings | None = None) -> Path:
 
 
 def bypass_proxy() -> None:
-    """Let no proxy that this user needs for the internet stand before the local stack.
+    """Exclude the local stack from the proxy that this user needs for the internet.
 
-    Every client here (requests, boto3, PyIceberg, gRPC, Snowflake's) looks at these variables.
+    Every client here (requests, boto3, PyIceberg, gRPC, Snowflake's) reads these variables.
     """
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
@@ -308,7 +308,7 @@ def bypass_proxy() -> None:
 
 
 def load_endpoints(config: Settings | None = None) -> Endpoints:
-    """The endpoints of the chosen deployment.
+    """Return the endpoints of the chosen deployment.
 
     :raises TopicbergError: the local stack does not run, or settings of the cloud are missing
     """
@@ -321,7 +321,7 @@ def load_endpoints(config: Settings | None = None) -> Endpoints:
 
 
 def local_endpoints(config: Settings) -> Endpoints:
-    """The endpoints of the local stack, whatever deployment is chosen.
+    """Return the endpoints of the local stack, whatever deployment is chosen.
 
     :raises StackNotRunningError: the local stack was never started or is stopped
     :raises StackError: its runtime file is damaged
@@ -337,7 +337,7 @@ def local_endpoints(config: Settings) -> Endpoints:
     except (ValueError, KeyError, ValidationError) as error:
         raise StackError(
             f"{path} is damaged: {type(error).__name__}",
-            hint="`topicberg down` and `topicberg up` write it anew",
+            hint="run `topicberg down` and `topicberg up` to write it again",
         ) from None
 
 

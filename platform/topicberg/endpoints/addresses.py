@@ -1,4 +1,4 @@
-"""Where the vendors are, from the environment and ``.env``."""
+"""Addresses of the vendors, from the environment and ``.env``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicberg.settings import ENV_FILE
 
 
 class Addresses(HoldsSecrets, BaseSettings):
-    """Where the vendors are, for ``topicberg deploy`` and for the deployment that it made."""
+    """Addresses of the vendors, for ``topicberg deploy`` and for its deployment."""
 
     model_config = SettingsConfigDict(
         env_prefix="TOPICBERG_",
@@ -22,8 +22,8 @@ class Addresses(HoldsSecrets, BaseSettings):
 
     confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
     schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
-    """By default what Confluent says of the Schema Registry."""
+    """Default: the Schema Registry's address that Confluent returns."""
     snowflake_host: str | None = None
-    """By default what follows from the account's name; so are port and protocol."""
+    """Default: derived from the account's name, as are port and protocol."""
     snowflake_port: int | None = Field(default=None, ge=1, le=65535)
     snowflake_protocol: str | None = Field(default=None, pattern="^https?$")

@@ -1,7 +1,7 @@
-"""The cloud deployment: what the environment says, and of the rest what ``topicberg deploy`` made.
+"""The cloud deployment: from the environment, and otherwise from what ``topicberg deploy`` created.
 
-Its secrets are found by their paths, which the prefix gives. A rotation leaves the key before alive
-for a whole period, so that they need not be read again for every request.
+Its secrets are found by their paths, which the prefix determines. After a rotation, the previous
+key stays valid for a whole period, so secrets need not be read again for every request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topicberg.naming import Names
 from topicberg.settings import Settings
 
 SECRETS_SECONDS = 300.0
-"""How long secrets that were read are good."""
+"""How long read secrets are cached."""
 _read: dict[str, tuple[float, dict[str, str]]] = {}
 
 
@@ -28,7 +28,7 @@ SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 class CloudSettings(Addresses):
     """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
 
-    What is left out is found in the deployment.
+    Settings that are missing are found in the deployment.
     """
 
     kafka_bootstrap: str | None = None
@@ -39,11 +39,11 @@ class CloudSettings(Addresses):
     schema_registry_api_key: SecretStr | None = None
     schema_registry_api_secret: SecretStr | None = None
     iceberg_rest_uri: str | None = None
-    """By default the Iceberg REST API of AWS Glue."""
+    """Default: the Iceberg REST API of AWS Glue."""
     iceberg_rest_token: SecretStr | None = None
-    """A bearer token for that catalog; Glue's takes none."""
+    """A bearer token for that catalog; Glue's has none."""
     s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
-    """Of an object store that is not Amazon's."""
+    """Endpoint of an object store that is not Amazon's."""
     spark_remote: str
     snowflake_account: str | None = None
     snowflake_user: str | None = None
@@ -51,7 +51,7 @@ class CloudSettings(Addresses):
 
 
 def connect(config: Settings) -> Endpoints:
-    """Endpoints of the cloud deployment.
+    """Return the endpoints of the cloud deployment.
 
     :raises TopicbergError: settings are missing, and the deployment does not have them either
     """
@@ -60,7 +60,7 @@ def connect(config: Settings) -> Endpoints:
     except ValidationError as error:
         names = ", ".join(f"TOPICBERG_{str(e['loc'][0]).upper()}" for e in error.errors())
         raise TopicbergError(
-            f"the cloud deployment lacks or cannot read: {names}",
+            f"settings of the cloud deployment are missing or invalid: {names}",
             hint="set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
         ) from None
     bootstrap, reader, writer = _kafka(cloud, config)
@@ -84,10 +84,10 @@ Login = dict[str, str]
 
 
 def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, Login, Login | None]:
-    """Address, and the logins of those who read and, if it is another one, of those who write.
+    """Return the address, the readers' login, and the writers' login if it is another one.
 
-    topicberg's own engine creates topics of its own choice, so it is the account that manages the
-    cluster; Dagster alone reads as one account and publishes as another.
+    topicberg's own engine creates topics with names of its choice, so it uses the account that
+    manages the cluster; Dagster by itself reads with one account and publishes with another.
     """
     protocol: str = cloud.kafka_security_protocol
     if not protocol.startswith("SASL"):
@@ -123,7 +123,7 @@ def _login(cloud: CloudSettings, user: str, password: str) -> Login:
 
 
 def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, SecretStr | None]:
-    """Address and user info; an address alone is one that asks for none."""
+    """Return address and user info; an address without user info requires none."""
     key, secret = cloud.schema_registry_api_key, cloud.schema_registry_api_secret
     if cloud.schema_registry_url and key and secret:
         info = f"{key.get_secret_value()}:{secret.get_secret_value()}"
@@ -161,20 +161,20 @@ def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
 
 def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
     """
-    :param instead: the settings that it is read in place of
+    :param instead: the settings that could be set instead
     :raises TopicbergError: there is no such secret
     """
     found = read_secret(path, config)
     if found is None:
         raise TopicbergError(
             f"{_of_secret(path, config)}: there is no such secret",
-            hint=f"`topicberg deploy create` makes it; or set TOPICBERG_{instead}",
+            hint=f"run `topicberg deploy create` to create it, or set TOPICBERG_{instead}",
         )
     return found
 
 
 def read_secret(path: str, config: Settings) -> dict[str, str] | None:
-    """A secret of the deployment; None: there is none.
+    """Return a secret of the deployment, or None if there is none.
 
     :raises TopicbergError: AWS does not answer, or refuses
     """
@@ -192,8 +192,8 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
     except (BotoCoreError, ClientError) as error:
         raise TopicbergError(
             f"{_of_secret(path, config)}: {error}",
-            hint="whoever runs this needs secretsmanager:GetSecretValue on it; "
-            "`topicberg deploy create` makes it",
+            hint="grant secretsmanager:GetSecretValue on it to the user of this process, or run "
+            "`topicberg deploy create` to create it",
         ) from None
     if not found:
         return None

@@ -379,11 +379,11 @@ class _Reader:
         return Node("json", opening="n" if _get(parts, "type") in ("null", ["null"]) else "")
 
     def decimal(self, parts: Sequence[_Part], where: str) -> Node:
-        said = _get(parts, "connect.parameters")
-        parameters: dict[str, Any] = said if isinstance(said, dict) else {}
-        asked = parameters.get("connect.decimal.precision", parameters.get("precision", 38))
+        declared = _get(parts, "connect.parameters")
+        parameters: dict[str, Any] = declared if isinstance(declared, dict) else {}
+        digits = parameters.get("connect.decimal.precision", parameters.get("precision", 38))
         try:
-            precision, scale = int(asked), int(parameters.get("scale", 0))
+            precision, scale = int(digits), int(parameters.get("scale", 0))
         except (TypeError, ValueError):
             precision, scale = 0, 0
         if not (1 <= precision <= 38 and 0 <= scale <= precision):

@@ -292,7 +292,7 @@ def _file(where: str, schema: RegisteredSchema) -> Any:
 
 
 def _root(where: str, schema: RegisteredSchema, message: str | None) -> Any:
-    """Return the descriptor of the message that makes the table."""
+    """Return the descriptor of the message that defines the table."""
     file = _file(where, schema)
     types = list(file.message_types_by_name.values())
     if not types:

@@ -160,9 +160,9 @@ def _check_field(payload: bytes, field: wire.Field, found: Sequence[_Found], pat
 
 def _decoded(payload: bytes, field: wire.Field, found: Sequence[_Found]) -> dict[str, Any] | None:
     """Return the decoder's result for one field, or None if it refuses the field."""
-    alone = wire.Message((replace(field, column=0, oneof=None),), ("value",), (field.type,))
+    single = wire.Message((replace(field, column=0, oneof=None),), ("value",), (field.type,))
     data = b"\x00" + b"".join(payload[one.start : one.end] for one in found)
-    rows = wire.decode(pa.array([data], pa.binary()), alone, (b"\x00",), "fits")
+    rows = wire.decode(pa.array([data], pa.binary()), single, (b"\x00",), "fits")
     if not rows.field("fits")[0].as_py():
         return None
     row: dict[str, Any] = rows[0].as_py()

@@ -89,8 +89,8 @@ def live_rows(table: Table) -> int:
             for path, positions in read_deletes(table.io, file.file_path):
                 if path in rows:  # a delete file may name deleted data files
                     deleted[path].append(positions)
-    gone = (len(np.unique(np.concatenate(parts))) for parts in deleted.values())
-    return sum(rows.values()) - sum(gone)
+    counts = (len(np.unique(np.concatenate(parts))) for parts in deleted.values())
+    return sum(rows.values()) - sum(counts)
 
 
 def _has_vectors(files: Iterable[DataFile]) -> bool:

@@ -423,14 +423,14 @@ def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) 
     if path is None:
         return None
     registry = endpoints.schema_registry_client()
-    wanted = as_registered(schema, path)
+    file_schema = as_registered(schema, path)
     with registry_errors(f"the schema of {subject}"):
         _set_compatibility(registry, subject, schema.compatibility)
-        found = lookup(registry, subject, wanted)
+        found = lookup(registry, subject, file_schema)
         if found is not None and found.schema_id is not None:
             return found.schema_id
         try:
-            schema_id = registry.register_schema(subject, wanted)
+            schema_id = registry.register_schema(subject, file_schema)
         except SchemaRegistryError as error:
             if error.http_status_code != CONFLICT:
                 raise

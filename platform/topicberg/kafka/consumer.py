@@ -72,7 +72,7 @@ def messages(
                 raise UnreachableError(
                     f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
                     f"{seconds:.0f} s",
-                    hint="`topicberg status` shows whether Kafka runs",
+                    hint="run `topicberg status` to see whether Kafka runs",
                 )
 
 

@@ -143,18 +143,18 @@ def _compare(
     schema: ValueSchema | KeySpec,
     path: Path,
 ) -> FileState:
-    wanted = kafka.as_registered(schema, path)
+    file_schema = kafka.as_registered(schema, path)
     with registry_errors(f"subject {subject}"):
         latest = kafka.latest_version(registry, subject)
         if latest is None:
             return FileState(topic, subject, path.name, None, None)
-        found = kafka.lookup(registry, subject, wanted)
+        found = kafka.lookup(registry, subject, file_schema)
         if found is not None:
             return FileState(topic, subject, path.name, found.version, latest.version)
         level = schema.compatibility or kafka.compatibility(registry, subject)
         acceptable = None
         if schema.compatibility in (None, kafka.compatibility(registry, subject)):
-            acceptable = registry.test_compatibility(subject, wanted)
+            acceptable = registry.test_compatibility(subject, file_schema)
     return FileState(topic, subject, path.name, None, latest.version, acceptable, level)
 
 

@@ -27,30 +27,30 @@ class Bundle(BaseModel):
 
 def resolve(bundle: Bundle) -> list[Coordinate]:
     """Return the bundle's files in class-path order; versions as Maven would mediate them."""
-    wanted = [Coordinate.parse(text) for text in bundle.coordinates]
+    requested = [Coordinate.parse(text) for text in bundle.coordinates]
     plain = [Coordinate.parse(text) for text in bundle.plain]
     if not bundle.transitive:
-        return wanted + plain
+        return requested + plain
     context = maven_context()
     inputs = [
         context.create_dependency(
             JgoCoordinate(c.group, c.artifact, c.version, c.classifier or None, c.extension)
         )
-        for c in wanted
+        for c in requested
     ]
     _, transitive = context.resolver.resolve(inputs)
     found = [
         Coordinate(a.groupId, a.artifactId, a.version, a.classifier, a.packaging)
         for a in (dependency.artifact for dependency in transitive)
     ]
-    own = {(c.group, c.artifact) for c in wanted + plain}
+    own = {(c.group, c.artifact) for c in requested + plain}
     resolved = [
         c
         for c in found
         if (c.group, c.artifact) not in own
         and not any(fnmatch(f"{c.group}:{c.artifact}", pattern) for pattern in bundle.exclude)
     ]
-    return wanted + resolved + plain
+    return requested + resolved + plain
 
 
 def main() -> None:

@@ -37,10 +37,10 @@ class _Idle:
 
 def limit_memory() -> None:
     """Limit the memory of this process, and of those that it starts."""
-    wanted = min(MAX_MEMORY, max(MIN_MEMORY, psutil.virtual_memory().total // 4))
+    limit = min(MAX_MEMORY, max(MIN_MEMORY, psutil.virtual_memory().total // 4))
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if most == resource.RLIM_INFINITY or wanted < most:
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+    if most == resource.RLIM_INFINITY or limit < most:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def main(look_seconds: float = LOOK_SECONDS) -> None:

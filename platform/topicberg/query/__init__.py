@@ -160,7 +160,7 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     config = config or settings()
     _check_listening("the Iceberg catalog", endpoints.iceberg_rest)
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
-    for name in _EXTENSIONS:  # from wheels: they are signed for DuckDB's own download folder alone
+    for name in _EXTENSIONS:  # from wheels: they are signed only for DuckDB's own download folder
         folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
         connection.load_extension(str(folder / f"{name}.duckdb_extension"))
     connection.execute("SET TimeZone = 'UTC'")

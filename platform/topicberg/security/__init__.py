@@ -1,1 +1,1 @@
-"""What keeps hostile input away: a guard for HTTP servers, escaping, redaction of secrets."""
+"""Protection from hostile input: a guard for HTTP servers, escaping, redaction of secrets."""

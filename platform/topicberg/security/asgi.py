@@ -15,7 +15,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class GuardMiddleware:
-    """Asks the guard about every request and every WebSocket handshake.
+    """Checks every request and every WebSocket handshake with the guard.
 
     :param refuse: a further rule of the application; returns why a request is refused
     """
@@ -45,7 +45,7 @@ class GuardMiddleware:
         if reason is None:
             await self._app(scope, receive, protect)
         elif scope["type"] == "websocket":
-            await receive()  # the handshake, which is answered with 403
+            await receive()  # the handshake, which gets the response 403
             await send({"type": "websocket.close", "code": 1008, "reason": reason})
         else:
             body = f"refused: {reason}\n".encode()

@@ -1,14 +1,14 @@
 """A guard for HTTP servers on a user's machine: it refuses web pages and other users.
 
-A server that listens on 127.0.0.1 is reached by every page in the user's browser and by every user
-of the machine. The guard lets a request pass only if
+A server that listens on 127.0.0.1 can be reached by every page in the user's browser and by every
+user of the machine. The guard accepts a request only if
 
-- its ``Host`` is a name that this server has: after DNS rebinding it is the attacker's;
-- it comes from no other page: ``Origin`` and ``Sec-Fetch-Site`` are set by the browser, and no page
-  can change them. A link to a page is followed, as that changes nothing;
-- it changes something only by ``POST`` (or ``PUT``, …) with JSON, which no page can send to another
-  origin without a preflight request, if the server asks for that;
-- the client is a process of the same user, if the server asks for that.
+- its ``Host`` is a name of this server: after DNS rebinding it is the attacker's;
+- it does not come from another page: the browser sets ``Origin`` and ``Sec-Fetch-Site``, and no
+  page can change them. Links to a page are accepted, because they change nothing;
+- a change is a ``POST`` (or ``PUT``, …) with JSON, which no page can send to another origin without
+  a preflight request, if the server requires that;
+- the client is a process of the same user, if the server requires that.
 
 Sources: Fetch Standard, "CORS-safelisted request-header" and "``Origin`` header"; W3C, Fetch
 Metadata Request Headers; RFC 9110, 7.2 (``Host``).
@@ -32,12 +32,12 @@ PROTECTION = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Headers of every response: no other page may frame it, load it, or keep hold of its window."""
+"""Headers of every response: no other page may frame it, load it, or keep a reference to it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the guard has to know of a request. Names of headers are in lower case."""
+    """The parts of a request that the guard checks. Names of headers are in lower case."""
 
     method: str
     headers: Mapping[str, list[str]]
@@ -45,7 +45,7 @@ class Request:
     server: peers.Address | None = None
 
     def header(self, name: str) -> str | None:
-        """Return the value of a header; several values are joined, which fits no rule."""
+        """Return the value of a header; several values are joined, which no rule accepts."""
         values = self.headers.get(name)
         return ", ".join(values).strip().lower() if values else None
 
@@ -55,7 +55,7 @@ class Guard:
     """The rules of one server.
 
     :param hosts: names, without ports, by which clients reach the server
-    :param same_user: refuse other users of this machine, where the operating system names them
+    :param same_user: refuse other users of this machine, if the operating system reports them
     :param json_only: requests that may change something must have JSON as their content type
     """
 
@@ -64,7 +64,7 @@ class Guard:
     json_only: bool = False
 
     def refusal(self, request: Request) -> str | None:
-        """Return why a request must be refused; None: it may pass."""
+        """Return why a request must be refused, or None if it is accepted."""
         host = _HOST.fullmatch(request.header("host") or "")
         if host is None or host["name"] not in self.hosts:
             return "this server is not known by that Host"
@@ -86,7 +86,10 @@ class Guard:
 
 
 def _is_same(origin: str, host: re.Match[str]) -> bool:
-    """Whether an ``Origin`` is the server itself. A proxy may have ended TLS, so any scheme is."""
+    """Return whether an ``Origin`` is the server itself.
+
+    A proxy may have terminated TLS, so any scheme is accepted.
+    """
     try:
         parts = urlsplit(origin)
         port = parts.port

@@ -1,4 +1,4 @@
-"""Log lines that no record can forge, and that hold no secret."""
+"""Log lines that records cannot forge, and that contain no secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log_to_stderr(
 ) -> None:
     """Send the log of this process to its standard error.
 
-    :param form: of a line, as :class:`logging.Formatter` takes it
+    :param form: format of a line, see :class:`logging.Formatter`
     :param levels: name of a logger → its own level
     """
     handler = logging.StreamHandler(sys.stderr)

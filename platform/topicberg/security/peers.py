@@ -1,4 +1,4 @@
-"""Which user is at the other end of a connection on this machine.
+"""The user at the other end of a connection on this machine.
 
 Linux lists every TCP socket of the network namespace with the user id that owns it. A client cannot
 choose what is listed there, so this needs no secret.
@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""The second has IPv4 connections as well: those of clients whose sockets can do both."""
+"""The second file includes IPv4 connections of clients whose sockets support both."""
 _ESTABLISHED = "01"
 """In every other state the process may have closed the socket, which is then listed as root's."""
 
@@ -23,7 +23,7 @@ Address = tuple[str, int]
 
 
 def is_supported() -> bool:
-    """Return whether this operating system says who owns a socket."""
+    """Return whether this operating system reports the owner of a socket."""
     return _TABLES[0].exists()
 
 
@@ -32,7 +32,7 @@ def owner(client: Address, server: Address) -> int | None:
 
     :returns: None if no such connection is open on this machine
     """
-    wanted = {(_v4(client), _v4(server)), (_v6(client), _v6(server))}
+    pairs = {(_v4(client), _v4(server)), (_v6(client), _v6(server))}
     for table in _TABLES:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -40,7 +40,7 @@ def owner(client: Address, server: Address) -> int | None:
             continue
         for line in lines:
             _, local, remote, state, _, _, _, uid, *_ = line.split()
-            if state == _ESTABLISHED and (local, remote) in wanted:
+            if state == _ESTABLISHED and (local, remote) in pairs:
                 return int(uid)
     return None
 

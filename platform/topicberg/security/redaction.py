@@ -1,9 +1,9 @@
-"""Known secrets, which no error, status, log or alert shows.
+"""Redaction of known secrets in errors, statuses, logs and alerts.
 
-Clients of vendors put addresses and headers into their messages, and Spark its environment. What
-this process knows as a secret is replaced wherever a message is made: in every error of topicberg,
-in log lines, and in alerts. Secrets are known from the environment, by the names of variables, and
-from the models that hold them.
+Vendors' clients put addresses and headers into their messages, and Spark its environment. The
+secrets that this process knows are replaced wherever a message is created: in every error of
+topicberg, in log lines, and in alerts. Secrets are found in the environment, by the names of
+variables, and in the models that hold them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, SecretStr
 
 REDACTED = "[redacted]"
 MIN_LENGTH = 8
-"""A shorter one would be found in words that are no secret."""
+"""Shorter values are not redacted: they would be found in ordinary words."""
 _NAMES = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|PRIVATE_KEY|API_KEY|CREDENTIAL")
 _PLACES = re.compile(r"_(FILE|PATH|DIR|URI|URL|ENDPOINT|HOST|SOCK)$")
 _KEYS = re.compile(r"secret|password|private_key|user\.info|jaas", re.IGNORECASE)
@@ -40,9 +40,9 @@ def remember(secrets: Iterable[str]) -> None:
 
 
 def remember_values(values: Mapping[str, object]) -> None:
-    """Redact those values whose names say that they are secrets, as in a vault's entry."""
+    """Redact those values whose names mark them as secrets, as in an entry of a vault."""
     remember(
-        # Of user and password in one, the password may be quoted alone.
+        # Of a value "user:password", the password may also be quoted by itself.
         part
         for name, value in values.items()
         if isinstance(value, str) and _KEYS.search(name)
@@ -68,7 +68,7 @@ def redact(text: str) -> str:
     for name, value in os.environ.items():
         if _is_secret(name.upper()):
             known.update(_forms(value))
-    for secret in sorted(known, key=len, reverse=True):  # one may be a part of another
+    for secret in sorted(known, key=len, reverse=True):  # one secret may be a part of another
         if secret in text:
             text = text.replace(secret, REDACTED)
     return _TOKEN.sub(lambda match: match[0].replace(match[1], REDACTED), text)
@@ -77,12 +77,12 @@ def redact(text: str) -> str:
 def _is_secret(variable: str) -> bool:
     if not _NAMES.search(variable) or _PLACES.search(variable):
         return False
-    # Of a pair of key and secret, the key is a name.
+    # Of a pair of key and secret, the key is only a name.
     return not variable.endswith("API_KEY") or f"{variable[:-3]}SECRET" not in os.environ
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """The secret as it may stand in a text: each line of it, also as a part of a URL."""
+    """Yield the forms of a secret in a text: each of its lines, also as a part of a URL."""
     for line in secret.splitlines():
         if len(line) >= MIN_LENGTH and not line.startswith("-----"):
             yield line

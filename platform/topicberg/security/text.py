@@ -1,7 +1,7 @@
-"""Text that producers, schema authors and vendors wrote, for a destination where text can act.
+"""Escaping of text of producers, schema authors and vendors, for destinations that interpret it.
 
-One function for each destination. What each returns shows the same words to a reader, and does
-nothing: no link, mention, picture, control sequence or further line of its own.
+There is one function for each destination. Its result shows a reader the same words, without
+effect: no link, mention, picture, control sequence or further line.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import re
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"
     "\u2028\u2029"  # further line breaks
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the order of what is read
-    "\ud800-\udfff]"  # halves of a pair, which no terminal can be sent
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the reading order
+    "\ud800-\udfff]"  # half surrogate pairs, which cannot be encoded
 )
 
 
 def terminal(text: str) -> str:
-    """Return text without control characters: each becomes a visible escape, such as ``\\x1b``.
+    """Return text with control characters as visible escapes, such as ``\\x1b``.
 
-    Line breaks and tabs stay.
+    Line breaks and tabs are kept.
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
@@ -41,17 +41,17 @@ def log(text: str) -> str:
 _SPAN = re.compile(r"(?<!`)`[^`\s](?:[^`\n]*[^`\s])?`(?!`)")
 """Code that the author of a message marked as such, e.g. a command."""
 _ACTIVE = re.compile(r"[<>\[\]\\`*~|&$@^]|_{2}|(?<!\w)_|_(?!\w)|://|www\.", re.IGNORECASE)
-"""In a word: a link, a picture, HTML, an address, emphasis, a mention."""
+"""Within a word: a link, a picture, HTML, an address, emphasis, a mention."""
 _BLOCK = re.compile(r"#{1,6}|[-+=]+|\d{1,9}[.)]")
 """At the start of a line: a heading, a list, a rule."""
 _PLAIN = re.compile(r"(?:[^\W_]|[ ,:+-]|(?<=\d)\.(?=\d))*")
-"""Words, numbers and times: what is neither Markdown nor an address that becomes a link."""
+"""Words, numbers and times: neither Markdown nor an address that becomes a link."""
 
 
 def markdown_line(text: str) -> str:
-    """Return a line of Markdown that shows the text. Words that would act are shown as code.
+    """Return a line of Markdown that shows the text; words with an effect become code.
 
-    Commands in single backticks stay as they are.
+    Commands in single backticks are kept.
     """
     line, shown, end = one_line(text), [], 0
     for span in _SPAN.finditer(line):
@@ -78,7 +78,7 @@ def _words(text: str, *, first: bool) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return the text for a cell of a Markdown table: as code, unless it has words only.
+    """Return the text for a cell of a Markdown table: as code, unless it is only words.
 
     ``|`` ends a cell even in code, so it has a backslash between two pieces of code.
     """
@@ -87,11 +87,11 @@ def markdown_cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return the text as Markdown's code, where nothing has a meaning."""
+    """Return the text as Markdown's code, where no character is interpreted."""
     if not text.strip(" "):
         return text
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    pad = " " if text[0] in " `" or text[-1] in " `" else ""  # one on both sides is not shown
+    pad = " " if text[0] in " `" or text[-1] in " `" else ""  # a space on both sides is not shown
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
@@ -101,7 +101,7 @@ def code(text: str) -> str:
 def slack(text: str) -> str:
     """Return text for Slack's mrkdwn, where ``<…>`` is a link, a mention or a command.
 
-    A block that is ``verbatim`` makes no links and mentions of other words.
+    A block that is ``verbatim`` does not turn other words into links and mentions.
     Source: Slack, "Formatting text for app surfaces", escaping text.
     """
     return terminal(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -14,7 +14,7 @@ App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def guarded(app: App, guard: Guard) -> App:
-    """Return a WSGI application that asks the guard first."""
+    """Return a WSGI application behind the guard."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def protect(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
@@ -51,7 +51,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def server_bind(self) -> None:
         super().server_bind()
-        self.base_environ["SERVER_NAME"] = str(self.server_address[0])  # not what DNS calls it
+        self.base_environ["SERVER_NAME"] = str(self.server_address[0])  # not its name in DNS
 
 
 class _Handler(WSGIRequestHandler):

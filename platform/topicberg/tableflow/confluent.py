@@ -17,7 +17,7 @@ from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
 TOPICS = "/tableflow/v1/tableflow-topics"
 ATTEMPTS = 2
 """Few, because whoever reads a state reads it again soon anyway."""
-HINT = "see Tableflow of the topic in Confluent Cloud; `topicberg deploy plan` shows what differs"
+HINT = "open the topic in Confluent Cloud, or run `topicberg deploy plan` to see what differs"
 
 
 def read_status(config: Settings, topic: str) -> TopicStatus | None:

@@ -157,7 +157,7 @@ class Ingestor:
         """Spark ended during the last attempt, perhaps due to another topic."""
         self._caution = CAREFUL_BATCHES
         self._careful = 0
-        self._turn = Turn(is_alone=False)
+        self._turn = Turn(is_exclusive=False)
         self._isolation: Isolation | None = None
 
     @property
@@ -249,7 +249,7 @@ class Ingestor:
                 skip_requests=tuple(requests.values()),
                 missed_deletes=tombstones.missed(table.properties),
             )
-        with _turns.take(alone=self._is_suspect or self._is_searching) as self._turn:
+        with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
             with self._spark_errors(batch, size):
                 records, batch = self._read(batch, size)
             backlog, learnt = batch.end != latest, self._size.dump()
@@ -331,8 +331,8 @@ class Ingestor:
         except DamagedRecordsError as error:
             logger.info("%s; reading it with Spark", error.message)
             is_damaged = True
-            alone = {**batch.start, error.partition: error.offset + 1}
-            batch = batch.until({p: min(end, batch.end[p]) for p, end in alone.items()})
+            single = {**batch.start, error.partition: error.offset + 1}
+            batch = batch.until({p: min(end, batch.end[p]) for p, end in single.items()})
             records = read_by_spark(spark, self.endpoints, self.spec, batch, size)
         if self._isolation is not None:
             self._isolation.is_damaged = is_damaged
@@ -346,8 +346,8 @@ class Ingestor:
         known = skips.failing(table)
         if known is None or known.offset < start.get(known.partition, 0):
             return None
-        asked = requests.read_request(self.config, self.spec.name)
-        if asked is not None and asked.resumed_at * 1000 > known.at_ms:
+        request = requests.read_request(self.config, self.spec.name)
+        if request is not None and request.resumed_at * 1000 > known.at_ms:
             return None  # it is tried again
         suspends = self.spec.tableflow.error_handling.mode == "SUSPEND"
         if suspends and known.place not in skips.requested(table):
@@ -459,7 +459,7 @@ class Ingestor:
         elif blame == "memory":
             self._size = self._size.out_of_memory(batch.records, size)
             self._is_suspect = True
-            if not self._turn.is_alone:
+            if not self._turn.is_exclusive:
                 return reason  # another topic may be the reason
             self._deaths += 1
             self._careful = self._caution

@@ -28,7 +28,7 @@ class Isolation:
     """The smallest part that is known to fail."""
     step: int = 0
     """Offsets of each of its parts, which are read one after the other."""
-    alone: int = 0
+    single_failures: int = 0
     """How many times in a row a part of one record has failed."""
     is_damaged: bool = False
     """The client cannot read the part either."""
@@ -51,20 +51,20 @@ class Isolation:
                 self.step = max(1, _size(self.failed) // parts)
             part = _prefix(self.failed, self.step)
         else:
-            self.alone = 0
+            self.single_failures = 0
             part = _prefix(rest, limit)
         return {**held, **{p: end for p, (_, end) in part.items()}}
 
     def fail(self, part: Ranges, reason: str) -> None:
         """Record that a part failed."""
-        self.alone = self.alone + 1 if _size(part) == 1 else 0
+        self.single_failures = self.single_failures + 1 if _size(part) == 1 else 0
         self.failed, self.step, self.reason = part, 0, reason
         self.unchecked = _size(part) == 1
 
     @property
     def culprit(self) -> Place | None:
         """The record that failed by itself :data:`ATTEMPTS` times, if there is one."""
-        if self.alone < ATTEMPTS:
+        if self.single_failures < ATTEMPTS:
             return None
         ((partition, (offset, _)),) = self.failed.items()
         return partition, offset

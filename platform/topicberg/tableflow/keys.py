@@ -57,16 +57,16 @@ class Keys:
     low: NDArray[np.uint64]
     position: NDArray[np.uint32]
 
-    def positions_of(self, wanted: Keys) -> NDArray[np.uint32]:
+    def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
         """Return the positions, ascending, of the rows that have one of these keys.
 
         Both must be sorted.
         """
-        if len(self.high) < len(wanted.high):
-            place, asked = _meeting(self.high, wanted.high)
+        if len(self.high) < len(keys.high):
+            place, match = _meeting(self.high, keys.high)
         else:
-            asked, place = _meeting(wanted.high, self.high)
-        same = self.low[place] == wanted.low[asked]
+            match, place = _meeting(keys.high, self.high)
+        same = self.low[place] == keys.low[match]
         return np.sort(self.position[place[same]])
 
 
@@ -136,8 +136,8 @@ class KeyIndex:
         :param keys: two columns, the raw key and Kafka's partition; distinct; no nulls
         :raises TopicbergError: the state directory cannot be written
         """
-        wanted = merged([self.hashed(keys.column(0), keys.column(1))])
-        return self._rows(table, head, lambda held: held.positions_of(wanted))
+        hashes = merged([self.hashed(keys.column(0), keys.column(1))])
+        return self._rows(table, head, lambda held: held.positions_of(hashes))
 
     def rows_without(self, table: Table, head: Snapshot, kept: Keys) -> list[FileRows]:
         """Return the rows of a snapshot that have none of these keys and are not deleted.
@@ -243,9 +243,9 @@ class KeyIndex:
         keys = self.hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
-        made = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))
-        made += repr((_FORMAT, self._key_ids)).encode()
-        return hashlib.blake2b(made, digest_size=8).hexdigest()
+        content = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))
+        content += repr((_FORMAT, self._key_ids)).encode()
+        return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def _path(self, file: DataFile) -> Path:
         digest = hashlib.blake2b(file.file_path.encode(), digest_size=16).hexdigest()

@@ -292,13 +292,13 @@ def _candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
     """Return the subject's own schemas, and those of other subjects that have the same type."""
     own, latest = writers.subject.schemas, writers.subject.latest
     found: list[tuple[int, RegisteredSchema]] = []
-    wanted = _identity(latest, writers.half.message)
+    expected = _identity(latest, writers.half.message)
     for number, schema in writers.foreign.schemas.items():
         if number in own:
             continue
         schema = replace(schema, parses_times=latest.parses_times)
         writer = as_record(schema, KEY) if writers.half.column == KEY else schema
-        if why := _unlike(writer, latest, wanted, writers.half.message):
+        if why := _unlike(writer, latest, expected, writers.half.message):
             writers.refused[number] = why
         elif len(found) >= MAX_FOREIGN_WRITERS:
             writers.refused[number] = (
@@ -321,7 +321,7 @@ def _other_type(writer: RegisteredSchema, latest: RegisteredSchema) -> str:
 def _unlike(
     writer: RegisteredSchema,
     latest: RegisteredSchema,
-    wanted: str | TableflowError | None,
+    expected: str | TableflowError | None,
     message: str | None,
 ) -> str | None:
     """Return why a schema of another subject is not one for these records; None: it is one."""
@@ -330,9 +330,9 @@ def _unlike(
     found = _identity(writer, message)
     if isinstance(found, TableflowError):
         return f"which cannot be read: {found.message}"
-    if found is None or found != wanted:
+    if found is None or found != expected:
         named = f"is {found}" if found else "has no name"
-        return f"which {named}, of another subject; the records of this topic are {wanted}"
+        return f"which {named}, of another subject; the records of this topic are {expected}"
     return None
 
 

@@ -210,7 +210,7 @@ class Worker(threading.Thread):
                 since_ms = min(times.get(partition, now_ms), now_ms)
                 found[partition] = OpenTransaction(offset=offset, since_ms=since_ms)
                 logger.warning(
-                    "topic %s, partition %d: a transaction is open since offset %d",
+                    "topic %s, partition %d: a transaction has been open since offset %d",
                     *(self.spec.name, partition, offset),
                 )
         return found

@@ -123,8 +123,8 @@ def keep_bounds(table: Table, columns: Iterable[str]) -> None:
     Iceberg refuses properties of columns that a table does not have.
     """
     known = table.schema().column_names
-    wanted = bounds_kept(column for column in columns if column in known)
-    if missing := {key: value for key, value in wanted.items() if key not in table.properties}:
+    bounds = bounds_kept(column for column in columns if column in known)
+    if missing := {key: value for key, value in bounds.items() if key not in table.properties}:
         with table.transaction() as transaction:
             transaction.set_properties(missing)
 

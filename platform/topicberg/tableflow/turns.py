@@ -18,9 +18,9 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass(eq=False)
 class Turn:
-    """``is_alone``: no other topic has used Spark since the turn began."""
+    """``is_exclusive``: no other topic has used Spark since the turn began."""
 
-    is_alone: bool
+    is_exclusive: bool
 
 
 class Turns:
@@ -34,18 +34,18 @@ class Turns:
         """The turn that has Spark exclusively, or waits for that."""
 
     @contextmanager
-    def take(self, *, alone: bool) -> Iterator[Turn]:
+    def take(self, *, exclusive: bool) -> Iterator[Turn]:
         """Wait for a turn."""
-        turn = Turn(alone)
+        turn = Turn(exclusive)
         deadline = time.monotonic() + self._patience
         with self._changed:
             self._changed.wait_for(lambda: self._first is None, self._patience)
             if self._first is not None:  # the wait timed out
-                self._first.is_alone = turn.is_alone = False
-            elif alone:
+                self._first.is_exclusive = turn.is_exclusive = False
+            elif exclusive:
                 self._first = turn
                 left = max(0.0, deadline - time.monotonic())
-                turn.is_alone = self._changed.wait_for(lambda: not self._running, left)
+                turn.is_exclusive = self._changed.wait_for(lambda: not self._running, left)
             self._running.add(turn)
         try:
             yield turn

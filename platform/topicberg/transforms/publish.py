@@ -35,7 +35,7 @@ from topicberg import kafka
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.formats.json_nodes import read_node
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
-from topicberg.iceberg.snapshots import changes_since, affected_hours
+from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.spark import quote
 from topicberg.topics.schema import read_schema
 from topicberg.transforms.derived import TableName, spark_name

@@ -98,9 +98,9 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
         )
         minimum = max(policy.min_snapshots, *(place + 1 for place in newest))
         for place, snapshot in enumerate(line):
-            wanted = place < policy.max_snapshots and not older(snapshot, policy.retention)
+            retained = place < policy.max_snapshots and not older(snapshot, policy.retention)
             read = place < policy.max_young and not older(snapshot, policy.reader_age)
-            if place < minimum or wanted or read:
+            if place < minimum or retained or read:
                 keep.add(snapshot.snapshot_id)
     abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
     for number, snapshot in known.items():
@@ -133,8 +133,8 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
     :raises CommitFailedException: another commit came first; nothing was done
     """
     table.refresh()
-    gone = expirable(table, policy, now_ms)
-    if not gone:
+    expired = expirable(table, policy, now_ms)
+    if not expired:
         return 0
     before = table.metadata
     requirements: tuple[TableRequirement, ...] = (
@@ -146,19 +146,19 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
         ),
     )
     updates: list[TableUpdate] = [
-        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(gone.refs)
+        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(expired.refs)
     ]
-    if gone.snapshots:
+    if expired.snapshots:
         on_main = table.current_snapshot() is not None  # a killed first batch is only staged
         if on_main and time is not None and time in table.schema().column_names:
-            ledger = changes.noted(table, time, gone.snapshots).model_dump_json()
+            ledger = changes.noted(table, time, expired.snapshots).model_dump_json()
             updates.append(SetPropertiesUpdate(updates={changes.LEDGER: ledger}))
         updates.append(
-            RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(gone.snapshots)})
+            RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(expired.snapshots)})
         )
     table.catalog.commit_table(table, requirements, tuple(updates))
     table.refresh()
-    removed = [s for s in before.snapshots if s.snapshot_id in gone.snapshots]
+    removed = [s for s in before.snapshots if s.snapshot_id in expired.snapshots]
     return delete_files(table.io, _only_of(removed, table))
 
 
