@@ -59,7 +59,7 @@ def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_instance_of_another_test() -> Iterator[None]:
-    """Dagster keeps the storage of an instance that was entered twice, after it is gone."""
+    """Dagster keeps the storage of an instance that was entered twice, after it is closed."""
     with set_defs_state_storage(None):
         yield
 
@@ -126,7 +126,7 @@ def _state_dir(path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
-    """``make_topic(**spec fields)``: a topic of three partitions that is there, and then gone.
+    """``make_topic(**spec fields)``: a topic of three partitions that exists during the test.
 
     ``topic_config``: Kafka's configuration of the topic.
     """

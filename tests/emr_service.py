@@ -43,11 +43,11 @@ class Job(Protocol):
 
 @dataclass
 class Scripted:
-    """A job run that is in each of these states once it is asked, and stays in the last one."""
+    """A job run that is in each of these states once it is requested, and stays in the last one."""
 
     states: list[tuple[str, str]]
     then: Callable[[], None] = lambda: None
-    """Done when the last state is told for the first time."""
+    """Done when the last state is reported for the first time."""
 
     def state(self) -> tuple[str, str]:
         if len(self.states) > 1:
@@ -76,13 +76,13 @@ class EmrServerless:
     url: str = ""
     dashboards: bool = True
     """Whether the caller may ask for the address of Spark's UI."""
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Every operation with its parameters."""
     objects: dict[str, bytes] = field(default_factory=dict)
     _jobs: dict[str, tuple[Job, dict[str, Any]]] = field(default_factory=dict)
 
     def operations(self) -> list[str]:
-        return [name for name, _ in self.asked]
+        return [name for name, _ in self.requests]
 
     def answer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
         for operation, verb, pattern in ROUTES:
@@ -90,7 +90,7 @@ class EmrServerless:
                 given = {**json.loads(body or b"{}"), **match.groupdict()}
                 if problem := check(given, operation.input_shape):
                     raise RefusedError(400, "ValidationException", problem)
-                self.asked.append((operation.name, given))
+                self.requests.append((operation.name, given))
                 answer: dict[str, Any] = getattr(self, f"_{snake(operation)}")(**given)
                 problem = check(answer, operation.output_shape)
                 assert not problem, problem

@@ -1,4 +1,4 @@
-"""An HTTP proxy before a stand-in that fails as vendors do: too busy, broken, silent, forgetful."""
+"""An HTTP proxy that fails as vendors do: too busy, broken, silent, forgetful."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def glue_limits(method: str, path: str, body: bytes | None) -> dict[str, Any] | 
     """
     if method != "POST" or not path.partition("?")[0].endswith("/tables"):
         return None
-    asked = json.loads(body or b"{}")
+    request = json.loads(body or b"{}")
     problem = None
-    if asked.get("stage-create"):
+    if request.get("stage-create"):
         problem = "Malformed request: Stage create is not supported"
-    elif not asked.get("location"):
+    elif not request.get("location"):
         problem = "Location information cannot be null while creating an iceberg table"
     if problem is None:
         return None

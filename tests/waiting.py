@@ -10,7 +10,7 @@ Found = TypeVar("Found")
 
 
 def wait_until(condition: Callable[[], Found], patience: float = 60, pause: float = 0.5) -> Found:
-    """The first answer that is true, asked for every ``pause`` seconds for ``patience`` seconds."""
+    """Return the first true result, checked every ``pause`` seconds for ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited {patience:.0f} s in vain"

@@ -1,9 +1,9 @@
 """A window of a derived table, computed by a job run of EMR Serverless that Dagster follows.
 
 ``PipesEMRServerlessClient`` of dagster-aws starts the run, waits for it and cancels it together
-with Dagster's run. What the run says comes through S3, chunk by chunk and as soon as it is written.
-The library's other way, CloudWatch, begins when the run is over and gives up after ten seconds,
-whether the log has arrived there by then or not.
+with Dagster's run. The run's messages come through S3, chunk by chunk and as soon as they are
+written. The library's other way, CloudWatch, begins when the run has ended and gives up after ten
+seconds, whether the log has arrived by then or not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from dagster_aws.pipes import PipesEMRServerlessClient, PipesS3MessageReader
 
 from topicberg.errors import TopicbergError
-from topicberg.transforms.emr import Asked, Told, failed, start_job_run
+from topicberg.transforms.emr import JobReport, JobRequest, failed, start_job_run
 
 if TYPE_CHECKING:
     from dagster import PipesMessageHandler
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 5.0
 MESSAGES = "pipes"
-"""Folder of the log URI in which job runs leave what they say."""
+"""Folder of the log URI to which job runs write their messages."""
 ENDED_BADLY = ("FAILED", "CANCELLING", "CANCELLED")
 
 
@@ -42,10 +42,10 @@ def write_window_on_emr(
     config: Settings,
     endpoints: Endpoints,
 ) -> Written:
-    """As :func:`topicberg.transforms.derived.write_window`, which the job run calls.
+    """Compute a window like :func:`topicberg.transforms.derived.write_window`, on EMR Serverless.
 
     :param table: name of the derived table
-    :raises TopicbergError: the run failed, was cancelled, or did not say what it wrote
+    :raises TopicbergError: the run failed, was cancelled, or did not report what it wrote
     """
     client = endpoints.boto3("emr-serverless", config)
     run = _JobRun(client)
@@ -55,29 +55,29 @@ def write_window_on_emr(
         pipes.run(
             context=context,
             start_job_run_params=start_job_run(table, emr, config, endpoints),
-            extras=Asked.of(table, window, config, endpoints).model_dump(mode="json"),
+            extras=JobRequest.of(table, window, config, endpoints).model_dump(mode="json"),
         )
     except Exception as error:
         if run.state in ENDED_BADLY:
             logs = f"{emr.log_uri.rstrip('/')}/applications/{emr.application_id}/jobs/{run.id}/"
             what = f"table {table}: job run {run.id} of EMR Serverless"
-            raise failed(what, messages.told(), run.state, run.details, logs) from error
+            raise failed(what, messages.report(), run.state, run.details, logs) from error
         if run.state != "SUCCESS":
             run.cancel()
         raise
-    told = messages.told()
-    if told is None or told.written is None:
+    report = messages.report()
+    if report is None or report.written is None:
         raise TopicbergError(
             f"table {table}: job run {run.id} of EMR Serverless succeeded, but Dagster found "
-            f"nothing of what it said under {emr.log_uri}",
-            hint=f"both roles need the folder {MESSAGES} there: the job's to write, Dagster's to "
-            "read; then materialize again, which computes the same",
+            f"no report of it under {emr.log_uri}",
+            hint=f"grant both roles the folder {MESSAGES} there (the job's to write, Dagster's to "
+            "read), then materialize again, which computes the same",
         )
-    return told.written
+    return report.written
 
 
 class _JobRun:
-    """What AWS last said of the job run: the library passes on neither its id nor its state.
+    """The last state of the job run in AWS: the library passes on neither its id nor its state.
 
     It listens to the client's events.
     https://botocore.amazonaws.com/v1/documentation/api/latest/topics/events.html
@@ -100,14 +100,14 @@ class _JobRun:
         self.state, self.details = seen.get("state", self.state), seen.get("stateDetails", "")
 
     def cancel(self) -> None:
-        """End a run that cannot be followed any more; the next attempt starts one of its own."""
+        """Cancel a run that cannot be followed any more; the next attempt starts another one."""
         if self.id:
             with suppress(BotoCoreError, ClientError):
                 self._client.cancel_job_run(applicationId=self._application, jobRunId=self.id)
 
 
 def _without_token(parsed: dict[str, Any], **_: Any) -> None:
-    """The library logs the address of Spark's UI, whose query is a key to it for an hour."""
+    """Remove the key from the logged address of Spark's UI: it is valid for an hour."""
     if "url" in parsed:
         parsed["url"] = urlunsplit((*urlsplit(parsed["url"])[:3], "", ""))
 
@@ -116,14 +116,14 @@ class _Client(PipesEMRServerlessClient):
     """The library's client."""
 
     def _read_messages(self, context: Any, session: Any, response: Any) -> None:
-        """Nothing: messages came while the job ran.
+        """Do nothing: messages came while the job ran.
 
-        The library looks into CloudWatch here, and warns with any other reader that none arrive.
+        The library reads CloudWatch here, and warns with any other reader that none arrive.
         """
 
 
 class _Messages(PipesS3MessageReader):
-    """The library's reader, in a folder of its own, and of a run that fails as well."""
+    """The library's reader, in a folder of its own, and also for runs that fail."""
 
     def __init__(self, log_uri: str, client: Any) -> None:
         place = urlsplit(log_uri)
@@ -142,7 +142,7 @@ class _Messages(PipesS3MessageReader):
         with super().read_messages(handler) as params:
             yield params
 
-    def told(self) -> Told | None:
-        """What the job run said at its end."""
-        said = self._handler.get_custom_messages() if self._handler else ()
-        return Told.model_validate(said[-1]) if said else None
+    def report(self) -> JobReport | None:
+        """Return the report that the job run sent at its end, or None if it sent none."""
+        sent = self._handler.get_custom_messages() if self._handler else ()
+        return JobReport.model_validate(sent[-1]) if sent else None

@@ -4,7 +4,7 @@
 
 needs a running stack (``TOPICBERG_STATE_DIR``). For each number of source rows, spread over 99
 hours: ``full`` computes all hours in one run; then 1 % new rows arrive in the hour after them, and
-``refresh`` computes what they touched, as the sensor finds it; ``constant`` computes an hour that
+``refresh`` computes what they affected, as the sensor finds it; ``constant`` computes an hour that
 has no rows. The refresh is good if it costs at most 5 % of the full run, plus the constant.
 """
 
@@ -87,8 +87,8 @@ def measure(spark: SparkSession, stack: Endpoints, rows: int) -> tuple[float, fl
     head = table.current_snapshot()
     assert head is not None
     beginning = int(START.timestamp()) // 3600
-    (touched,) = {(h.start, h.stop) for h in affected_hours(table, head, "$$timestamp")}
-    refresh = seconds(lambda: compute(touched[0] - beginning, touched[1] - beginning), new)
+    (affected,) = {(h.start, h.stop) for h in affected_hours(table, head, "$$timestamp")}
+    refresh = seconds(lambda: compute(affected[0] - beginning, affected[1] - beginning), new)
     constant = seconds(lambda: compute(HOURS + 10, HOURS + 11), 0)
     for table_name in (source, plan.target):
         catalog.purge_table(table_name)

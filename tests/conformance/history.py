@@ -91,7 +91,7 @@ class Result:
 
 
 class OneVersion:
-    """A family of one schema that somebody else wrote."""
+    """A family of one schema by another author."""
 
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -382,7 +382,9 @@ class History:
             self.result.log.append(f"refused as it must be ({why}): {error}")
             self._close()
         else:
-            self.problem(f"the table cannot follow the newest schema ({why}), yet nothing was said")
+            self.problem(
+                f"the table cannot follow the newest schema ({why}), yet no error was reported"
+            )
 
     def _suspends(self, broken: list[Sent]) -> bool:
         """Let it suspend at its first malformed record; False: it does otherwise."""

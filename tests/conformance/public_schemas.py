@@ -1,4 +1,4 @@
-"""Schemas that nobody here wrote (see data/README.md), and random records of them."""
+"""Schemas of other authors (see data/README.md), and random records of them."""
 
 from __future__ import annotations
 

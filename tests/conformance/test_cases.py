@@ -280,9 +280,9 @@ def test_new_name_in_other_case_suspends(outside: Outside, depth: str) -> None:
     outside.register(order("orderId"))
     with pytest.raises(TableflowError, match=r"orderI[dD].*case"):
         outside.topic.ingest()
-    mended = order("orderID")
-    mended["fields"].append({"name": "more", "type": ["null", TEXT], "default": None})
-    outside.register(mended)
+    fixed = order("orderID")
+    fixed["fields"].append({"name": "more", "type": ["null", TEXT], "default": None})
+    outside.register(fixed)
     outside.send(wire(first, b"\x02b"))
     outside.topic.ingest()
     assert len(outside.rows()) == 2

@@ -106,7 +106,7 @@ def operator(stack: Endpoints) -> Iterator[Operator]:
         yield operator
 
 
-def test_late_topic(operator: Operator) -> None:
+def test_stale_topic(operator: Operator) -> None:
     """Nobody produces any more; the spec allows a minute."""
     limits = Freshness(warn_minutes=1, fail_minutes=2)
     late = Operator(operator.instance, SPEC.model_copy(update={"freshness": limits}))
@@ -141,7 +141,7 @@ def test_schema_break(operator: Operator, stack: Endpoints) -> None:
     operator.await_green()
 
 
-def test_poison_record(operator: Operator, stack: Endpoints) -> None:
+def test_malformed_record(operator: Operator, stack: Endpoints) -> None:
     """A record that is no Avro: the topic stops before it, and goes on without it."""
     producer = Producer(stack.kafka_config())
     producer.produce(TOPIC, b"\x01this is no record")
@@ -239,7 +239,7 @@ def test_snowflake_table_stale(
     settings.cache_clear()
 
 
-def test_derived_table_left_behind(stack: Endpoints) -> None:
+def test_derived_table_that_is_stale(stack: Endpoints) -> None:
     """Nobody computes it any more; the spec allows a minute."""
     (derived,) = (table for table in find_derived() if table.name == "flagged_stock_trades")
     limits = Freshness(warn_minutes=1, fail_minutes=600)

@@ -1,4 +1,4 @@
-"""Every command in the documents runs, on a stack of its own; or it is said here why not."""
+"""Every command in the documents runs, on a stack of its own; or the reason why not is here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 TOPIC = "stock_trades"
 PLACEHOLDERS = {"TOPIC": TOPIC, "[TOPIC": TOPIC, "TABLE": TOPIC, "SERVICE": "kafka"}
 ELSEWHERE = {
-    "topicberg deploy": "needs a cloud: tests/integration/test_deploy.py, on the stand-ins",
+    "topicberg deploy": "needs a cloud: tests/integration/test_deploy.py, on the emulators",
     "topicberg ui": "serves until it is ended: tests/e2e/test_demo.py runs Dagster as it does",
     "topicberg tableflow serve": "serves until it is ended: tests/integration/test_production.py",
     "topicberg up": "began this stack",
@@ -66,8 +66,8 @@ def left_to_run() -> list[list[str]]:
     found: dict[str, list[str]] = {}
     for words in (words for path in DOCUMENTS for words in commands(path)):
         line = shlex.join(words)
-        told = any(line == key or line.startswith(f"{key} ") for key in ELSEWHERE)
-        if told or line == UNFINISHED or "…" in words or words in ready or lacks_argument(words):
+        listed = any(line == key or line.startswith(f"{key} ") for key in ELSEWHERE)
+        if listed or line == UNFINISHED or "…" in words or words in ready or lacks_argument(words):
             continue
         if EXAMPLE not in words:
             words = [PLACEHOLDERS.get(word, word) for word in words]

@@ -1,4 +1,4 @@
-"""The AWS stand-in: Glue as AWS behaves, signed requests only, nothing lost by a kill -9."""
+"""The AWS emulator: Glue as AWS behaves, signed requests only, nothing lost by a kill -9."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_requests_are_signed_by_a_known_key(stack: Endpoints) -> None:
     assert code(stack.boto3("sqs").list_queues) == "UnsupportedOperation"
 
 
-def test_keys_of_iam_and_sts_work_until_they_are_gone(stack: Endpoints) -> None:
+def test_keys_of_iam_and_sts_work_until_deleted(stack: Endpoints) -> None:
     iam = stack.boto3("iam")
     iam.create_user(UserName="stand-in-test")
     made = iam.create_access_key(UserName="stand-in-test")["AccessKey"]
@@ -192,7 +192,7 @@ def test_a_state_that_cannot_be_loaded_is_not_dropped(
     assert state.path.read_bytes() == content
 
 
-def test_a_secret_is_read_as_its_current_version_says(stack: Endpoints) -> None:
+def test_secret_is_read_at_its_current_version(stack: Endpoints) -> None:
     client = stack.boto3("secretsmanager")
     name = f"/test/{uuid.uuid4().hex}"
     first = client.create_secret(Name=name, SecretString="one")["VersionId"]

@@ -1,4 +1,4 @@
-"""Catalog integrations of every kind, made in the Snowflake stand-in and found again as wanted."""
+"""Catalog integrations of every kind, created in the Snowflake emulator and found again."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_other_catalogs_are_kept_and_cannot_be_reached(make_world: MakeWorld, ca
     with pytest.raises(ProgrammingError, match="cannot reach a catalog"):
         _run(world, create_table(names, "T", "ns", "t", integration=names.rest_integration))
     with world.snowflake() as session:
-        told = session.run(f'DESC CATALOG INTEGRATION "{names.rest_integration}"', INTEGRATOR)
-    assert SECRET not in str(told)
+        described = session.run(f'DESC CATALOG INTEGRATION "{names.rest_integration}"', INTEGRATOR)
+    assert SECRET not in str(described)
 
 
 def _run(world: World, statement: str) -> None:
@@ -133,7 +133,7 @@ def _run(world: World, statement: str) -> None:
             session.run(f"DROP DATABASE {Names.of(world.config).database}", INTEGRATOR)
 
 
-def test_a_linked_database_is_said_to_be_unsupported(make_world: MakeWorld) -> None:
+def test_linked_database_is_refused_as_unsupported(make_world: MakeWorld) -> None:
     world = make_world("glue_rest")
     with pytest.raises(ProgrammingError, match="LINKED_CATALOG"):
         LinkedDatabase("d", Names.of(world.config).linked_database).create(world)

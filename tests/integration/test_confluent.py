@@ -190,7 +190,7 @@ def test_a_topic_is_one_of_the_broker(cloud: Cloud) -> None:
     assert name not in cloud.stack.kafka_admin().list_topics(timeout=10).topics
 
 
-def test_a_cluster_takes_the_topics_made_through_it(cloud: Cloud) -> None:
+def test_cluster_has_the_topics_created_through_it(cloud: Cloud) -> None:
     names = [f"t-{uuid.uuid4().hex[:8]}" for _ in range(2)]
     cloud.made(cloud.topics, {"topic_name": names[0]}, cloud.kafka)
     other = Cloud(cloud.stack)
@@ -457,7 +457,7 @@ def test_a_kill_loses_nothing_and_changes_no_key(cloud: Cloud, kill_service: Kil
     assert cloud.call("GET", cloud.topics, auth=cloud.kafka).ok
 
 
-def test_faults_come_as_asked_over_the_network(cloud: Cloud) -> None:
+def test_requested_faults_occur_over_the_network(cloud: Cloud) -> None:
     url = f"{cloud.stack.confluent}/stand-in/v1/faults"
     fault = {"kind": "slow", "times": 1, "seconds": 1.5, "path": "organizations"}
     assert requests.post(url, json=fault, timeout=5).status_code == 401

@@ -302,7 +302,7 @@ def test_position_deletes_are_refused(lake: Callable[..., Lake]) -> None:
         it.sync()
 
 
-def test_a_store_that_is_gone(lake: Callable[..., Lake], stack: Endpoints) -> None:
+def test_delta_without_its_store_is_reported(lake: Callable[..., Lake], stack: Endpoints) -> None:
     it = lake("id BIGINT, note STRING")
     table = it.table()
     table.io.properties["s3.endpoint"] = "http://127.0.0.1:9"

@@ -66,7 +66,7 @@ def micros(topic: Topic) -> dict[int, int | None]:
 
 @pytest.mark.parametrize("write_mode", ["append", "upsert"])
 @pytest.mark.parametrize("mode", ["SKIP", "LOG"])
-def test_extreme_timestamps_are_left_out_alone(
+def test_only_extreme_timestamps_are_left_out(
     make_topic: Callable[..., Topic], mode: str, write_mode: str
 ) -> None:
     """Beside good ones, some of which Spark's Kafka source would change."""

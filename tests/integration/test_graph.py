@@ -181,7 +181,7 @@ def test_computing_a_partition_again_changes_nothing(stack: Endpoints, daemon: D
         ),
     ],
 )
-def test_checks_tell_what_is_wrong(
+def test_checks_report_what_is_wrong(
     stack: Endpoints,
     daemon: Daemon,
     monkeypatch: pytest.MonkeyPatch,
@@ -205,14 +205,14 @@ def test_checks_tell_what_is_wrong(
         client.update_table(DatabaseName=config.cluster_id, TableInput=body)
     job = defs.resolve_job_def(f"{TOPIC}_pipeline")
     key = dg.AssetCheckKey(dg.AssetKey([system, TOPIC]), check)
-    asked = job.get_subset(asset_selection=set(), asset_check_selection={key})
+    selected = job.get_subset(asset_selection=set(), asset_check_selection={key})
 
     def evaluate() -> dg.AssetCheckEvaluation:
         """Without the patience that a run has with what it has just changed."""
         with monkeypatch.context() as patch:
             patch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
             settings.cache_clear()
-            ran = asked.execute_in_process(instance=daemon.instance, raise_on_error=False)
+            ran = selected.execute_in_process(instance=daemon.instance, raise_on_error=False)
         settings.cache_clear()
         (found,) = ran.get_asset_check_evaluations()
         return found

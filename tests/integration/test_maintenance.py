@@ -129,7 +129,7 @@ def test_small_files_become_one_and_old_snapshots_go(make_topic: MakeTopic) -> N
     assert tag in {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
     assert commit.committed(table).offsets == commit.committed(before).offsets
     assert report.files_deleted > 0
-    # What is left is what the metadata knows: nothing that nobody would ever delete.
+    # What is left is what the metadata knows: no file that would never be deleted.
     assert remove_orphans(table, NOW, now=time.time() + 60) == 0
     again = run(topic, EAGER)
     assert not again.changed, again
@@ -200,7 +200,7 @@ def test_expiry_keeps_what_the_engine_and_readers_need(topic: Topic) -> None:
     assert {task.file.file_path for task in plan} <= files(table)
     assert reading.to_arrow().num_rows == 26
     report = run(topic, EAGER)
-    # The tag of somebody else, and all from the head to the newest snapshot with offsets.
+    # The tag of another tool, and all from the head to the newest snapshot with offsets.
     assert report.after.snapshots == 1 + 1 + 4 + 1
     assert {tagged, checkpoint.snapshot_id} <= snapshot_ids(table)
     assert commit.committed(table.refresh()) == offsets
@@ -356,7 +356,7 @@ def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillServi
     def compact() -> None:
         try:
             run(topic, PATIENT)
-        except Exception as error:  # Spark is gone
+        except Exception as error:  # Spark has ended
             failures.append(error)
 
     thread = threading.Thread(target=compact)

@@ -1,6 +1,6 @@
-"""What a user is told when something outside of the engine is down, gone, full or refuses.
+"""What a user sees when something outside of the engine is down, missing, full or refuses.
 
-Each outage is real: the services of the stack answer as they do. After each mend the engine goes
+Each outage is real: the services of the stack answer as they do. After each fix the engine goes
 on by itself and nothing is lost.
 """
 
@@ -30,7 +30,7 @@ from topicberg.tableflow.engine import Ingestor
 
 pytestmark = pytest.mark.integration
 
-NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
+UNUSED = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def goes_on(topic: Topic) -> None:
 
 
 def test_the_registry_is_down(topic: Topic) -> None:
-    error = refused(topic, schema_registry=f"{NOBODY}/apis/ccompat/v7")
+    error = refused(topic, schema_registry=f"{UNUSED}/apis/ccompat/v7")
     assert f"schema registry does not answer (subject {topic.spec.value_subject})" in str(error)
     assert error.hint
     goes_on(topic)
@@ -109,7 +109,7 @@ def empty(stack: Endpoints, bucket: str) -> dict[str, bytes]:
 
 
 @pytest.mark.slow  # Spark asks for a minute
-def test_the_bucket_is_gone(
+def test_missing_bucket_is_reported(
     make_topic: Callable[..., Topic], bucket: str, stack: Endpoints
 ) -> None:
     topic = make_topic()

@@ -83,7 +83,7 @@ def heaviest(heavy: DataFrame) -> DataFrame:
     return heavy.groupBy("at", "city").agg(F.max("tons").alias("tons"))
 
 
-def test_check_of_good_tables_gives_their_columns(config: Settings, spark: SparkSession) -> None:
+def test_check_of_valid_tables_returns_their_columns(config: Settings, spark: SparkSession) -> None:
     first, second = compiled(config, spark, heaviest, heavy)
     assert (first.table, first.problem) == ("heavy", None)
     assert {one.name: one.type for one in first.columns} == {

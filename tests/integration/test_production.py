@@ -131,7 +131,7 @@ def test_the_code_location_loads_from_what_is_copied(tmp_path: Path) -> None:
 # --- compose ---
 
 
-def test_compose_publishes_on_loopback_alone() -> None:
+def test_compose_publishes_only_on_loopback() -> None:
     services = document("compose.yaml")["services"]
     for name, service in services.items():
         for port in service.get("ports", []):

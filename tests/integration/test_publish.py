@@ -226,7 +226,7 @@ def test_a_keyed_topic_follows_its_table(topic: Published_, spark: SparkSession)
     first = topic.publish(spark)
     assert (first.records, first.tombstones) == (3, 0)
     assert topic.publish(spark).records == 0
-    # the first hour is computed again: 1 is unchanged, 2 is gone, 4 is new; then 3 changes
+    # the first hour is computed again: 1 is unchanged, 2 is deleted, 4 is new; then 3 changes
     topic.write([stats(1), stats(4)], f"window_start < '{SECOND_HOUR}'")
     topic.write([stats(3, hour=1, duration=99)], f"window_start >= '{SECOND_HOUR}'")
     second = topic.publish(spark)
@@ -265,7 +265,7 @@ def test_a_key_of_two_rows_is_refused(topic: Published_, spark: SparkSession) ->
         topic.publish(spark)
     assert topic.records() == []
     topic.write([stats(1)], f"window_start >= '{START.isoformat()}'")
-    # The refused snapshot was never begun, so the mended one is published in its place.
+    # The refused snapshot was never begun, so the corrected one is published in its place.
     assert topic.publish(spark).records == 1
 
 
@@ -284,8 +284,8 @@ def test_what_the_topic_holds_never_expires(topic: Published_, spark: SparkSessi
     with pytest.raises(PublishError, match="several rows"):
         topic.publish(spark)
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    gone = timedelta(0)
-    eager = Policy(retention=gone, min_snapshots=1, max_snapshots=1, reader_age=gone)
+    none = timedelta(0)
+    eager = Policy(retention=none, min_snapshots=1, max_snapshots=1, reader_age=none)
     expire(topic.table(), eager, now_ms)
     topic.write([stats(1), stats(2), stats(3)], f"window_start >= '{START.isoformat()}'")
     published = topic.publish(spark)
@@ -372,7 +372,7 @@ def test_an_append_topic_after_kills(
 
 
 @pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
-def test_rows_that_are_gone_stay_in_an_append_topic(topic: Published_, spark: SparkSession) -> None:
+def test_deleted_rows_stay_in_an_append_topic(topic: Published_, spark: SparkSession) -> None:
     topic.write([booked(1), booked(2)])
     topic.publish(spark)
     topic.write([booked(1), booked(3)], f"booked_at < '{SECOND_HOUR}'")

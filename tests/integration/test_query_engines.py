@@ -128,7 +128,7 @@ def test_command_line(stack: Endpoints, tables: tuple[str, str]) -> None:
     assert "Traceback" not in wrong.stderr
 
 
-def test_session_that_is_forgotten_leaves_others_alone(stack: Endpoints) -> None:
+def test_forgotten_session_does_not_affect_others(stack: Endpoints) -> None:
     """Spark's client would close what all its sessions share, from any thread, and could hang."""
     from pyspark.sql.connect.client.reattach import (
         ExecutePlanResponseReattachableIterator as Results,

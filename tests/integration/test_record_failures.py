@@ -35,7 +35,7 @@ DATES = avro(
 )
 
 
-def poison(topic: Topic) -> list[bytes]:
+def malformed(topic: Topic) -> list[bytes]:
     """A record of each kind that has no place in the table."""
     prefix = wire_prefix(topic.register(DATES))
     return [
@@ -63,21 +63,21 @@ def dates(make_topic: Callable[..., Topic], request: pytest.FixtureRequest) -> T
 @pytest.mark.parametrize("dates", [{"mode": "SKIP"}], indirect=True)
 def test_skip_counts_what_it_leaves_out(dates: Topic) -> None:
     good(dates, 1)
-    dates.send_raw(poison(dates))
+    dates.send_raw(malformed(dates))
     good(dates, 2)
     dates.ingest()
     assert [row["id"] for row in dates.rows("id")] == [1, 2]
     dates.send_raw([b"again"])
     dates.ingest()
     table = dates.table()
-    assert int(table.properties[summaries.ROWS_SKIPPED]) == len(poison(dates)) + 1
+    assert int(table.properties[summaries.ROWS_SKIPPED]) == len(malformed(dates)) + 1
 
 
 @pytest.mark.parametrize("number", range(9))
 def test_suspend_names_the_record(make_topic: Callable[..., Topic], number: int) -> None:
     topic = make_topic()
     good(topic, 1)
-    topic.send_raw([poison(topic)[number]])
+    topic.send_raw([malformed(topic)[number]])
     with pytest.raises(TableflowError, match=rf"topic {topic.spec.name}, partition \d, offset \d+"):
         topic.ingest()
     assert topic.table().current_snapshot() is None
@@ -96,7 +96,7 @@ def dead_letters(topic: Topic) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("dates", [{"mode": "LOG", "target": "orders_errors"}], indirect=True)
 def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = poison(dates)
+    broken = malformed(dates)
     good(dates, 1)
     dates.send_raw(broken[:4])
     dates.ingest()

@@ -117,7 +117,7 @@ def test_a_file_is_compared_registered_and_pulled(topic: Topic) -> None:
     assert pull(topic.spec, topic.stack, topic.config) == []
 
 
-def test_a_refused_file_says_what_to_change(topic: Topic) -> None:
+def test_refused_schema_file_hints_what_to_change(topic: Topic) -> None:
     topic.register()
     topic.write(ORDER, note={"type": "string"})
     (found,) = compare(topic.spec, topic.stack, topic.config)
@@ -158,28 +158,28 @@ def test_commands_name_a_changed_file(topic: Topic) -> None:
     assert run("topics", "register", topic.name)[0] == 0
     assert "1 schema file of 1" in run("topics", "validate")[1]
     topic.write(ORDER, note={"type": "string"})
-    code, said = run("topics", "validate")
-    assert (code, "BACKWARD does not allow it" in said) == (2, True)
-    assert f"topicberg topics register {topic.name}" in said
+    code, output = run("topics", "validate")
+    assert (code, "BACKWARD does not allow it" in output) == (2, True)
+    assert f"topicberg topics register {topic.name}" in output
     topic.say(compatibility="FORWARD")
-    code, said = run("topics", "validate")
-    assert (code, "newer than the registry" in said) == (0, True)
+    code, output = run("topics", "validate")
+    assert (code, "newer than the registry" in output) == (0, True)
     status = run("tableflow", "status", topic.name)[1]
     assert "newer than the registry" in " ".join(status.split())
-    said = run("tableflow", "status", topic.name, "--json")[1]
-    (row,) = json.loads(said)
+    output = run("tableflow", "status", topic.name, "--json")[1]
+    (row,) = json.loads(output)
     assert row["schemas"][0]["state"] == "not registered"
     assert row["schemas"][0]["latest_version"] == 1
 
     assert run("topics", "register", topic.name)[0] == 0
     topic.write(ORDER)
     assert "registry is ahead" in run("topics", "validate")[1]
-    said = run("topics", "restore-schema", topic.name)[1]
-    assert "version 2 is deleted" in said
-    assert "resumes by itself" in said
+    output = run("topics", "restore-schema", topic.name)[1]
+    assert "version 2 is deleted" in output
+    assert "resumes by itself" in output
 
 
-def test_restore_schema_of_an_unregistered_file_says_so(topic: Topic) -> None:
+def test_restore_schema_of_an_unregistered_file_is_refused(topic: Topic) -> None:
     with pytest.raises(TopicbergError, match="has no version with the schema") as missing:
         kafka.restore_schemas(topic.spec, topic.stack, topic.config)
     assert f"topicberg topics register {topic.name}" in (missing.value.hint or "")

@@ -570,7 +570,7 @@ def test_errors_have_snowflakes_shape(query: Query) -> None:
         assert (error.errno, error.sqlstate) == (number, state), sql
 
 
-def test_a_slow_query_keeps_nobody_waiting(stack: Endpoints, query: Query) -> None:
+def test_slow_query_does_not_block_others(stack: Endpoints, query: Query) -> None:
     sql = (
         "SELECT COUNT(*) FROM TABLE(GENERATOR(ROWCOUNT => 100000)) a, "
         "TABLE(GENERATOR(ROWCOUNT => 100000)) b WHERE RANDOM() < 0.5"

@@ -220,15 +220,15 @@ def state_lock() -> Any:
 def test_status_and_env(stack: Endpoints) -> None:
     done = run("status", "--json")
     assert done.returncode == 0, done.stdout
-    told = json.loads(done.stdout)
-    assert list(told["services"]) == list(local_stack.SERVICES)
-    for name, service in told["services"].items():
+    shown = json.loads(done.stdout)
+    assert list(shown["services"]) == list(local_stack.SERVICES)
+    for name, service in shown["services"].items():
         assert service["state"] == "running"
         assert psutil.pid_exists(service["pid"])
         assert service["port"], name
         assert service["url"], name
-    assert told["endpoints"]["kafka_bootstrap"] == stack.kafka_bootstrap
-    assert set(told["endpoints"]) == {
+    assert shown["endpoints"]["kafka_bootstrap"] == stack.kafka_bootstrap
+    assert set(shown["endpoints"]) == {
         "kafka_bootstrap",
         "schema_registry",
         "s3",

@@ -59,7 +59,7 @@ def test_every_record_once_and_nothing_twice(make_topic: Callable[..., Topic]) -
 
 
 def test_a_session_that_was_stopped_is_not_kept(make_topic: Callable[..., Topic]) -> None:
-    """The engine makes a new one whenever Spark was gone."""
+    """The engine makes a new session whenever Spark has ended."""
     session = new_session(make_topic().endpoints.spark_connect)
     session.sql("SELECT 1").collect()
     clients = weakref.WeakSet([session.client])  # type: ignore[operator]  # a property
@@ -97,7 +97,7 @@ def test_a_long_computation_does_not_hold_up_a_batch(make_topic: Callable[..., T
     assert len(topic.rows("id")) == 2
 
 
-def test_a_batch_that_spark_did_not_survive_is_asked_for_in_parts(
+def test_batch_that_exhausts_memory_is_read_in_parts(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(write_mode="upsert", key={"format": "string"})
@@ -334,7 +334,7 @@ def test_lag_counts_what_an_open_transaction_holds(
     assert topic.rows("id") == [{"id": 1}, {"id": 2}, {"id": 3}]
 
 
-def test_a_topic_that_was_created_anew_is_refused(make_topic: Callable[..., Topic]) -> None:
+def test_recreated_topic_is_refused(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic()
     topic.send(ORDER, [{"id": i, "note": "x"} for i in range(20)])
     topic.ingest()
@@ -348,7 +348,7 @@ def test_a_topic_that_was_created_anew_is_refused(make_topic: Callable[..., Topi
         except kafka.NoSuchTopicError:
             break
     admin.create_topics([NewTopic(topic.spec.name, num_partitions=3)])[topic.spec.name].result(30)
-    with pytest.raises(TableflowError, match="created anew"):
+    with pytest.raises(TableflowError, match="recreated"):
         topic.ingest()
     assert len(topic.rows("id")) == 20
 
@@ -422,7 +422,7 @@ def test_bytes_without_a_schema_and_several_event_types(make_topic: Callable[...
     assert several.rows("value") == [{"value": b"\x00\x00\x00\x00\x01\x00"}]
 
 
-def test_a_new_table_starts_where_the_spec_says(make_topic: Callable[..., Topic]) -> None:
+def test_new_table_starts_at_the_offset_of_the_spec(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(tableflow={"start_position": "latest"})
     topic.send(ORDER, [{"id": 1, "note": "before"}])
     assert topic.ingest() == 0
@@ -431,7 +431,7 @@ def test_a_new_table_starts_where_the_spec_says(make_topic: Callable[..., Topic]
     assert topic.rows("id") == [{"id": 2}]
 
 
-def test_an_illegal_change_suspends_and_the_mend_loses_nothing(
+def test_illegal_change_suspends_and_its_fix_loses_nothing(
     make_topic: Callable[..., Topic],
 ) -> None:
     topic = make_topic()

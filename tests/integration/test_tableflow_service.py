@@ -32,8 +32,8 @@ def enabled() -> Iterator[Callable[[str], None]]:
     names: list[str] = []
 
     def enable(topic: str) -> None:
-        told = CliRunner().invoke(app, ["tableflow", "enable", topic])
-        assert told.exit_code == 0, told.output
+        result = CliRunner().invoke(app, ["tableflow", "enable", topic])
+        assert result.exit_code == 0, result.output
         names.append(topic)
 
     yield enable
@@ -63,7 +63,7 @@ def test_a_topic_without_a_spec_is_taken_as_it_is(
 
 
 def test_a_topic_that_is_not_there_is_refused(stack: Endpoints) -> None:
-    topic = f"nobody-made-this-{uuid.uuid4().hex[:6]}"
+    topic = f"never-created-{uuid.uuid4().hex[:6]}"
     refused = CliRunner().invoke(app, ["tableflow", "enable", topic])
     assert refused.exit_code != 0
     assert f"topic {topic} does not exist" in str(refused.exception)
@@ -71,7 +71,7 @@ def test_a_topic_that_is_not_there_is_refused(stack: Endpoints) -> None:
 
 
 def test_a_topic_that_is_deleted_is_waited_for(stack: Endpoints) -> None:
-    topic = f"nobody-made-this-{uuid.uuid4().hex[:6]}"
+    topic = f"never-created-{uuid.uuid4().hex[:6]}"
     control.enable(settings(), topic)
     try:
         wait_until(

@@ -1,4 +1,4 @@
-"""Topics are made as their spec says, and generators deliver exactly what they were asked for."""
+"""Topics are created as their spec defines, and generators deliver exactly what is requested."""
 
 from __future__ import annotations
 
@@ -267,7 +267,9 @@ def test_stop_all(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
     assert runner.stop_all(config) == []
 
 
-def test_a_start_that_fails_says_why(stack: Endpoints, spec: TopicSpec, config: Settings) -> None:
+def test_failed_start_reports_the_reason(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
     kafka.ensure_topic(changed(spec, partitions=7), stack, config)
     with pytest.raises(runner.DatagenError, match="has 7 partitions, its spec has 6"):
         runner.start(config, spec.name)

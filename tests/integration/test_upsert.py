@@ -193,7 +193,7 @@ def tombstones(topic: Topic) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_deletes_that_were_missed_are_noticed_and_made(make_topic: Callable[..., Topic]) -> None:
+def test_missed_deletes_are_detected_and_applied(make_topic: Callable[..., Topic]) -> None:
     """Kafka's cleaner removes tombstones while the engine is away."""
     topic = make_topic(COMPACTED, write_mode="upsert", key={"format": "string"})
     long_key = b"k" * 300
@@ -229,7 +229,7 @@ def test_deletes_that_were_missed_are_noticed_and_made(make_topic: Callable[...,
 
 
 def test_a_reread_beside_an_engine_loses_nothing(make_topic: Callable[..., Topic]) -> None:
-    """Rows that somebody put into the table go; all else is as the topic says."""
+    """Rows that another writer added are deleted; all else is as in the topic."""
     topic = upsert_topic(make_topic)
     rng = random.Random(3)
     changes: list[Change] = [(b"k0", {"id": 0, "note": ""})]

@@ -83,9 +83,9 @@ def test_any_records(stack: Endpoints, spark: SparkSession) -> None:
             topic_frame(spark, "airline.sunset", more).writeTo(spark_name(source)).append()
             records += more
         table = check(refresh(spark, catalog, view))
-    # Rows that are gone otherwise than by their retention, or a history that is no more.
-    gone = records[-1]["$$offset"]
-    spark.sql(f"DELETE FROM {spark_name(source)} WHERE `$$offset` = {gone}")
+    # Rows deleted other than by their retention, or an expired history.
+    deleted = records[-1]["$$offset"]
+    spark.sql(f"DELETE FROM {spark_name(source)} WHERE `$$offset` = {deleted}")
     records.pop()
     newest = check(refresh(spark, catalog, view)).current_snapshot()
     assert newest is not None

@@ -92,7 +92,7 @@ def test_any_sequence_ends_at_the_reference(
         trades.extend(batch)
 
     arrive(40)
-    computed: int | None = None  # snapshot up to which every touched partition was computed
+    computed: int | None = None  # snapshot up to which every affected partition was computed
     for _ in range(4):
         match random.choice(["late data", "backfill", "killed", "sensor"]):
             case "late data":
@@ -115,17 +115,17 @@ def test_any_sequence_ends_at_the_reference(
 
 
 def follow(stack: Endpoints, spark: SparkSession, derivation: Derivation, since: int | None) -> int:
-    """What the sensor does: compute the partitions that new snapshots touched, and no others."""
+    """What the sensor does: compute the partitions that new snapshots affected, and no others."""
     catalog = stack.catalog(settings())
     table = catalog.load_table(derivation.sources[0].table)
     first_hour = int(START.timestamp()) // 3600
-    touched: set[int] = set()
+    affected: set[int] = set()
     for snapshot in ancestry(table):
         if snapshot.snapshot_id == since:
             break
         for hours in affected_hours(table, snapshot, "$$timestamp"):
-            touched |= set(reached(hours, RULES.window, datetime.now(UTC)))
-    for hour in sorted(touched):
+            affected |= set(reached(hours, RULES.window, datetime.now(UTC)))
+    for hour in sorted(affected):
         place = hour - first_hour
         write_window(spark, catalog, derivation, window(place, place))
     head = table.current_snapshot()

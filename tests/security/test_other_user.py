@@ -67,7 +67,7 @@ for token in (None, "", "wrong", "Bearer ", "{"A" * 32}"):
         session.stop()
 
 
-def test_catalog_tells_nothing_without_the_token(stack: Endpoints) -> None:
+def test_catalog_refuses_requests_without_the_token(stack: Endpoints) -> None:
     token = stack.iceberg_rest_token
     assert token
     header, payload, signature = token.get_secret_value().split(".")
@@ -131,7 +131,7 @@ def test_own_user_has_everything(stack: Endpoints) -> None:
 
 
 def test_spark_expands_no_variable_of_its_environment(stack: Endpoints) -> None:
-    """Neither in SQL text nor in names, also not in a session that somebody else made."""
+    """Neither in SQL text nor in names, also not in a session that another user created."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     expected = stack.s3_secret_key
@@ -149,7 +149,7 @@ def test_spark_expands_no_variable_of_its_environment(stack: Endpoints) -> None:
             session.stop()
 
 
-def test_tokens_are_in_private_files_alone(stack: Endpoints) -> None:
+def test_tokens_are_only_in_private_files(stack: Endpoints) -> None:
     folder = settings().state_dir
     token = stack.iceberg_rest_token
     assert token

@@ -228,7 +228,7 @@ def test_registry_request_of_another_page_is_refused(stack: Endpoints) -> None:
 
 
 @pytest.mark.parametrize("name", ["iceberg_rest", "s3", "supervisor"])
-def test_service_with_a_key_tells_a_page_nothing(stack: Endpoints, name: str) -> None:
+def test_service_with_a_key_refuses_a_page(stack: Endpoints, name: str) -> None:
     paths = {"iceberg_rest": "/v1/namespaces", "s3": f"/{settings().bucket}", "supervisor": "/RPC2"}
     for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
         headers = {"Origin": "http://evil.example", "Content-Type": "text/plain"}

@@ -334,10 +334,10 @@ class Lake:
         table = self.table(name)
         keep_ids = {each.snapshot_id for each in list(ancestry(table))[:keep]}
         keep_ids |= {ref.snapshot_id for ref in table.metadata.refs.values()}
-        gone = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in keep_ids]
-        if gone:
-            removed = [s for s in table.metadata.snapshots if s.snapshot_id in gone]
-            table.maintenance.expire_snapshots().by_ids(gone).commit()
+        expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in keep_ids]
+        if expired:
+            removed = [s for s in table.metadata.snapshots if s.snapshot_id in expired]
+            table.maintenance.expire_snapshots().by_ids(expired).commit()
             self._delete_files(removed, table.refresh())
 
     def _delete_files(self, removed: list[Any], table: Table) -> None:

@@ -1,4 +1,4 @@
-"""What clients make of a service that answers "200 OK" with something else than was asked for."""
+"""Clients of a service that answers "200 OK" with an unexpected response raise one clear error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Liar:
     """Answers every request with the same bytes."""
 
     body: bytes = b""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         liar = self
@@ -49,7 +49,7 @@ class Liar:
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                liar.asked.append(f"{self.command} {self.path}")
+                liar.requests.append(f"{self.command} {self.path}")
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(liar.body)))
@@ -110,7 +110,7 @@ def lie(request: pytest.FixtureRequest, liar: Liar) -> str:
 
 
 def refused(work: Callable[[], Any], *names: str) -> AnswerError:
-    """The one clear error: it names who was asked for what, says what to do, and is tried again."""
+    """The one clear error: it names the service and operation, has a hint, and is retried."""
     with pytest.raises(AnswerError) as caught:
         work()
     error = caught.value
@@ -210,7 +210,7 @@ def test_a_post_whose_answer_is_garbled_is_not_repeated(liar: Liar) -> None:
     with pytest.raises(GarbledError) as caught:
         api.post("/iam/v2/api-keys", {})
     assert isinstance(caught.value, UncertainError)
-    assert liar.asked == ["POST /iam/v2/api-keys"]
+    assert liar.requests == ["POST /iam/v2/api-keys"]
 
 
 @pytest.mark.parametrize("body", [LIES["other JSON"], LIES["a list"], LIES["a number"]])

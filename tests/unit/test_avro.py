@@ -167,7 +167,7 @@ def test_equal_short_names_in_two_namespaces_are_two_types() -> None:
     assert kinds == ["int", "string", "int"]
 
 
-def test_null_fields_have_no_column_and_empty_records_are_refused() -> None:
+def test_null_field_has_no_column_and_empty_record_is_refused() -> None:
     for nothing in ("null", {"type": "null"}, ["null"]):
         assert value_fields(record({"name": "nothing", "type": nothing})) == []
     with pytest.raises(TableflowError, match="without fields"):

@@ -89,7 +89,7 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
         glue.register(client, table.refresh(), *NAME)
         ticks.ran(dg.DagsterRunStatus.SUCCESS)
         assert not ticks.tick()
-        with reading([table], "somebody"):
+        with reading([table], "a-reader"):
             pass
         table.refresh().manage_snapshots().create_tag(
             table.snapshots()[0].snapshot_id, "published-x"

@@ -176,7 +176,7 @@ def test_any_kafka_wants_an_address(account: Any, monkeypatch: pytest.MonkeyPatc
         load_endpoints()
 
 
-def test_the_engines_commands_say_that_they_are_not_for_the_cloud(account: Any) -> None:
+def test_engine_commands_in_the_cloud_are_refused(account: Any) -> None:
     for command in (["status"], ["run", "stock_trades", "--once"], ["enable", "stock_trades"]):
         done = CliRunner().invoke(app, ["tableflow", *command])
         assert isinstance(done.exception, TopicbergError)
@@ -198,12 +198,12 @@ def test_sparks_token_is_shown_nowhere() -> None:
     assert "SECRET123" not in repr(endpoints)
 
 
-def test_without_a_key_nothing_is_asked_of_confluents_tableflow(account: Any) -> None:
+def test_confluent_status_without_a_key_sends_no_request(account: Any) -> None:
     assert confluent.read_status(settings(), "stock_trades") is None
 
 
-def test_what_confluent_says_of_its_tableflow_is_told_as_the_engines_state() -> None:
-    said = {
+def test_confluent_status_is_shown_like_the_engines_status() -> None:
+    status = {
         "phase": "RUNNING",
         "write_mode": "UPSERT",
         "failing_table_formats": [{"format": "DELTA", "error_message": "timeout"}],
@@ -212,7 +212,7 @@ def test_what_confluent_says_of_its_tableflow_is_told_as_the_engines_state() -> 
             {"catalog_type": "SNOWFLAKE", "sync_status": "SYNCED"},
         ],
     }
-    found = confluent._status("t", {"suspended": True}, said)
+    found = confluent._status("t", {"suspended": True}, status)
     assert (found.phase, found.suspended, found.write_mode) == ("RUNNING", True, "UPSERT")
     assert found.failing_table_formats == [FailingFormat(format="DELTA", error_message="timeout")]
     assert (found.error_message or "").startswith("catalog AWS_GLUE: no access\n  → ")

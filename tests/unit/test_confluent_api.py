@@ -28,7 +28,7 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
-        self.asked: list[tuple[str, str, Any]] = []
+        self.requests: list[tuple[str, str, Any]] = []
         self.waited: list[float] = []
         outer = self
 
@@ -36,7 +36,7 @@ class Server:
             def _answer(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = self.rfile.read(length)
-                outer.asked.append((self.command, self.path, json.loads(body) if body else None))
+                outer.requests.append((self.command, self.path, json.loads(body) if body else None))
                 status, headers, content = outer.answers.pop(0)
                 if status == 0:  # no answer at all
                     self.close_connection = True
@@ -79,7 +79,7 @@ def test_pages_follow_the_token_of_next(server: Server) -> None:
     server.will(200, {"data": [{"id": 1}], "metadata": {"next": "https://x/y?page_token=abc%3D"}})
     server.will(200, {"data": [{"id": 2}], "metadata": {"next": ""}})
     assert [one["id"] for one in server.api().pages("/things", environment="env-1")] == [1, 2]
-    assert [path for _, path, _ in server.asked] == [
+    assert [path for _, path, _ in server.requests] == [
         "/things?page_size=99&environment=env-1",
         "/things?page_size=99&environment=env-1&page_token=abc%3D",
     ]
@@ -118,10 +118,10 @@ def test_error_shapes(
         server.api().get("/thing")
     assert text in raised.value.message
     assert type(raised.value) is error
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_a_server_that_repeats_the_secret_does_not_make_us_say_it(server: Server) -> None:
+def test_secret_in_a_response_is_redacted_from_the_error(server: Server) -> None:
     server.will(400, {"message": "what is s3cret?"})
     with pytest.raises(ApiError) as raised:
         server.api().get("/thing")
@@ -129,7 +129,7 @@ def test_a_server_that_repeats_the_secret_does_not_make_us_say_it(server: Server
     assert "s3cret" not in repr(server.api())
 
 
-def test_429_waits_as_long_as_it_is_told(server: Server) -> None:
+def test_429_waits_as_long_as_its_header_requests(server: Server) -> None:
     server.will(429, b"<html/>", Retry_After="7")
     server.will(429, X_RateLimit_Reset="3")
     server.will(201, {"id": "a"})
@@ -143,7 +143,7 @@ def test_what_can_be_sent_twice_is(server: Server, failure: int) -> None:
     server.will(failure)
     server.will(204)
     assert server.api().delete("/thing") is None
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     assert 0.5 <= server.waited[0] <= 1.0 <= server.waited[1] <= 2.0
 
 
@@ -152,7 +152,7 @@ def test_a_post_is_not_sent_twice(server: Server, failure: int) -> None:
     server.will(failure)
     with pytest.raises(UncertainError):
         server.api().post("/things", {})
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_a_post_that_may_be_sent_twice_is(server: Server) -> None:
@@ -166,7 +166,7 @@ def test_it_gives_up(server: Server) -> None:
         server.will(503, {"errors": [{"detail": "maintenance"}]})
     with pytest.raises(ApiError, match="maintenance"):
         server.api().get("/thing")
-    assert len(server.asked) == 7
+    assert len(server.requests) == 7
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204])

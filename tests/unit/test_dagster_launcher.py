@@ -62,8 +62,8 @@ def test_a_run_succeeds_and_leaves_no_database_open(instance: dg.DagsterInstance
     run = instance.get_run_by_id(run_id)
     assert run is not None
     number = run.tags[PROCESS].partition(":")[0]
-    said = [entry.message for entry in instance.all_logs(run_id)]
-    assert f"Started process for run (pid: {number})." in said
+    messages = [entry.message for entry in instance.all_logs(run_id)]
+    assert f"Started process for run (pid: {number})." in messages
     folder = Path(instance.storage_directory()).parent
     wait_until(lambda: not list(folder.rglob(f"{run_id}.db-wal")), 30)
 

@@ -1,4 +1,4 @@
-"""Records of the kinds, their encoding, the pace, and what is known of a generator that is gone."""
+"""Records of the kinds, their encoding, the pace, and the status of a generator that ended."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_dead_generator_was_killed(config: Settings) -> None:
     assert status.state == "killed"
 
 
-def test_a_pid_that_is_another_process_now_is_left_alone(config: Settings) -> None:
+def test_reused_pid_of_another_process_is_not_ended(config: Settings) -> None:
     """After a reboot the pid of the file may be anybody's: here it is this test's."""
     write_status(config, running(os.getpid(), psutil.Process().create_time() - 1000))
     status = read_status(config, "stock_trades")

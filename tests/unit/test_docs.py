@@ -163,10 +163,10 @@ def test_every_page_is_in_the_index() -> None:
     assert "docs/README.md" in (PROJECT_ROOT / "README.md").read_text()
 
 
-def test_the_pages_whose_blocks_run_are_those_that_the_index_names() -> None:
+def test_pages_whose_blocks_run_are_named_in_the_index() -> None:
     with_blocks = {path.name for path in DOCUMENTS if "bash" in dict(blocks(path))}
-    _, _, said = (PROJECT_ROOT / "docs" / "README.md").read_text().partition("A test reads")
-    assert with_blocks == set(re.findall(r"\]\(([\w-]+\.md)\)", said)) == RUN
+    _, _, named = (PROJECT_ROOT / "docs" / "README.md").read_text().partition("A test reads")
+    assert with_blocks == set(re.findall(r"\]\(([\w-]+\.md)\)", named)) == RUN
 
 
 def test_the_commands_that_change_a_pool(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.settings import EmrSettings, Settings, emr_settings
 from topicberg.transforms.derived import Written
-from topicberg.transforms.emr import Asked, Failure, Told, start_job_run
+from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
 from topicberg.transient import CONFLICT, THROTTLED, kind_of
 
@@ -180,13 +180,13 @@ def test_the_users_parameters_win() -> None:
     assert found["spark.executor.cores"] == "2"
 
 
-def test_no_secret_is_in_what_is_asked() -> None:
+def test_job_request_contains_no_secret() -> None:
     lake = LakeEndpoints(
-        iceberg_rest="http://rest", s3="http://s3", s3_secret_key=SecretStr("not-told")
+        iceberg_rest="http://rest", s3="http://s3", s3_secret_key=SecretStr("not-shown")
     )
-    asked = Asked.of("t", WINDOW, CONFIG, lake).model_dump(mode="json")
-    assert "not-told" not in f"{asked}{start_job_run('t', emr(), CONFIG, lake)}"
-    back = Asked.model_validate(asked)
+    request = JobRequest.of("t", WINDOW, CONFIG, lake).model_dump(mode="json")
+    assert "not-shown" not in f"{request}{start_job_run('t', emr(), CONFIG, lake)}"
+    back = JobRequest.model_validate(request)
     assert back.window == WINDOW
     assert back.lake.s3 == "http://s3"
     assert back.config().aws_account_id == CONFIG.aws_account_id
@@ -225,7 +225,7 @@ def computed(service: EmrServerless, **more: str) -> Written:
     return written[0]
 
 
-def saying(told: Told, *states: tuple[str, str]) -> Callable[[dict[str, Any]], Scripted]:
+def saying(report: JobReport, *states: tuple[str, str]) -> Callable[[dict[str, Any]], Scripted]:
     """A job run that tells Dagster something before its last state, through the real Pipes."""
 
     def execute(request: dict[str, Any]) -> Scripted:
@@ -244,9 +244,9 @@ def saying(told: Told, *states: tuple[str, str]) -> Callable[[dict[str, Any]], S
                 PipesDefaultContextLoader(),
                 PipesS3MessageWriter(s3),
             )
-            assert Asked.model_validate(pipes.extras).window == WINDOW
+            assert JobRequest.model_validate(pipes.extras).window == WINDOW
             assert pipes.code_version == "1"
-            pipes.report_custom_message(told.model_dump(mode="json"))
+            pipes.report_custom_message(report.model_dump(mode="json"))
             pipes.close()
 
         return Scripted(list(states), tell)
@@ -260,10 +260,10 @@ def silent(*states: tuple[str, str]) -> Callable[[dict[str, Any]], Scripted]:
 
 def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
     states = [("SUBMITTED", ""), ("QUEUED", ""), ("RUNNING", ""), ("SUCCESS", "")]
-    with serving(saying(Told(written=WRITTEN), *states)) as service:
+    with serving(saying(JobReport(written=WRITTEN), *states)) as service:
         assert computed(service) == WRITTEN
         assert all(path.startswith("/logs/emr/pipes/") for path in service.objects)
-    started = service.asked[0][1]
+    started = service.requests[0][1]
     assert started["name"] == "topicberg flagged"
     assert started["tags"]["dagster/run-id"]
     logged = capfd.readouterr().err
@@ -273,7 +273,7 @@ def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_log_uri_without_a_folder() -> None:
-    with serving(saying(Told(written=Written()), ("SUCCESS", ""))) as service:
+    with serving(saying(JobReport(written=Written()), ("SUCCESS", ""))) as service:
         assert computed(service, LOG_URI="s3://logs") == Written()
         assert all(path.startswith("/logs/pipes/") for path in service.objects)
 
@@ -281,7 +281,9 @@ def test_a_log_uri_without_a_folder() -> None:
 def test_a_conflict_in_the_job_is_one_here() -> None:
     failure = Failure.of(CommitConflictError("another writer", hint="wait"))
     with (
-        serving(saying(Told(failure=failure), ("RUNNING", ""), ("FAILED", "exit 1"))) as service,
+        serving(
+            saying(JobReport(failure=failure), ("RUNNING", ""), ("FAILED", "exit 1"))
+        ) as service,
         pytest.raises(CommitConflictError, match="another writer") as caught,
     ):
         computed(service)
@@ -289,10 +291,10 @@ def test_a_conflict_in_the_job_is_one_here() -> None:
     assert f"s3://logs/emr/applications/{APPLICATION}/jobs/00job0/" in str(caught.value)
 
 
-def test_a_mistake_in_the_job_is_told_at_once() -> None:
+def test_mistake_in_the_job_is_reported_at_once() -> None:
     failure = Failure.of(ValueError("no column qty"))
     with (
-        serving(saying(Told(failure=failure), ("FAILED", "exit 1"))) as service,
+        serving(saying(JobReport(failure=failure), ("FAILED", "exit 1"))) as service,
         pytest.raises(TopicbergError, match="ValueError: no column qty") as caught,
     ):
         computed(service)
@@ -319,7 +321,7 @@ def test_no_room_is_waited_for() -> None:
     assert kind_of(caught.value) == THROTTLED
 
 
-def test_a_job_that_somebody_cancels() -> None:
+def test_job_cancelled_by_an_operator_is_reported() -> None:
     with (
         serving(silent(("RUNNING", ""), ("CANCELLING", "by an operator"))) as service,
         pytest.raises(TopicbergError, match="ended as CANCELLING: by an operator") as caught,
@@ -359,14 +361,14 @@ def test_a_request_that_is_refused() -> None:
 def test_success_without_a_word_is_none() -> None:
     with (
         serving(silent(("SUCCESS", ""))) as service,
-        pytest.raises(TopicbergError, match="found nothing of what it said under s3://logs/emr/"),
+        pytest.raises(TopicbergError, match="found no report of it under s3://logs/emr/"),
     ):
         computed(service)
 
 
 @pytest.mark.parametrize("table", ["flagged_stock_trades", "no_such_table"])
 def test_a_job_of_other_code_computes_nothing(table: str) -> None:
-    extras = Asked.of(table, WINDOW, CONFIG, GLUE).model_dump(mode="json")
+    extras = JobRequest.of(table, WINDOW, CONFIG, GLUE).model_dump(mode="json")
     pipes: Any = SimpleNamespace(extras=extras, code_version="of another commit")
     with pytest.raises(TopicbergError, match=f"table {table}: the code of .* is not Dagster's"):
         job._compute(pipes)

@@ -1,4 +1,4 @@
-"""What services say when they fail, as one message that names what to mend."""
+"""Failures of services become one message that names what to fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRPC = """<_InactiveRpcError of RPC that terminated with:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "expected"),
     [
         (LOST + "Caused by: java.io.IOException: No space left on device", "disk of Spark"),
         (LOST + "Caused by: java.io.IOException: File too large", "disk of Spark"),
@@ -33,10 +33,10 @@ GRPC = """<_InactiveRpcError of RPC that terminated with:
         ("('Connection aborted.', RemoteDisconnected('…'))", "a service does not answer"),
     ],
 )
-def test_known_failures(said: str, told: str) -> None:
-    error = explain("topic orders", RuntimeError(said))
+def test_known_failures(text: str, expected: str) -> None:
+    error = explain("topic orders", RuntimeError(text))
     assert error.message.startswith("topic orders: ")
-    assert told in error.message
+    assert expected in error.message
     assert "\n" not in error.message
     assert error.hint
 
@@ -51,7 +51,7 @@ Caused by: org.example.CorruptRecordException: Record is corrupt
 """
 
 
-def test_a_failed_task_is_told_by_its_reason_and_cause() -> None:
+def test_failed_task_is_reported_by_reason_and_cause() -> None:
     error = explain("topic orders", RuntimeError(TASK))
     assert error.message == (
         "topic orders: RuntimeError: org.example.KafkaException: no luck: "
@@ -60,7 +60,7 @@ def test_a_failed_task_is_told_by_its_reason_and_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "blamed"),
+    ("text", "blamed"),
     [
         (LOST + "Caused by: java.io.IOException: No space left on device", "space"),
         (LOST + "S3Exception: no (Service: S3, Status Code: 403, …)", "service"),
@@ -75,11 +75,11 @@ def test_a_failed_task_is_told_by_its_reason_and_cause() -> None:
         (LOST + "java.lang.ArithmeticException: long overflow", "batch"),
     ],
 )
-def test_a_failed_job_is_blamed(said: str, blamed: str) -> None:
-    assert blame(PySparkException(said)) == blamed
+def test_a_failed_job_is_blamed(text: str, blamed: str) -> None:
+    assert blame(PySparkException(text)) == blamed
 
 
-def test_a_wrong_query_is_no_records_fault() -> None:
+def test_invalid_query_is_not_blamed_on_a_record() -> None:
     assert blame(AnalysisException("[DATATYPE_MISMATCH.CAST_WITHOUT_SUGGESTION] …")) == "service"
 
 

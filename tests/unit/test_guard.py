@@ -42,7 +42,7 @@ def refusal(method: str = "GET", guard: Guard = GUARD, /, **headers: str | list[
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost:3000", "LOCALHOST", "localhost.:80", "[::1]:3000"]
 )
-def test_guard_own_host_passes(host: str) -> None:
+def test_guard_own_host_is_accepted(host: str) -> None:
     assert refusal(host=host) is None
 
 
@@ -101,7 +101,7 @@ def test_guard_other_origin_is_refused(origin: str, method: str) -> None:
     assert refusal(method, origin=origin, content_type="application/json")
 
 
-def test_guard_own_origin_passes() -> None:
+def test_guard_own_origin_is_accepted() -> None:
     own = f"http://{OWN}"
     assert refusal("POST", origin=own, content_type="application/json") is None
     behind_tls = Guard(hosts=frozenset({"ui.example.org"}))
@@ -209,14 +209,14 @@ def application() -> TestClient:
     return TestClient(app, base_url=f"http://{OWN}")
 
 
-def test_middleware_refusal_says_nothing_of_the_application() -> None:
+def test_middleware_refusal_reveals_nothing_of_the_application() -> None:
     answer = application().get("/", headers={"Origin": "http://evil.example"})
     assert answer.status_code == 403
     assert "secret" not in answer.text
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_middleware_own_request_passes() -> None:
+def test_middleware_own_request_is_accepted() -> None:
     answer = application().get("/")
     assert (answer.status_code, answer.text) == (200, "secret")
     assert answer.headers["X-Frame-Options"] == "DENY"

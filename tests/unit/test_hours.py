@@ -41,7 +41,7 @@ def append(table: Table, *hours: int | None) -> None:
     table.append(pa.Table.from_pylist(rows, schema_to_pyarrow(SCHEMA)))
 
 
-def touched(table: Table, column: str = TIME) -> list[Hours]:
+def affected(table: Table, column: str = TIME) -> list[Hours]:
     head = table.refresh().current_snapshot()
     assert head
     return [
@@ -62,8 +62,8 @@ def test_files_without_bounds_say_it_in_their_footer(
         ((24 * 365 * 200,), [Hours(24 * 365 * 200, 24 * 365 * 200 + 1)]),
     ):
         append(table, *hours)
-        assert touched(table) == expected
-        assert touched(table, "day")[-1].stop % 24 == 0 or expected == [NO_TIME]
+        assert affected(table) == expected
+        assert affected(table, "day")[-1].stop % 24 == 0 or expected == [NO_TIME]
     with table.update_schema() as update:
         update.add_column("later", TimestamptzType())
     assert held_hours(table, "later") == [NO_TIME]
@@ -85,7 +85,7 @@ def test_deletes_change_the_hours_of_the_files_they_name(catalog: SqlCatalog) ->
     files = {task.file.record_count: task.file for task in table.scan().plan_files()}
     stage_deletes(table, head, [FileRows(files[2], np.array([0], np.uint32))], "staged")
     table.refresh().manage_snapshots().set_current_snapshot(ref_name="staged").commit()
-    assert touched(table) == [Hours(1, 3)]
+    assert affected(table) == [Hours(1, 3)]
 
 
 def test_columns_beyond_the_hundredth_keep_their_bounds(catalog: SqlCatalog) -> None:
@@ -133,4 +133,4 @@ def test_a_file_of_another_writer_is_read_by_column_name(catalog: SqlCatalog) ->
     rows = {"id": [1], TIME: pa.array([START + timedelta(hours=9)], pa.timestamp("us", "UTC"))}
     with table.io.new_output(task.file.file_path).create(overwrite=True) as stream:
         pq.write_table(pa.table(rows), stream)
-    assert touched(table) == [Hours(9, 10)]
+    assert affected(table) == [Hours(9, 10)]

@@ -92,7 +92,7 @@ def test_pools_are_limited(tmp_path: Path) -> None:
         assert not second.is_claimed
 
 
-def test_old_runs_are_forgotten_but_for_the_newest_materialization(
+def test_old_runs_are_deleted_except_newest_materializations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @dg.asset
@@ -155,7 +155,7 @@ def test_a_partition_stays_materialized(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Events of snapshots, results of checks, and the files of runs that are gone."""
+    """Events of snapshots, results of checks, and the files of deleted runs."""
     orders, key = dg.AssetKey("orders"), dg.AssetCheckKey(dg.AssetKey("orders"), "rows")
 
     @dg.asset_check(asset=orders)

@@ -71,7 +71,7 @@ def test_isolation_blames_failing_records_only(
     assert steps <= 2 * rounds + 2 * len(log) + 2
 
 
-def test_isolation_asks_for_proof_before_it_blames() -> None:
+def test_isolation_requires_proof_before_it_blames_a_record() -> None:
     search = Isolation({0: 100}, "it fails")
     assert search.unchecked
     for number in range(ATTEMPTS):

@@ -74,7 +74,7 @@ def explain(schema: Any, record: str | bytes, latest: Any = None, key: str | Non
         ({}, "[1e400]", "has more digits, or is larger, than a number in JSON text"),
     ],
 )
-def test_explain_wrong_value_names_path_type_and_value(
+def test_explain_invalid_value_names_path_type_and_value(
     schema: Any, value: str, expected: str
 ) -> None:
     assert expected in explain(properties(f=schema), f'{{"f": {value}}}')
@@ -94,7 +94,7 @@ def test_explain_wrong_value_names_path_type_and_value(
         ('{"f": 1}', UNEXPLAINED),
     ],
 )
-def test_explain_broken_record_says_where(record: str | bytes, expected: str) -> None:
+def test_explain_malformed_record_names_the_place(record: str | bytes, expected: str) -> None:
     assert expected in explain(properties(f=WHOLE), record)
 
 

@@ -130,7 +130,7 @@ def decimal(**parameters: str) -> dict[str, Any]:
         ({"type": "array", "items": [TEXT, WHOLE]}, "string"),
         ({"type": "array", "prefixItems": [TEXT], "items": WHOLE}, "string"),
         ({"enum": ["A", 1]}, "string"),
-        # meant, not said
+        # implied, not declared
         ({"properties": {"a": TEXT}}, "struct<2: a: optional string>"),
         ({"items": TEXT}, "list<string>"),
         ({"maxLength": 3}, "string"),

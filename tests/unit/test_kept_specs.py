@@ -42,7 +42,7 @@ def built(config: Settings) -> tuple[dict[str, int], str | None]:
     )
 
 
-def test_wrong_spec_after_a_good_one_keeps_the_last(config: Settings) -> None:
+def test_invalid_spec_after_a_valid_one_keeps_the_last(config: Settings) -> None:
     assert built(config) == ({"clicks": 1, "orders": 1}, None)
     write(config, "orders", "many")
     write(config, "clicks", 2)
@@ -55,7 +55,7 @@ def test_wrong_spec_after_a_good_one_keeps_the_last(config: Settings) -> None:
     assert built(config) == ({"clicks": 2, "orders": 3}, None)
 
 
-def test_wrong_spec_without_a_good_one_leaves_it_out(config: Settings) -> None:
+def test_invalid_spec_without_a_valid_one_is_left_out(config: Settings) -> None:
     write(config, "orders", "many")
     assert built(config)[0] == {"clicks": 1}
 
@@ -77,7 +77,7 @@ def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:
     assert build_with_kept(config, build) == ([1, 1], "parameters.totals: unknown field")
 
 
-def test_wrong_spec_is_one_alert_that_quotes_it(
+def test_invalid_spec_is_one_alert_that_quotes_it(
     config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topicberg.settings.settings", lambda: config)
@@ -96,7 +96,7 @@ def test_wrong_spec_is_one_alert_that_quotes_it(
         assert "reload the code location" in (alert.mend or "")
 
 
-def test_wrong_spec_of_another_topic_stops_no_command(config: Settings) -> None:
+def test_invalid_spec_of_another_topic_stops_no_command(config: Settings) -> None:
     write(config, "orders", "many")
     control.enable(config, "clicks", {"error_handling": {"mode": "SKIP"}}, command=True)
     control.resume(config, "clicks")
@@ -108,7 +108,7 @@ def test_wrong_spec_of_another_topic_stops_no_command(config: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_code_location_with_a_wrong_spec_loads(tmp_path: Path) -> None:
+def test_code_location_with_an_invalid_spec_loads(tmp_path: Path) -> None:
     """As every run does: with a wrong spec, and with a wrong schema file."""
     root, project = settings().project_root, tmp_path / "project"
     kept = ("assets", "jobs", "resources", "definitions.py")

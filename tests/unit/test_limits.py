@@ -345,7 +345,7 @@ def started() -> Iterator[list[threading.Thread]]:
         thread.join(10)
 
 
-def test_turn_alone_waits_for_the_others(started: list[threading.Thread]) -> None:
+def test_exclusive_turn_waits_for_the_others(started: list[threading.Thread]) -> None:
     turns, release, order = Turns(patience=10), threading.Event(), list[str]()
 
     def shared() -> None:
@@ -387,7 +387,7 @@ def test_turn_does_not_wait_for_ever(started: list[threading.Thread]) -> None:
 
 
 class Nothing:
-    """Endpoints of a deployment that nothing is asked of."""
+    """Endpoints of a deployment that gets no request."""
 
     def catalog(self, _: object) -> None: ...
     def schema_registry_client(self) -> None: ...

@@ -57,7 +57,7 @@ def columns(kind: SchemaType, *versions: str, keys: tuple[str, ...] = ()) -> dic
     return {one.name: re.sub(r"\d+: | optional", "", str(one.field_type)) for one in own}
 
 
-def test_dropped_fields_have_columns_behind_the_others() -> None:
+def test_dropped_fields_have_columns_after_the_others() -> None:
     versions = avro(gone="int", id="long"), avro(id="long", also="string"), avro(id="long")
     assert list(columns("AVRO", *versions).items()) == [
         ("id", "long"),
@@ -110,7 +110,7 @@ def test_key_comes_before_dropped_fields_of_values() -> None:
     assert found == {"user_id": "long", "a": "int", "gone": "int"}
 
 
-def test_column_in_milliseconds_does_not_become_one_in_microseconds(
+def test_column_in_milliseconds_keeps_its_unit(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("lake")

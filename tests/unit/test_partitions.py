@@ -37,12 +37,12 @@ def partitions(granularity: str) -> TimePartitions:
     ],
 )
 def test_keys(granularity: str, first: str, now: str) -> None:
-    asked = [range(0, 1), range(HOUR_NOW, HOUR_NOW + 1), range(10**9, 10**9 + 1)]
-    assert partition_keys(partitions(granularity), asked, NOW) == [first, now]
+    requested = [range(0, 1), range(HOUR_NOW, HOUR_NOW + 1), range(10**9, 10**9 + 1)]
+    assert partition_keys(partitions(granularity), requested, NOW) == [first, now]
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(1, 100))
-def test_no_clock_is_wrong_enough_to_fail(hour: int, width: int) -> None:
+def test_partitions_of_any_wrong_clock_do_not_fail(hour: int, width: int) -> None:
     for granularity in ("hourly", "daily"):
         partition_keys(partitions(granularity), [range(hour, hour + width)], NOW)
         spans(partitions(granularity), [range(hour, hour + width)], NOW, 10)

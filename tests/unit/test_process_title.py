@@ -16,7 +16,7 @@ TOPICBERG = Path(sys.executable).parent / "topicberg"
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "shown"),
     [
         (
             ["x", "--confluent-api-secret", "hush", "-v"],
@@ -27,8 +27,8 @@ TOPICBERG = Path(sys.executable).parent / "topicberg"
         (["x", "--confluent-api-secret"], ["x", "--confluent-api-secret"]),
     ],
 )
-def test_values_of_secret_flags_are_taken_out(given: list[str], told: list[str]) -> None:
-    assert without_secrets(given) == told
+def test_values_of_secret_flags_are_taken_out(given: list[str], shown: list[str]) -> None:
+    assert without_secrets(given) == shown
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")

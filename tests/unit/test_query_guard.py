@@ -186,7 +186,7 @@ def test_what_another_parser_takes_for_a_write_is_no_query(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @given(value=st.text("ab '\"`\\$/*-;\n") | st.text())
-def test_any_text_can_be_asked_for(engine: Engine, value: str) -> None:
+def test_query_with_any_text_in_strings_is_accepted(engine: Engine, value: str) -> None:
     quoted = value.replace("'", "''")
     if engine != "duckdb":
         quoted = quoted.replace("\\", "\\\\")

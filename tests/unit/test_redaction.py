@@ -151,8 +151,8 @@ def test_failure_of_a_step_has_no_secret() -> None:
 
     with pytest.raises(TopicbergError) as raised:
         step()
-    said = "RuntimeError: outer\ncaused by ValueError: inner [redacted]"
-    assert str(raised.value) == said
+    expected = "RuntimeError: outer\ncaused by ValueError: inner [redacted]"
+    assert str(raised.value) == expected
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__
 

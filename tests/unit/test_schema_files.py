@@ -1,4 +1,4 @@
-"""Columns of schema files of the three formats, and what is said of a broken one."""
+"""Columns of schema files of the three formats, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_avro(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_avro(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_avro_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(SpecError, match=reason) as raised:
         columns(tmp_path, "avro", text)
     assert "\n" not in raised.value.message
@@ -172,7 +172,7 @@ def test_json_schema(tmp_path: Path) -> None:
         ('{"type": "object", "properties": {"a": {"type": "strin"}}}', "not a JSON Schema"),
     ],
 )
-def test_wrong_json_schema(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_json_schema_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(SpecError, match=reason):
         columns(tmp_path, "json", text)
 
@@ -202,7 +202,9 @@ def test_protobuf(tmp_path: Path) -> None:
         (PROTO.replace("bytes data", "Trade trade"), None, "recursive"),
     ],
 )
-def test_wrong_protobuf(tmp_path: Path, text: str, message: str | None, reason: str) -> None:
+def test_invalid_protobuf_is_refused(
+    tmp_path: Path, text: str, message: str | None, reason: str
+) -> None:
     with pytest.raises(SpecError, match=reason) as raised:
         columns(tmp_path, "protobuf", text, message)
     assert "\n" not in raised.value.message

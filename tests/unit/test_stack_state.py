@@ -39,7 +39,7 @@ def test_ports_stay_the_same_and_below_the_ephemeral_range() -> None:
     assert ports.choose({}, first) == first
 
 
-def test_a_port_that_somebody_took_is_given_up() -> None:
+def test_port_taken_by_another_process_is_given_up() -> None:
     first = ports.choose({}, {})
     with socket.socket() as other:
         other.bind(("127.0.0.1", first["kafka"]))
@@ -124,7 +124,7 @@ def test_secrets_are_private(context: Context) -> None:
     assert state.credentials(context.config) == context.credentials
 
 
-# --- damage: named, never mended by deleting ---
+# --- damage: reported, never fixed by deleting ---
 
 
 @pytest.mark.parametrize("name", ["ports.json", "credentials.json", "runtime.json"])
@@ -169,7 +169,7 @@ def test_damaged_schemas(context: Context) -> None:
         prepare(schema_registry.service(context))
 
 
-# --- what a service said last ---
+# --- the last words of a service ---
 
 
 @pytest.mark.parametrize(

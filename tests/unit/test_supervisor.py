@@ -1,4 +1,4 @@
-"""The supervisor itself, with small services: what crashes is told, what is killed comes back."""
+"""The supervisor itself, with small services: crashes are reported, killed services restart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
 def service(code: str, healthy: bool) -> Service:
     def ask(_: Endpoints) -> None:
         if not healthy:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("no server")
 
     return Service(
         name="little",

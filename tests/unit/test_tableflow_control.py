@@ -1,4 +1,4 @@
-"""What was asked of Tableflow, beside what the specs say; and its metrics."""
+"""Requests to Tableflow beside the specs; and its metrics."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
     assert control.as_requested(config, load_topic("orders", config)) == spec
 
 
-def test_a_topic_whose_broken_records_are_logged_brings_the_dead_letters(config: Settings) -> None:
+def test_enabled_topic_in_mode_log_brings_its_dead_letters(config: Settings) -> None:
     control.enable(config, "orders", {"error_handling": {"mode": "LOG", "target": "broken"}})
     assert set(control.enabled_topics(config)) == {"orders", "broken"}
     assert control.find_topic(config, "broken").value_schema.file == "error_log.avsc"
@@ -72,7 +72,7 @@ def test_a_deleted_topic_is_disabled_until_it_is_created(config: Settings) -> No
     assert control.enabled_topics(config) == {}
 
 
-def test_query_after_a_delete_says_so(config: Settings) -> None:
+def test_query_of_a_deleted_topic_prints_a_note(config: Settings) -> None:
     """The table outlives its topic, and a query of it still counts rows."""
     control.enable(config, "web.clicks")
     assert not list(deleted_topics("SELECT count(*) FROM web_clicks", config))
@@ -112,7 +112,7 @@ def test_a_topic_without_a_spec(config: Settings) -> None:
     assert "clicks" not in control.enabled_topics(config)
 
 
-def test_wrong_settings_are_refused_and_nothing_is_written(config: Settings) -> None:
+def test_invalid_settings_are_refused_and_not_written(config: Settings) -> None:
     with pytest.raises(SpecError, match=r"topic orders: tableflow.retention_ms"):
         control.enable(config, "orders", {"retention_ms": 1})
     assert requests.read_request(config, "orders") is None
@@ -120,7 +120,7 @@ def test_wrong_settings_are_refused_and_nothing_is_written(config: Settings) -> 
         control.resume(config, "nothing")
 
 
-def test_resume_keeps_what_was_asked_before(config: Settings) -> None:
+def test_resume_keeps_earlier_requests(config: Settings) -> None:
     control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}})
     control.resume(config, "orders")
     request = requests.read_request(config, "orders")
@@ -129,7 +129,7 @@ def test_resume_keeps_what_was_asked_before(config: Settings) -> None:
     assert request.tableflow == {"error_handling": {"mode": "SKIP"}}
 
 
-def test_a_damaged_request_says_so(config: Settings) -> None:
+def test_damaged_request_is_reported(config: Settings) -> None:
     control.disable(config, "orders")
     (path,) = (config.state_dir / "tableflow" / "requests").glob("*.json")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -138,7 +138,7 @@ def test_a_damaged_request_says_so(config: Settings) -> None:
         control.enabled_topics(config)
 
 
-def test_one_wrong_topic_does_not_concern_the_others(config: Settings) -> None:
+def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     """A spec, a damaged request, and a request whose settings are no good any more."""
     for name in ("clicks", "views", "wrong"):
         (config.topics_dir / f"{name}.yaml").write_text(SPEC.replace("orders", name))
@@ -233,7 +233,7 @@ def test_status_of_long_names_fits_80_columns(
     assert (document["phase"], document["error_handling"]) == (phase, "LOG")
 
 
-def test_status_with_a_wrong_spec_shows_all_topics(
+def test_status_with_an_invalid_spec_shows_all_topics(
     config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (config.topics_dir / "wrong.yaml").write_text("name: wrong\n")

@@ -51,7 +51,7 @@ def test_worker_after_a_change_counts_on(tmp_path: Path) -> None:
     assert status.error_handling == spec.tableflow.error_handling.mode
 
 
-def test_a_table_that_cannot_be_looked_at_is_no_failure_of_delta(tmp_path: Path) -> None:
+def test_unreadable_table_is_not_a_failure_of_delta(tmp_path: Path) -> None:
     """And a topic without Delta looks at nothing."""
 
     class Silent:

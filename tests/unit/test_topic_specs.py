@@ -452,7 +452,7 @@ def test_missing_fields_and_unknown_topic(project: Project) -> None:
         load_topic("stock_trade")
 
 
-def test_fields_that_differ_in_case_alone(project: Project) -> None:
+def test_fields_that_differ_only_in_case_are_refused(project: Project) -> None:
     fields = '[{"name": "Side", "type": "int"}, {"name": "side", "type": "int"}]'
     project.schema("case.avsc", f'{{"type": "record", "name": "T", "fields": {fields}}}')
     project.topic(minimal(schema={"format": "avro", "file": "case.avsc"}))

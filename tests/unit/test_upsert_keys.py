@@ -167,7 +167,7 @@ def make(catalog: SqlCatalog, folder: Path, spec: PartitionSpec = UNPARTITIONED)
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_the_table_holds_the_newest_row_of_each_key_whatever_happens(
+def test_upsert_table_holds_the_newest_row_of_each_key(
     catalog: SqlCatalog, tmp_path: Path, events: list[tuple[str, Changes]], partitioned: bool
 ) -> None:
     one = make(catalog, tmp_path, BY_PARTITION if partitioned else UNPARTITIONED)
@@ -177,7 +177,7 @@ def test_the_table_holds_the_newest_row_of_each_key_whatever_happens(
         one.check()
 
 
-def test_a_row_is_deleted_once_although_its_key_comes_again_and_again(
+def test_row_is_deleted_once_although_its_key_is_repeated(
     catalog: SqlCatalog, tmp_path: Path
 ) -> None:
     one = make(catalog, tmp_path)
@@ -232,7 +232,7 @@ def test_rows_that_others_wrote_without_a_key_stay(catalog: SqlCatalog, tmp_path
     assert sorted(values) == [3, 7, 8]
 
 
-def test_key_files_of_data_files_that_are_gone_go_too(
+def test_key_files_of_deleted_data_files_are_deleted(
     catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = make(catalog, tmp_path)
@@ -302,7 +302,7 @@ def test_the_folder_may_go_while_the_engine_runs(catalog: SqlCatalog, tmp_path: 
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 20, 28, 200, 207])
-def test_a_key_file_that_was_cut_off_is_made_again(
+def test_truncated_key_file_is_created_again(
     catalog: SqlCatalog, tmp_path: Path, size: int
 ) -> None:
     one = make(catalog, tmp_path)
@@ -367,7 +367,7 @@ def test_files_of_an_older_partition_spec(catalog: SqlCatalog, tmp_path: Path) -
     one.check()
 
 
-def test_deletes_of_files_that_are_gone_are_trimmed(catalog: SqlCatalog, tmp_path: Path) -> None:
+def test_deletes_of_deleted_files_are_trimmed(catalog: SqlCatalog, tmp_path: Path) -> None:
     """Of a delete file that also names files which stay, the rest stays."""
     one = make(catalog, tmp_path, BY_PARTITION)
     one.batch({(b"%d" % n, 0): n for n in range(4)})
@@ -379,10 +379,10 @@ def test_deletes_of_files_that_are_gone_are_trimmed(catalog: SqlCatalog, tmp_pat
     with one.table.transaction() as change, change.update_snapshot().overwrite() as removal:
         removal.delete_data_file(file)
     one.table.refresh()
-    gone = (b"0", b"1", b"2", b"3")
+    deleted = (b"0", b"1", b"2", b"3")
     if (b"1", 0) in one.read():
-        gone = (b"4", b"5", b"6", b"7")
-    one.rows = {key: value for key, value in one.rows.items() if key[0] not in gone}
+        deleted = (b"4", b"5", b"6", b"7")
+    one.rows = {key: value for key, value in one.rows.items() if key[0] not in deleted}
     assert trim_deletes(one.table) == 1
     one.table.refresh()
     one.check()
@@ -414,9 +414,7 @@ def test_a_commit_in_between_is_a_conflict(
         stage_deletes(one.table, head, located, "staging")
 
 
-def test_a_branch_that_spark_made_anew_is_not_published(
-    catalog: SqlCatalog, tmp_path: Path
-) -> None:
+def test_branch_that_spark_recreated_is_not_published(catalog: SqlCatalog, tmp_path: Path) -> None:
     """A branch that lay about for an hour is removed, with the deletes of the batch."""
     one = make(catalog, tmp_path)
     one.batch({(b"k", 0): 1})

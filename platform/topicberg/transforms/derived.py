@@ -1,9 +1,9 @@
-"""A derived table: for a window of event time, exactly what its function makes of its sources.
+"""A derived table: for a window of event time, exactly the result of its function on its sources.
 
-Writing a window replaces it, so writing it twice changes nothing, and of two writers at once the
-one that read the newer sources wins: each remembers the head of the target *before* it looks at the
-sources, and Iceberg refuses an overwrite of a window in which others wrote since that head. Who is
-refused computes again.
+Writing a window replaces it, so writing it twice changes nothing. Of two concurrent writers, the
+one that read the newer sources wins: each records the head of the target *before* it reads the
+sources, and Iceberg refuses an overwrite of a window in which others wrote since that head. A
+writer that is refused computes again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
 _OUTSIDE = "topicberg-outside-of-the-window"
 _RETENTION_MARGIN = timedelta(hours=1)
-"""What is requested now is computed within this time, or else it may be past its retention."""
+"""A requested window is computed within this time; later it may be past its retention."""
 _PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -71,7 +71,7 @@ class Source:
 
     table: TableName
     time: str | None
-    """None: it is read as a whole, and nothing follows from its changes."""
+    """None: it is read as a whole, and its changes trigger nothing."""
     whole: bool = False
     kept: timedelta | None = None
     """Its data retention; None: for ever."""
@@ -83,7 +83,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Derivation:
-    """How a table comes from its sources."""
+    """How a table is derived from its sources."""
 
     sources: tuple[Source, ...]
     target: TableName
@@ -91,7 +91,7 @@ class Derivation:
     target_time: str
     """The event time in the target, by which a window is replaced."""
     lookback: timedelta | None = None
-    """How far before the window the sources are read; None: the function sees the window alone."""
+    """How far before the window the sources are read; None: the function gets only the window."""
     partitioned_by: str = "hour"
     """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
 
@@ -100,17 +100,17 @@ class Derivation:
         return ".".join(self.target)
 
     def reach(self, source: Source) -> timedelta:
-        """How far beyond an hour in which a source changed the table changes.
+        """Return how far beyond an hour that changed in a source the table changes.
 
-        Nobody knows for how long a row of a table counts that is read as a whole.
+        For a source that is read as a whole, this is not known.
         """
         return FOREVER if source.whole else self.lookback or timedelta()
 
     def first_hour(self, now: datetime) -> int:
-        """Return the first hour since 1970 that may be computed again without being asked for.
+        """Return the first hour since 1970 that may be computed again without a request.
 
-        What lies before it is past the data retention of a source, or is about to be, so that
-        computing it again would take away what was computed of rows that are deleted since.
+        Earlier hours are past the data retention of a source, or about to be: computing them again
+        would remove what was computed from rows that are deleted since.
         """
         kept = [each.kept for each in self.sources if each.kept is not None and not each.whole]
         if not kept:
@@ -122,7 +122,7 @@ class Derivation:
 
 @dataclass(frozen=True)
 class Written:
-    """A window as it was written.
+    """A window that was written.
 
     ``rows_by_hour``: first hour of a partition (since 1970) → rows. ``sources``: table → snapshot
     that was read. There is no snapshot if no source has one yet; nothing was written then.
@@ -174,15 +174,15 @@ def write_window(
             sources=heads,
         )
     raise CommitConflictError(
-        f"table {derivation.name}: {ATTEMPTS} attempts met another writer of {window}",
-        hint="materialize the partitions again when the other run is done",
+        f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of {window}",
+        hint="materialize the partitions again when the other run has ended",
     )
 
 
 def read_window(
     spark: SparkSession, table: TableName, time: str, window: Window | None
 ) -> DataFrame:
-    """The rows of a table in a window of its event time, as of now; without a window all rows."""
+    """Return the rows of a table in a window of its event time, as of now; no window: all rows."""
     frame = spark.read.table(spark_name(table))
     if window is None:
         return frame
@@ -192,7 +192,7 @@ def read_window(
 def summary_of(
     derivation: Derivation, target: Table, sources: Mapping[str, Table], window: Window
 ) -> dict[str, str]:
-    """Return what a snapshot says in its summary that computes a window of the sources' heads."""
+    """Return the summary properties of a snapshot that computes a window of the sources' heads."""
     tables = {
         each.name: SourceTable(sources[each.name], each.time, derivation.reach(each))
         for each in derivation.sources
@@ -235,20 +235,20 @@ def _has_rows(table: Table) -> bool:
 
 
 def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
-    """The columns that the function returns, all of them optional."""
+    """Return the columns that the function returns, all of them optional."""
     frames = [spark.read.table(spark_name(source.table)) for source in derivation.sources]
     frame = derivation.transform(*frames)
     schema = described(frame.limit(0).toArrow().schema, frame)
     if derivation.target_time not in schema.names:
         raise TopicbergError(
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
-            hint=f"it returns {', '.join(schema.names)}; name the event-time column",
+            hint=f"name the event-time column: the function returns {', '.join(schema.names)}",
         )
     return optional(schema)
 
 
 def described(columns: pa.Schema, frame: DataFrame) -> pa.Schema:
-    """The columns with the descriptions of those of the sources that the frame passes on."""
+    """Return the columns, with the descriptions of the sources' columns that the frame keeps."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
 
@@ -264,7 +264,7 @@ def described(columns: pa.Schema, frame: DataFrame) -> pa.Schema:
 
 
 def optional(columns: pa.Schema) -> pa.Schema:
-    """The columns, each of which may be null."""
+    """Return the columns, each of which may be null."""
     import pyarrow as pa
 
     return pa.schema([field.with_nullable(True) for field in columns])
@@ -281,7 +281,7 @@ def ensure_table(
     Without rows the snapshot is empty; the first overwrite is validated against it.
 
     :param partition: column and Iceberg transform
-    :raises TopicbergError: a column cannot have the type that it should have now
+    :raises TopicbergError: a column cannot have its new type
     """
     try:
         table = catalog.load_table(name)
@@ -316,7 +316,7 @@ def _create(
     columns: pa.Schema,
     partition: tuple[str, str] | None,
 ) -> Table:
-    """Create the table with one request: AWS Glue refuses staged creation and wants a location.
+    """Create the table with one request: AWS Glue refuses staged creation and requires a location.
 
     https://docs.aws.amazon.com/glue/latest/dg/iceberg-rest-apis.html, "CreateTable"
     """
@@ -334,7 +334,7 @@ def _create(
         field = PartitionField(source, 1000, parse_transform(transform), f"{column}_{transform}")
         spec = PartitionSpec(field)
     properties = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
-    # Like a topic's table: a location of its own, never that of a table that was dropped.
+    # Like a topic's table, it gets a location of its own, never that of a table that was dropped.
     location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
     with suppress(TableAlreadyExistsError):  # another run was faster
         return catalog.create_table(
@@ -344,7 +344,7 @@ def _create(
 
 
 def is_conflict(error: Exception) -> bool:
-    """Whether Spark says that another commit came first; it names the cause in its text alone."""
+    """Return whether Spark reports that another commit came first, which only its text shows."""
     return any(conflict in str(error) for conflict in _CONFLICTS)
 
 
@@ -374,7 +374,7 @@ def _overwrite(
     frame = frame.select(
         *(
             F.col(quote(column.name))
-            if column.name in present  # the others are of an earlier version of the function
+            if column.name in present  # other columns are of an earlier version of the function
             else F.lit(None).cast(column.dataType).alias(column.name)
             for column in columns
         )
@@ -393,7 +393,7 @@ def _overwrite(
 
 
 def _rows(spark: SparkSession, source: Source, head: int | None, window: Window) -> DataFrame:
-    """What a window shows of a source, as of one snapshot."""
+    """Return the rows of a source that a window may read, as of one snapshot."""
     if head is None:
         return spark.read.table(spark_name(source.table)).limit(0)
     frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
@@ -405,10 +405,10 @@ def _rows(spark: SparkSession, source: Source, head: int | None, window: Window)
 def _time_changed(derivation: Derivation) -> TopicbergError:
     return TopicbergError(
         f"table {derivation.name}: its function returns rows outside of the window it was given",
-        hint=f"{derivation.target_time} must carry the event time of the source as it is",
+        hint=f"return the event time of the source unchanged in {derivation.target_time}",
     )
 
 
 def spark_name(table: TableName) -> str:
-    """The table in Spark SQL."""
+    """Return the table's name in Spark SQL."""
     return f"{CATALOG}.{quote(*table)}"

@@ -1,7 +1,7 @@
-"""Job runs of EMR Serverless that compute a window of a derived table: what is asked, what is told.
+"""Job runs of EMR Serverless that compute a window of a derived table: requests and reports.
 
-Both sides speak through Dagster Pipes (:mod:`assets.emr.client` starts a run,
-:mod:`assets.emr.job` is what runs); here is what they say, and the request that starts it.
+Both sides communicate through Dagster Pipes (:mod:`assets.emr.client` starts a run,
+:mod:`assets.emr.job` runs in it); here are their messages, and the request that starts a run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ICEBERG_JAR = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
 https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/using-iceberg.html
 """
 NAME_LENGTH = 256
-_HERE_ALONE = {"project_root", "state_dir", "ports", "spark_master"}
-"""Settings that say something about this machine."""
+_LOCAL_ONLY = {"project_root", "state_dir", "ports", "spark_master"}
+"""Settings that are only valid on this machine."""
 _NO_ROOM = re.compile(
     r"MaxCapacityExceeded|exceeded maximumCapacity|concurrent vCPU|ServiceQuotaExceeded|"
     r"Throttling|Rate exceeded",
@@ -45,8 +45,8 @@ _PASSING: dict[str, type[TopicbergError]] = {
 }
 
 
-class Asked(BaseModel):
-    """What a job run is to compute: the extras of its Pipes context. It holds no secret."""
+class JobRequest(BaseModel):
+    """What a job run has to compute: the extras of its Pipes context. It holds no secret."""
 
     table: str
     """Name of the derived table."""
@@ -55,23 +55,23 @@ class Asked(BaseModel):
     lake: LakeEndpoints
 
     @classmethod
-    def of(cls, table: str, window: Window, config: Settings, lake: LakeEndpoints) -> Asked:
+    def of(cls, table: str, window: Window, config: Settings, lake: LakeEndpoints) -> JobRequest:
         return cls(
             table=table,
             window=window,
-            settings=config.model_dump(mode="json", exclude=_HERE_ALONE),
+            settings=config.model_dump(mode="json", exclude=_LOCAL_ONLY),
             lake=LakeEndpoints(iceberg_rest=lake.iceberg_rest, s3=lake.s3),
         )
 
     def endpoints(self) -> LakeEndpoints:
-        """The addresses, with the catalog's token if the job's environment has one."""
+        """Return the addresses, with the catalog's token if the job's environment has one."""
         token = os.environ.get(TOKEN_VARIABLE)
         return self.lake.model_copy(
             update={"iceberg_rest_token": SecretStr(token) if token else None}
         )
 
     def config(self) -> Settings:
-        """The settings of the one who asks, but for what is this machine's own."""
+        """Return the requester's settings, without those that are only valid on its machine."""
         return Settings(**self.settings)
 
 
@@ -80,7 +80,7 @@ class Failure(BaseModel):
 
     message: str
     kind: str | None
-    """Of what passes by itself: see :mod:`topicberg.transient`."""
+    """Kind of a transient failure: see :mod:`topicberg.transient`."""
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
@@ -88,15 +88,15 @@ class Failure(BaseModel):
         return cls(message=f"{type(error).__name__}: {error}", kind=kind.name if kind else None)
 
 
-class Told(BaseModel):
-    """What a job run says at its end: a custom message of Pipes."""
+class JobReport(BaseModel):
+    """The result of a job run: a custom message of Pipes."""
 
     written: Written | None = None
     failure: Failure | None = None
 
 
 def start_job_run(table: str, emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> Any:
-    """The request ``StartJobRun``, but for what Pipes adds.
+    """Return the request ``StartJobRun``, without what Pipes adds.
 
     https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_StartJobRun.html
     """
@@ -117,7 +117,7 @@ def start_job_run(table: str, emr: EmrSettings, config: Settings, lake: LakeEndp
 
 
 def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpoints) -> str:
-    """The catalog, and what boto3 has to know in the job; the user's own come last and win."""
+    """Return Spark's parameters for the catalog and boto3; the user's own come last."""
     environment = {"AWS_DEFAULT_REGION": config.aws_region}
     if lake.s3:
         environment["AWS_ENDPOINT_URL_S3"] = lake.s3
@@ -130,17 +130,19 @@ def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpo
     return f"{shlex.join(words)} {emr.spark_submit_parameters}".strip()
 
 
-def failed(what: str, told: Told | None, state: str, details: str, logs: str) -> TopicbergError:
-    """The error of a job run that did not succeed.
+def failed(
+    what: str, report: JobReport | None, state: str, details: str, logs: str
+) -> TopicbergError:
+    """Return the error of a job run that did not succeed.
 
     :param what: names the table and the job run
-    :param told: what the run said itself, if it came so far
-    :param details: what EMR Serverless says of its state
+    :param report: the report of the run, if it got that far
+    :param details: EMR Serverless's explanation of the state
     """
-    hint = f"its logs are under {logs}"
-    if told and told.failure:
-        kind = _PASSING.get(told.failure.kind or "", TopicbergError)
-        return kind(f"{what} failed: {told.failure.message}", hint=hint)
+    hint = f"read its logs under {logs}"
+    if report and report.failure:
+        kind = _PASSING.get(report.failure.kind or "", TopicbergError)
+        return kind(f"{what} failed: {report.failure.message}", hint=hint)
     message = f"{what} ended as {state}: {details or 'EMR Serverless gives no reason'}"
     if state == "FAILED" and _NO_ROOM.search(details):
         return ThrottledError(message, hint="give the application more capacity, or a queue")

@@ -1,21 +1,21 @@
 """A table's rows as records of a topic, exactly once, whatever is killed and however often.
 
-What is published is the difference of two snapshots: the one that the topic holds already, and the
-newest. Spark works it out and encodes it; a transactional producer sends it in the order of event
-time, some 20,000 records a transaction, and *in the same transaction* says in the topic
-:data:`STATE_TOPIC` up to which event time it is. All records of one time are in one transaction.
-The next publisher first fences off the one before it, then finishes what that has begun: the same
-two snapshots, encoded with the same schemas, from that event time on. So it does not matter what
-became of the table, the spec and the registry meanwhile. (Spark's own Kafka sink has no
-transactions: a run that is repeated would send everything twice.)
+What is published is the difference of two snapshots: the one that the topic already holds, and the
+newest. Spark computes and encodes it; a transactional producer sends it in the order of event time,
+some 20,000 records a transaction, and records *in the same transaction*, in the topic
+:data:`STATE_TOPIC`, up to which event time it is. All records of one time are in one transaction.
+The next publisher first fences off the previous one, then finishes what that has begun: the same
+two snapshots, encoded with the same schemas, from that event time on. So later changes of the
+table, the spec and the registry do not matter. (Spark's own Kafka sink has no transactions: a run
+that is repeated would send everything twice.)
 
 * A topic in write mode upsert gets the new value of every key that changed, and a tombstone for
-  every key that is gone.
-* A topic in write mode append gets the rows that are new. A row that is gone stays in the topic:
-  an append log cannot take it back. Its number is reported.
+  every key that was deleted.
+* A topic in write mode append gets the new rows. A deleted row stays in the topic, because an
+  append log cannot remove it. The number of such rows is reported.
 
-Records carry the row's event time as their timestamp. Tags on the two snapshots keep both from
-being expired.
+Records carry the row's event time as their timestamp. Tags on the two snapshots protect both from
+expiry.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ TRANSACTION_SECONDS = 900
 WAIT_SECONDS = 60.0
 _MAX_PREDICATES = 50
 _NO_TIME = -(2**62)
-"""Of a row without an event time, in ms: it comes first."""
+"""Event time, in ms, of a row that has none: it comes first."""
 _PRODUCER: dict[str, Any] = {
     "log_level": 2,
     "compression.type": "zstd",
     "linger.ms": 20,
-    "partitioner": "murmur2_random",  # a key goes where the Java producer would put it
+    "partitioner": "murmur2_random",  # keys go to the same partitions as with the Java producer
     "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
     "delivery.report.only.error": True,
 }
@@ -77,18 +77,18 @@ class PublishError(TopicbergError):
 
 
 class Half(BaseModel, frozen=True):
-    """How a key or a value is made of a row."""
+    """How a key or a value is created from a row."""
 
     format: str
     field: str | None = None
-    """Of a key that is text: the column."""
+    """The column of a key that is text."""
     schema_id: int | None = None
     text: str = ""
-    """Of the schema."""
+    """Id of the schema."""
 
 
 class Encoding(BaseModel, frozen=True):
-    """How records are made of rows."""
+    """How records are created from rows."""
 
     key: Half
     value: Half
@@ -121,7 +121,7 @@ class Published:
     records: int = 0
     tombstones: int = 0
     not_taken_back: int = 0
-    """Rows that are gone from the table, but stay in an append topic."""
+    """Rows that were deleted from the table, but stay in an append topic."""
 
 
 def publish(
@@ -135,7 +135,7 @@ def publish(
     *,
     batch: int = BATCH,
 ) -> Published:
-    """Bring a topic to the newest snapshot of its table.
+    """Publish the newest snapshot of a table to its topic.
 
     :param time: the table's event time, which becomes the records' timestamp
     :raises PublishError: the topic holds records of another table, or a key has several rows
@@ -148,11 +148,11 @@ def publish(
     ensured = kafka.ensure_topic(spec, endpoints, config)
     kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
     current = _encoding(spec, config, ensured)
-    with _transactions(spec.name, endpoints) as producer:  # from here on nobody else publishes
+    with _transactions(spec.name, endpoints) as producer:  # no other publisher can commit now
         progress = _progress(table, spec.name, endpoints)
         done = 0, 0, 0
         while (target := _target(table, progress)) is not None:
-            # In this order: the tag that moves may be the only one on what the topic holds.
+            # In this order: the tag that moves may be the only one that protects the topic's state.
             if progress.snapshot is not None:
                 _tag(table, progress.snapshot, f"published-{spec.name}")
             _tag(table, target, f"publishing-{spec.name}")
@@ -160,15 +160,15 @@ def publish(
             progress = progress.model_copy(update={"target": target, "attempt": attempt})
             changes = _changes(spark, table, spec, progress, time)
             counts = _send(producer, spec, _ordered(spec, changes, progress), progress, batch)
-            gone = 0 if spec.write_mode == "upsert" else _gone(changes)
-            done = done[0] + counts[0], done[1] + counts[1], done[2] + gone
+            deleted = 0 if spec.write_mode == "upsert" else _deleted(changes)
+            done = done[0] + counts[0], done[1] + counts[1], done[2] + deleted
             progress = _finished(progress)
             _tag(table, target, f"published-{spec.name}")
     return Published(progress.snapshot, *done)
 
 
 def _target(table: Table, progress: Progress) -> int | None:
-    """The snapshot to publish now; an unfinished one is finished first."""
+    """Return the snapshot to publish now; an unfinished one is finished first."""
     if progress.target is not None:
         return progress.target
     head = table.current_snapshot()
@@ -179,7 +179,7 @@ def _target(table: Table, progress: Progress) -> int | None:
 
 
 def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) -> Encoding:
-    """Return how the spec says that records are made, with the schemas as they are registered."""
+    """Return the encoding of the spec, with the registered schemas."""
 
     def half(kind: str, path: Any, schema_id: int | None, field: str | None = None) -> Half:
         text = read_schema(path, kind).text if path else ""
@@ -220,7 +220,7 @@ def _require(topic: str, names: Iterable[str], columns: set[str]) -> None:
     if missing := sorted(set(names) - columns):
         raise PublishError(
             f"topic {topic}: its table has no column {', '.join(missing)}",
-            hint="the fields of the topic's schemas are columns of the table",
+            hint="add the column to the table: it needs all fields of the topic's schemas",
         )
 
 
@@ -248,9 +248,9 @@ def _ordered(spec: TopicSpec, changes: DataFrame, progress: Progress) -> DataFra
 
 
 def _json(schema: str) -> Column:
-    """A row as a JSON object, with the logical types of Connect: times and dates are numbers.
+    """Return a row as a JSON object, with Connect's logical types: times and dates are numbers.
 
-    A null is left out, unless the schema requires some property: then every null is there.
+    A null is omitted, unless the schema has required properties: then all nulls are included.
     """
     from pyspark.sql import functions as F
 
@@ -271,7 +271,7 @@ def _json(schema: str) -> Column:
 def _changes(
     spark: SparkSession, table: Table, spec: TopicSpec, progress: Progress, time: str
 ) -> DataFrame:
-    """Rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``, negative if rows are gone.
+    """Return rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``; negative: deleted.
 
     Only files of the partitions that snapshots in between affected are read.
     """
@@ -280,7 +280,7 @@ def _changes(
     assert progress.target is not None  # noqa: S101  see publish()
     assert progress.attempt is not None  # noqa: S101  see publish()
     base, attempt = progress.snapshot, progress.attempt
-    # What the topic holds has the keys that were sent: if they changed, all of them are replaced.
+    # The topic's records have the keys that were sent: if they changed, all of them are replaced.
     keys_of_base = (progress.encoding or attempt).key
     if any(table.snapshot_by_id(s) is None for s in (base, progress.target) if s is not None):
         raise PublishError(
@@ -317,7 +317,7 @@ def _changes(
 
 
 def _affected(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
-    """The hours in which the two snapshots may differ; None: any."""
+    """Return the hours in which the two snapshots may differ; None: any."""
     from pyspark.sql import functions as F
 
     if base is None or target is None:
@@ -349,7 +349,7 @@ def _affected(table: Table, base: int | None, target: int | None, time: str) -> 
     return reduce(lambda a, b: a | b, (between(*each) for each in merged), F.lit(False))
 
 
-def _gone(changes: DataFrame) -> int:
+def _deleted(changes: DataFrame) -> int:
     from pyspark.sql import functions as F
 
     found = changes.filter("copies < 0").agg(F.sum("copies")).collect()[0][0]
@@ -361,9 +361,9 @@ def _gone(changes: DataFrame) -> int:
 
 @contextmanager
 def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
-    """The one producer of this topic: another one, dead or alive, cannot commit any more.
+    """Yield the only producer of this topic: no other one, running or not, can commit any more.
 
-    :raises CommitConflictError: a later one did the same to this one
+    :raises CommitConflictError: a later producer fenced off this one
     """
     from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -386,7 +386,7 @@ def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
         ):
             raise CommitConflictError(f"topic {topic}: another publisher took over") from error
         raise PublishError(
-            f"topic {topic}: Kafka did not take a transaction: {reason.str()}",
+            f"topic {topic}: Kafka refused a transaction: {reason.str()}",
             hint="publish again: nothing is lost, and nothing is sent twice",
         ) from error
     finally:
@@ -395,7 +395,7 @@ def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
 
 
 def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
-    """What the topic holds; nothing if it was created anew since.
+    """Return what the topic holds; nothing if it was recreated since.
 
     :raises PublishError: it holds another table
     """
@@ -411,12 +411,12 @@ def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
     fresh = Progress(topic_id=topic_id, table_uuid=uuid)
     if not any(kafka.end_offsets(endpoints, topic).values()):
         return fresh
-    if found is not None:  # it says what the topic of this name held that was deleted since
+    if found is not None:  # the state is of a deleted topic of this name
         raise PublishError(
             f"topic {topic} was created again, and others have produced to it",
             hint=f"delete the topic {topic}; it is then published again as a whole",
         )
-    # The state is lost. The tags say what the topic holds, unless publishing was interrupted.
+    # The state is lost. The tags show what the topic holds, unless publishing was interrupted.
     refs = table.refresh().refs()
     held, begun = (refs.get(f"{kind}-{topic}") for kind in ("published", "publishing"))
     if held is None or begun is None or begun.snapshot_id != held.snapshot_id:
@@ -437,14 +437,14 @@ def _finished(progress: Progress) -> Progress:
 
 
 def _states(endpoints: Endpoints) -> dict[str, Progress]:
-    """The newest state of every topic."""
+    """Return the newest state of every topic."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
         {
             "log_level": 2,
             **endpoints.kafka_config(),
-            "group.id": "topicberg-publish",  # demanded, but nothing is committed
+            "group.id": "topicberg-publish",  # required by the client, but nothing is committed
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
@@ -470,7 +470,7 @@ def _states(endpoints: Endpoints) -> dict[str, Progress]:
 
 
 def _tag(table: Table, snapshot: int, name: str) -> None:
-    """Keep a snapshot from being expired."""
+    """Protect a snapshot from expiry."""
     reference = table.refresh().refs().get(name)
     if reference is None or reference.snapshot_id != snapshot:
         table.manage_snapshots().create_tag(snapshot, name).commit()
@@ -479,7 +479,7 @@ def _tag(table: Table, snapshot: int, name: str) -> None:
 def _send(
     producer: Producer, spec: TopicSpec, changes: DataFrame, progress: Progress, batch: int
 ) -> tuple[int, int]:
-    """Send what is not sent yet; the number of records and of tombstones."""
+    """Send what is not sent yet; return the number of records and of tombstones."""
     sent = tombstones = 0
     records = islice(_records(spec, changes), progress.sent, None)
     following = next(records, None)
@@ -511,7 +511,7 @@ def _records(
         if spec.write_mode == "upsert" and row["rows"] > 1:
             raise PublishError(
                 f"topic {spec.name}: several rows of the table have the key {bytes(row['key'])!r}",
-                hint="the key of an upsert topic must be unique in its table",
+                hint="make the key unique in the table: the key of an upsert topic must be",
             )
         for _ in range(copies):
             yield _bytes(row["key"]), _bytes(row["value"]), row["time"]

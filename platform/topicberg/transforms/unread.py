@@ -1,9 +1,9 @@
-"""What a derived table has not computed yet of what its sources hold.
+"""The part of its sources that a derived table has not computed yet.
 
-Every snapshot that was computed says in its summary up to which state of each source the table is
-complete, and but for which hours (:class:`Read`). With what changed in the sources since, and what
-other writers computed at the same time, this is all there is to know. Neither sensors nor checks
-have to remember anything, and it does not matter which snapshots expire.
+Every snapshot that was computed records in its summary up to which state of each source the table
+is complete, and except for which hours (:class:`Read`). This, the changes of the sources since, and
+what other writers computed at the same time are sufficient. Neither sensors nor checks have to
+remember anything, and it does not matter which snapshots expire.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 READ = "topicberg.read"
 """Snapshot summary, JSON: source → :class:`Read`."""
 MAX_RANGES = 300
-"""Of :class:`Read`: of more, the narrowest gaps count as unread as well."""
+"""The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well."""
 _EPOCH = 2**40
 
 
@@ -54,30 +54,30 @@ class Unread(NamedTuple):
 
 
 class Read(BaseModel):
-    """How far a source is read: all of a state, but for some hours."""
+    """How far a source is read: all of a state, except for some hours."""
 
     mark: Mark
     epoch: int = 0
-    """How often the source was rolled back or replaced, as far as it was noticed."""
+    """How often the source was found to be rolled back or replaced."""
     unread: list[Unread] = []
     new: bool = Field(default=False, exclude=True)
     """The source was never read, so it is not known since when it is unread."""
 
     @property
     def clock(self) -> int:
-        """Orders what was read: sequence numbers alone do not, after a rollback."""
+        """Orders what was read: sequence numbers do not, after a rollback."""
         return self.epoch * _EPOCH + self.mark.sequence
 
 
 class Known(BaseModel):
-    """What was found of a derived table."""
+    """What was found about a derived table."""
 
     head: int | None
-    """Its newest snapshot then."""
+    """Its newest snapshot at that time."""
     read: dict[str, Read]
 
     def holds(self, target: Table | None) -> bool:
-        """Whether what the table had computed then still is part of it."""
+        """Return whether what the table had computed then is still part of it."""
         return target is not None and any(s.snapshot_id == self.head for s in ancestry(target))
 
 
@@ -92,7 +92,7 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class _Write:
-    """A window that was computed, and up to where the sources were read then."""
+    """A window that was computed, and the states of the sources that were read for it."""
 
     hours: Hours
     read: Mapping[str, Read]
@@ -110,9 +110,9 @@ def unread(
 
     :param target: the derived table; None: it does not exist yet
     :param time: its event time
-    :param first_hour: what lies before it is never computed again
-    :param known: what was found before: it tells more than the summaries of the target where
-        snapshots of a source expired since the newest of them
+    :param first_hour: earlier hours are never computed again
+    :param known: what was found before: more than the target's summaries record, if snapshots of a
+        source expired since the newest of them
     """
     writes = list(_writes(target)) if target else []
     found: dict[str, Read] = {}
@@ -174,7 +174,7 @@ def after(read: Mapping[str, Read], window: Window) -> str:
 
 
 def _writes(target: Table) -> Iterator[_Write]:
-    """From the newest on."""
+    """Yield the computed windows, the newest one first."""
     for snapshot, snapshots in computations(target):
         facts = summary(snapshot)
         if window := facts.get(WINDOW):
@@ -186,10 +186,10 @@ def _writes(target: Table) -> Iterator[_Write]:
 
 
 def _read(newest: _Write, name: str, source: Table) -> Read | None:
-    """Return how far the newest write says that a source is read; None: it does not say."""
+    """Return how far the newest write read a source, or None if its summary does not have it."""
     if name in newest.read or name not in newest.snapshots:
         return newest.read.get(name)
-    number = newest.snapshots[name]  # a write of an older version, which names snapshots alone
+    number = newest.snapshots[name]  # a write of an older version, which names only snapshots
     snapshot = source.snapshot_by_id(number) if number is not None else None
     return Read(mark=Mark.of(source, snapshot)) if snapshot or number is None else None
 
@@ -202,7 +202,7 @@ def _unread(changes: Iterable[Change], reach: timedelta, epoch: int) -> Iterator
 
 
 def _anywhere(source: Table, news: Changed, held: Iterable[Hours]) -> Iterator[Change]:
-    """Rows that were removed may have been in any hour of which something is left anywhere."""
+    """Yield changes of removed rows, which may have been in any hour that has rows anywhere."""
     head = source.current_snapshot()
     sequence = (head.sequence_number or 0) if head else 0
     now = int(datetime.now(UTC).timestamp() * 1000)
@@ -223,7 +223,7 @@ def _from(first_hour: int, ranges: Iterable[Unread]) -> Iterator[Unread]:
 
 
 def _joined(unread: Iterable[Unread]) -> list[Unread]:
-    """One for each range of hours."""
+    """Return one unread range for each range of hours."""
     found: dict[tuple[int, int], Unread] = {}
     for each in unread:
         found[each.start, each.stop] = _both(each, found.get((each.start, each.stop), each))
@@ -247,7 +247,7 @@ def _within(unread: Unread, hours: Hours) -> Unread | None:
 
 
 def _without(unread: Unread, hours: Hours, clock: int) -> Iterator[Unread]:
-    """What is left when some hours were computed from a state of the source."""
+    """Yield what remains unread when some hours were computed from a state of the source."""
     start, stop = max(unread.start, hours.start), min(unread.stop, hours.stop)
     if start >= stop or clock < unread.first:
         yield unread

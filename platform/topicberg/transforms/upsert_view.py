@@ -1,9 +1,9 @@
-"""An upsert view of a topic's table: of every value of some columns the newest record.
+"""An upsert view of a topic's table: for every value of some columns, the newest record.
 
-It is a table of its own, so that every engine reads it. Only records that are new since it was
-brought up to date last are read, and merged into it; what is computed anew, because the topic's
-table lost rows otherwise than by its retention, replaces everything. Records are ordered by event
-time, then by partition and offset, so the result is the same in whatever order they come.
+It is a table of its own, so that every engine reads it. Only records that are new since its last
+refresh are read, and merged into it; if the topic's table lost rows other than by its retention,
+the view is computed again and replaced. Records are ordered by event time, then by partition and
+offset, so the result does not depend on the order of their arrival.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NEW = "topicberg_new_records"
 
 @dataclass(frozen=True)
 class UpsertView:
-    """``keys``: of each of their values the newest record; ``order``: what newest means."""
+    """``keys``: columns of which each value has one row; ``order``: defines the newest record."""
 
     source: TableName
     target: TableName
@@ -58,7 +58,7 @@ class UpsertView:
 
 
 def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
-    """Bring the view to the newest snapshot of its source.
+    """Update the view to the newest snapshot of its source.
 
     :raises CommitConflictError: other writers kept changing it
     """
@@ -81,7 +81,7 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
                     _merge(spark, view, new, note)
         except Exception as error:
             conflict = isinstance(error, CommitConflictError) or is_conflict(error)
-            # Only the head is kept while it is read: snapshots before it may have expired.
+            # Only the head is protected while it is read: earlier snapshots may have expired.
             expired = incremental and changes_since(source.refresh(), base, head).gap
             if not conflict and not expired:
                 raise
@@ -89,13 +89,13 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
             continue
         return target.refresh()
     raise CommitConflictError(
-        f"table {view.name}: {ATTEMPTS} attempts met another writer",
-        hint="materialize it again when the other run is done",
+        f"table {view.name}: {ATTEMPTS} attempts conflicted with another writer",
+        hint="materialize it again when the other run has ended",
     )
 
 
 def merged(target: Table, source: tuple[str, ...]) -> int | None:
-    """The source's snapshot that the view holds; compaction says nothing about it."""
+    """Return the source's snapshot that the view holds; compaction does not record one."""
     _, read = next(computations(target), (None, {}))
     return read.get(".".join(source))
 
@@ -103,7 +103,7 @@ def merged(target: Table, source: tuple[str, ...]) -> int | None:
 def _new_records(
     spark: SparkSession, view: UpsertView, source: Table, base: int | None, head: Snapshot | None
 ) -> DataFrame | None:
-    """The newest records of each key among those since ``base``; None: all have to be read."""
+    """Return the newest records of each key among those since ``base``; None: read all of them."""
     changes = changes_since(source, base, head)
     if head is None or base is None or changes.gap or changes.rolled_back:
         return None
@@ -118,7 +118,7 @@ def _new_records(
 
 
 def _appends_only(snapshot: Snapshot) -> bool:
-    """Also if rows past their retention are gone: they stay in the view."""
+    """Return whether it appends rows or removes only expired ones, which stay in the view."""
     operation = snapshot.summary.operation if snapshot.summary else None
     return operation in (Operation.APPEND, Operation.REPLACE) or DATA_TTL_RUN in summary(snapshot)
 
@@ -158,7 +158,7 @@ def _replace(
 
 
 def _merge(spark: SparkSession, view: UpsertView, new: DataFrame, note: dict[str, str]) -> None:
-    """Of two records of a key the newer one stays, so merging the same ones again is harmless."""
+    """Merge the records; of two with one key the newer one stays, so repeating it is harmless."""
     name = f"{_NEW}_{uuid.uuid4().hex}"
     new.createOrReplaceTempView(name)
     same = " AND ".join(f"old.{quote(key)} <=> new.{quote(key)}" for key in view.keys)

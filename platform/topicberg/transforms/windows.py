@@ -1,4 +1,4 @@
-"""Windows of event time, and which of them the snapshots of a derived table computed."""
+"""Windows of event time, and those that the snapshots of a derived table computed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 WINDOW = "topicberg.window"
 FOREVER = timedelta.max
-"""A lookback over everything that was before."""
+"""A lookback over everything before."""
 
 
 def reached(hours: Hours, lookback: timedelta, now: datetime) -> Hours:
-    """A touched hour range with what looks back at it; ``now``: when it was touched, or later."""
+    """Return an affected hour range with what looks back at it; ``now``: when it was, or later."""
     if lookback == FOREVER:
         return Hours(hours.start, max(hours.stop, int(now.timestamp()) // 3600 + 1))
     return Hours(hours.start, hours.stop + ceil(lookback / timedelta(hours=1)))
@@ -35,7 +35,7 @@ def reached(hours: Hours, lookback: timedelta, now: datetime) -> Hours:
 class Window:
     """Event times from ``start`` up to, not including, ``end``.
 
-    No ``start``: everything before ``end``, and the rows that have no time at all.
+    Without ``start``: everything before ``end``, and the rows without a time.
     """
 
     start: datetime | None
@@ -52,14 +52,14 @@ class Window:
         return (time >= F.lit(self.start).cast(kind)) & before_end
 
     def back(self, lookback: timedelta) -> Window:
-        """The window with what lies before it."""
+        """Return the window, extended by what lies before it."""
         if self.start is None or lookback == FOREVER:
             return Window(None, self.end)
         return Window(self.start - lookback, self.end)
 
     @property
     def hours(self) -> Hours:
-        """Windows begin and end with an hour."""
+        """The hours of the window, which begins and ends with an hour."""
         start = int(self.start.timestamp()) // 3600 if self.start else BEFORE_EVERYTHING
         return Hours(start, int(self.end.timestamp()) // 3600)
 
@@ -68,16 +68,16 @@ class Window:
 
     @staticmethod
     def parse(text: str) -> Window:
-        """The other way round.
+        """Parse the text of a window.
 
-        :raises ValueError: it is no window
+        :raises ValueError: it is not a window
         """
         start, _, end = text.partition("/")
         return Window(datetime.fromisoformat(start) if start else None, datetime.fromisoformat(end))
 
 
 def computations(table: Table) -> Iterator[tuple[Snapshot, dict[str, int | None]]]:
-    """Snapshots that were computed, from the newest on: source → the snapshot that was read."""
+    """Yield computed snapshots, the newest one first: source → the snapshot that was read."""
     for snapshot in ancestry(table):
         if text := summary(snapshot).get(SOURCE_SNAPSHOTS):
             yield snapshot, json.loads(text)

@@ -1,0 +1,149 @@
+"""Words of no standard meaning stay out of the packages that were rewritten without them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from topicberg.settings import PROJECT_ROOT
+
+LIBRARY = PROJECT_ROOT / "platform" / "topicberg"
+CLEAN = (
+    "clients",
+    "cli",
+    "dagster",
+    "datagen",
+    "endpoints",
+    "formats",
+    "iceberg",
+    "kafka",
+    "local",
+    "query",
+    "security",
+    "tableflow",
+    "topics",
+    "transforms",
+    "catalogs/glue.py",
+    "errors.py",
+    "files.py",
+    "naming.py",
+    "peek.py",
+    "settings.py",
+    "spark.py",
+    "testing.py",
+    "wording.py",
+)
+"""Packages and modules in standard terms."""
+NOT_YET = ("cli/deploy.py",)
+IN_NAMES = {
+    "anew": "again, recreate",
+    "asked": "requested",
+    "mend": "fix, remediation",
+    "mended": "fixed, resolved",
+    "mends": "fixes",
+    "nobody": "say who",
+    "patiently": "with retries",
+    "poison": "malformed",
+    "said": "say what it is: message, reason, declared",
+    "somebody": "say who",
+    "told": "reported",
+    "touched": "affected",
+    "undone": "pending, rolled back",
+}
+"""Parts of identifiers → what to write."""
+IN_TEXTS = {
+    r"anew": "again",
+    r"all right again": "resolved",
+    r"mend(s|ed|ing)?": "fix",
+    r"nobody|somebody": "say who: the producer, another writer, the operator",
+    r"once more": "again",
+    r"poison record": "malformed record",
+    r"stand-ins?": "emulator",
+    r"told": "reported",
+    r"by hand": "manually",
+    r"(?<!there )is no (query|record|table|topic|folder|transform|key)": "is not a …",
+    r"something else than": "unexpected …",
+}
+"""Patterns of messages and docstrings → what to write."""
+_TEXTS = {
+    re.compile(rf"\b({pattern})\b", re.IGNORECASE): word for pattern, word in IN_TEXTS.items()
+}
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of everything that the code defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def problems(source: str) -> Iterator[str]:
+    """Yield the line of each glossary word in names and texts, and what to write instead."""
+    tree = ast.parse(source)
+    for line, name in names(tree):
+        for part in re.split("_", _CAMEL.sub("_", name).lower()):
+            if part in IN_NAMES:
+                yield f"{line}: the name {name}: write {IN_NAMES[part]}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for pattern, word in _TEXTS.items():
+                if found := pattern.search(node.value):
+                    yield f"{node.lineno}: {found[0]!r}: write {word}"
+
+
+def modules() -> list[Path]:
+    excluded = {LIBRARY / path for path in NOT_YET}
+    found = [LIBRARY / path for path in CLEAN]
+    files = [file for path in found for file in ([path] if path.suffix else path.rglob("*.py"))]
+    return sorted(set(files) - excluded)
+
+
+def test_language_of_clean_packages_has_no_glossary_words() -> None:
+    files = modules()
+    assert len(files) > 100
+    found = [
+        f"{file.relative_to(LIBRARY)}:{problem}"
+        for file in files
+        for problem in problems(file.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("def as_asked(): pass", "1: the name as_asked: write requested"),
+        ("told = 1", "1: the name told: write reported"),
+        ("class MendedRun: pass", "1: the name MendedRun: write fixed, resolved"),
+        ("self.touched = 1", "1: the name touched: write affected"),
+        ("x = f'{y} is no query'", "1: 'is no query': write is not a …"),
+        ("'It was made anew.'", "1: 'anew': write again"),
+    ],
+)
+def test_language_of_a_glossary_word_is_found(source: str, problem: str) -> None:
+    assert list(problems(source)) == [problem]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "amended = retold = 1",
+        "'recommend, amend'",
+        "read(asked=1)",
+        "said.x",
+        "'It cannot be undone.'",
+    ],
+)
+def test_language_of_other_words_is_accepted(source: str) -> None:
+    assert not list(problems(source))
