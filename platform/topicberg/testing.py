@@ -54,7 +54,7 @@ def topic_frame(
     if unknown:
         raise TopicbergError(
             f"topic {spec.name}: no column {', '.join(sorted(unknown))}",
-            hint=f"its table has {', '.join(columns)}",
+            hint=f"use one of {', '.join(columns)}",
         )
     schema = ", ".join(
         f"{quote(name)} {_SPARK_TYPES.get(kind, kind)}" for name, kind in kinds.items()

@@ -33,7 +33,7 @@ class _Unused(ModuleType):
 
 @cache
 def snowflake_resource() -> type[SnowflakeResource]:
-    """``dagster_snowflake.SnowflakeResource``."""
+    """Return ``dagster_snowflake.SnowflakeResource``."""
     absent = {name: _Unused(name) for name in _UNUSED if name not in sys.modules}
     sys.modules.update(absent)
     try:

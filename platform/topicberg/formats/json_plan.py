@@ -181,7 +181,8 @@ def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> Tablefl
     place = f"field {path}" if path else "the record"
     return TableflowError(
         f"{subject}: {place} is a {node.kind}, its column a {column}",
-        hint="run `topicberg tableflow disable` with --drop-table and enable the topic again",
+        hint="disable Tableflow for the topic with --drop-table and enable it again, which "
+        "creates a new table",
     )
 
 
