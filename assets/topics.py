@@ -62,7 +62,7 @@ def _kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
     described = dg.AssetSpec(
         key,
         group_name=spec.pipeline,
-        description=f"Kafka topic `{spec.name}`, {spec.partitions} partitions, "
+        description=f"Kafka topic `{spec.name}`, {count(spec.partitions, 'partition')}, "
         f"{spec.value_schema.format} values (subject `{spec.value_subject}`).\n\n"
         f"{spec.description}",
         kinds={"kafka"},
