@@ -375,7 +375,7 @@ def _idle(cursor: Cursor) -> str:
     if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS:
         return (
             f"{MAX_ATTEMPTS} runs for snapshot {cursor.snapshot} failed (see the runs tagged "
-            f"topicberg/snapshot={cursor.snapshot}); mend the cause, the next snapshot or a "
+            f"topicberg/snapshot={cursor.snapshot}); fix the cause, the next snapshot or a "
             "materialization by hand goes on"
         )
     return "a run is under way" if cursor.request or cursor.registration else "no new snapshot"
