@@ -260,9 +260,9 @@ def _dropped(name: str, cause: str | None) -> Finding:
         passed=False,
         what=f"Glue has table {name}, which is missing in Iceberg's catalog: it was dropped there, "
         "and readers of Glue and Snowflake still see its last rows",
-        remediation="recreate it: materialize all partitions of its asset `iceberg/…` (a backfill); "
-        "the engine recreates the table of a topic from the topic's records. To drop it for good, "
-        "drop it in Glue and Snowflake as well",
+        remediation="recreate it by materializing all partitions of its asset `iceberg/…`; the "
+        "engine recreates the table of a topic from the topic's records. To drop it for good, drop "
+        "it in Glue and Snowflake as well",
         cause=cause,
     )
 
