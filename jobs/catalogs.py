@@ -18,7 +18,7 @@ from pyiceberg.table import StaticTable
 
 from assets import Lake
 from assets.tables import LakeTable, history_lake_table
-from jobs.schedules import UNFINISHED, under_way, unless_silent
+from jobs.schedules import UNFINISHED, skip_if_unavailable, under_way
 from resources import Lakehouse
 from topicberg.catalogs import glue
 from topicberg.errors import TopicbergError
@@ -76,7 +76,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         description="Registers derived tables in Glue and Snowflake again after maintenance or "
         "publishing has changed their metadata.",
     )
-    @unless_silent
+    @skip_if_unavailable
     def catalogs(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:

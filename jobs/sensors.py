@@ -40,7 +40,7 @@ from assets.partitions import (
 )
 from assets.tables import CATALOGS, history_lake_table, kafka_key, upsert_view_table
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
-from jobs.schedules import unless_silent
+from jobs.schedules import skip_if_unavailable
 from jobs.snapshot_cursor import (
     ANY_TABLE,
     MAX_ATTEMPTS,
@@ -209,7 +209,7 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Watches `{name}`. {reports}Requests runs: {', '.join(requests)}.",
     )
-    @unless_silent
+    @skip_if_unavailable
     def snapshots(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:

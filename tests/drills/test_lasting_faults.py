@@ -28,7 +28,7 @@ from operators import Operator
 from waiting import wait_until
 
 from resources import snowflake as snowflake_resource
-from topicberg import endpoints, kafka, transient
+from topicberg import endpoints, kafka, retry
 from topicberg.alerts import Notice
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
@@ -96,7 +96,7 @@ def load(stack: Endpoints) -> Iterator[Load]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing waits for long: what is tried again is so twice, at once; clients give up soon."""
     monkeypatch.setattr(
-        transient, "UNREACHABLE", replace(transient.UNREACHABLE, retries=1, first_wait_seconds=0.1)
+        retry, "UNREACHABLE", replace(retry.UNREACHABLE, retries=1, first_wait_seconds=0.1)
     )
     monkeypatch.setattr(topic_checks, "PATIENCE_MS", 3000)
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 3.0)

@@ -36,7 +36,7 @@ from assets.checks import finding_of, result, table_checks
 from assets.checks.adapter import definition
 from assets.tables import topic_table
 from resources import RESOURCES
-from topicberg import transient
+from topicberg import retry
 from topicberg.checks.catalogs import check_pointer, place
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
@@ -446,7 +446,7 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And those of the same table that were evaluated before keep their verdicts."""
-    monkeypatch.setattr(transient, "UNREACHABLE", transient.Kind("silence", 3, 0.01))
+    monkeypatch.setattr(retry, "UNREACHABLE", retry.Kind("silence", 3, 0.01))
     tried: list[str] = []
 
     def silent(_: Probe) -> Finding:
