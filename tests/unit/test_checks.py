@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 from assets import Lake, find_derived
 from assets.checks import finding_of, result, table_checks
 from assets.checks.adapter import definition
-from assets.tables import topic_table
+from assets.registry import TopicTable
 from resources import RESOURCES
 from topicberg import retry
 from topicberg.checks.catalogs import check_pointer, place
@@ -455,7 +455,7 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
             raise UnreachableError("Glue does not answer")
         return good("it answers")
 
-    table = topic_table(load_topic("stock_trades"), settings())
+    (table,) = TopicTable.of(load_topic("stock_trades"), settings())
     checks = [
         TableCheck("first", "-", lambda _: good("-")),
         TableCheck("second", "-", silent),
