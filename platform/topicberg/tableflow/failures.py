@@ -162,6 +162,6 @@ def explain(what: str, error: BaseException) -> TopicbergError:
         service = unavailable_service(error)
         return UnreachableError(
             f"{what}: {service or 'a service'} does not answer: {reason}",
-            hint=f"{availability_hint(service)}; the engine writes the batch again when it responds",
+            hint=f"{availability_hint(service)}; the engine then writes the batch again",
         )
     return TopicbergError(f"{what}: {type(error).__name__}: {reason}")
