@@ -7,18 +7,23 @@ from collections.abc import Iterator
 import dagster as dg
 
 from assets.checks import lake_checks
-from assets.derived import derived_assets
 from assets.lake import Lake, find_derived
 from assets.publishing import publishing_asset
-from assets.topics import topic_assets
+from assets.tables import glue_asset, snowflake_asset
+from assets.topics import kafka_asset
 
 __all__ = ["Lake", "find_derived", "lake_assets", "lake_checks"]
 
 
 def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
+    """Return every asset of the topics and of the tables."""
     for spec in lake.topics:
-        yield from topic_assets(spec, lake.config)
+        if not spec.publishes:
+            yield kafka_asset(spec)
+    for table in lake.tables:
+        yield table.iceberg_asset(lake)
+        yield glue_asset(table)
+        yield snowflake_asset(table)
     for derived in lake.derived:
-        yield from derived_assets(derived, lake)
         for spec in lake.published(derived):
             yield publishing_asset(spec, derived, lake)

@@ -99,7 +99,7 @@ def _topic_columns(lake: Lake, name: str) -> "StructType":
     """The columns of a topic's table, or of its history, as its schema files make them."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    spec = lake.materialized.get(name) or lake.histories[name]
+    spec = lake.ingested[name].root
     schema = table_schema(spec, Layout(_half(spec, KEY, lake), _half(spec, VALUE, lake)))
     columns = from_arrow_schema(schema.as_arrow(), prefer_timestamp_ntz=True)
     for column, field in zip(columns, schema.fields, strict=True):

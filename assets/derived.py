@@ -15,7 +15,7 @@ are in the graph, with partitions, backfills and checks.
 import hashlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -28,7 +28,7 @@ from assets.charts import markdown
 from assets.metadata import column_lineage, documentation, table_metadata
 from assets.partitions import TimePartitions, partition_keys, time_partitions, window
 from assets.retries import retried
-from assets.tables import LakeTable, freshness, glue_asset, snowflake_asset
+from assets.tables import LakeTable, freshness
 from resources import Lakehouse, Spark
 from topicberg.errors import SpecError
 from topicberg.iceberg.hours import Hours
@@ -84,17 +84,6 @@ class DerivedTable:
     def file(self) -> str:
         """The file of its function, from the project's root."""
         return f"{self.transform.__module__.replace('.', '/')}.py"
-
-    def table(self, root: TopicSpec) -> LakeTable:
-        """Its names: the namespace is that of its source's pipeline."""
-        return LakeTable(
-            name=self.name,
-            group=root.pipeline,
-            identifier=(root.namespace(), self.name),
-            glue_name=self.name,
-            snowflake_name=self.name.upper(),
-            owners=self.owners or root.owners,
-        )
 
     def parameters_of(self, root: TopicSpec) -> BaseModel | None:
         """What the spec sets for this table, and the defaults of the rest.
@@ -173,14 +162,6 @@ def derived_table(
     return decorate
 
 
-def derived_assets(derived: DerivedTable, lake: "Lake") -> Iterator[dg.AssetsDefinition]:
-    """The assets of a derived table."""
-    table = lake.table(derived)
-    yield _iceberg_asset(derived, table, lake)
-    yield glue_asset(table)
-    yield snowflake_asset(table)
-
-
 def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
     """What the derived table is to the library, which knows no assets."""
     root = lake.root(derived)
@@ -200,8 +181,8 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
 
 
 def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
-    origin, topic = lake.origin(name), lake.materialized.get(name)
-    kept = topic.tableflow.data_retention_ms if topic else None
+    origin, ingested = lake.origin(name), lake.ingested.get(name)
+    kept = ingested.retention_ms if ingested else None
     retention = None if kept is None else timedelta(milliseconds=min(kept, MAX_RETENTION_MS))
     return Source(origin.table.identifier, origin.time, whole=whole, kept=retention)
 
@@ -213,7 +194,7 @@ def with_parameters(function: Callable[..., T], parameters: BaseModel | None) ->
     return partial(function, parameters=parameters)
 
 
-def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
+def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
     partitions = time_partitions(lake.root(derived))
     plan = derivation(derived, lake)
     parameters = derived.parameters_of(lake.root(derived))
@@ -254,8 +235,8 @@ def _iceberg_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.
         catalog = lakehouse.catalog()
         for name, origin in parents.items():
             if not catalog.table_exists(origin.table.identifier):
-                context.log.info(f"there is no table of {name} yet: making it")
-                lake.make(name, lakehouse)
+                context.log.info(f"there is no table of {name} yet: creating it")
+                lake.create(name, lakehouse)
         if emr := emr_settings():
             # Not above: dagster-aws takes as long to import as all that a run without it needs.
             from assets.emr import write_window_on_emr

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from assets import pipelines
 from assets.derived import DerivedTable
-from assets.tables import LakeTable, history_lake_table, topic_table, upsert_view_table
+from assets.registry import OF_TOPICS, ComputedTable, Table
+from assets.tables import LakeTable
 from resources import Lakehouse
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
-from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.topics import TopicSpec
 
 
@@ -47,70 +46,55 @@ class Lake:
         self._check_published()
 
     @cached_property
-    def materialized(self) -> dict[str, TopicSpec]:
-        """The topics that have tables; those that are published have a name of their own here."""
-        return {
-            spec.table_name if spec.publishes else spec.name: spec
+    def _of_topics(self) -> tuple[Table, ...]:
+        return tuple(
+            table
+            for kind in OF_TOPICS
             for spec in self.topics
-            if spec.tableflow.enabled
-        }
+            for table in kind.of(spec, self.config)
+        )
 
     @cached_property
-    def histories(self) -> dict[str, TopicSpec]:
-        """The tables of every record of an upsert topic."""
-        return {history_table(s)[1]: s for s in self.materialized.values() if s.history}
+    def tables(self) -> tuple[Table, ...]:
+        """Every table: those of topics, their histories and views, then the derived ones."""
+        computed = (ComputedTable.of(derived, self.root(derived)) for derived in self.derived)
+        return (*self._of_topics, *computed)
 
     @cached_property
-    def upsert_views(self) -> list[tuple[TopicSpec, LakeTable]]:
-        """The tables of the newest records, and the topics whose they are."""
-        return [
-            (spec, upsert_view_table(spec, name))
-            for spec in self.materialized.values()
-            for name in spec.upsert_views
-        ]
+    def ingested(self) -> dict[str, Table]:
+        """The tables of records that others can be derived from, by the name of the source."""
+        return {table.source: table for table in self._of_topics if table.source}
 
     @cached_property
     def derived_by_name(self) -> dict[str, DerivedTable]:
         return {table.name: table for table in self.derived}
 
     def root(self, table: DerivedTable) -> TopicSpec:
-        """The topic at the beginning: its spec gives pipeline, partitions, owners, parameters."""
+        """Return the topic that its rows come from."""
         first = table.sources[0]
-        topics = self.materialized | self.histories
-        return topics.get(first) or self.root(self.derived_by_name[first])
+        found = self.ingested.get(first)
+        return found.root if found else self.root(self.derived_by_name[first])
 
-    def table(self, derived: DerivedTable) -> LakeTable:
-        return derived.table(self.root(derived))
+    def table(self, derived: DerivedTable) -> Table:
+        return self._by_source[derived.name]
 
     def origin(self, name: str) -> Origin:
-        """A topic or a derived table, as something to read."""
-        if spec := self.materialized.get(name):
-            return Origin(name, topic_table(spec, self.config), spec.event_time, spec)
-        if spec := self.histories.get(name):
-            return Origin(name, history_lake_table(spec), spec.event_time, spec)
-        derived = self.derived_by_name[name]
-        return Origin(name, self.table(derived), derived.time_column, self.root(derived))
+        """Return a topic or a derived table as a source."""
+        table = self._by_source[name]
+        assert table.time is not None  # noqa: S101  sources have one
+        return Origin(name, table, table.time, table.root)
 
-    def make(self, name: str, lakehouse: Lakehouse) -> None:
-        """Make the table of a topic; a derived one is left to its own asset.
+    def create(self, name: str, lakehouse: Lakehouse) -> None:
+        """Create the table of a topic; the run of a derived one is left to its own asset.
 
         So a table that reads two topics can be computed when only one of them has records yet.
         """
-        if spec := self.materialized.get(name):
-            lakehouse.ingest(spec, lambda missing: None)
-        elif spec := self.histories.get(name):
-            ingest_history(spec, lakehouse.endpoints(), self.config)
+        self._by_source[name].create(lakehouse)
 
-    def tables(self) -> Iterator[LakeTable]:
-        """Every table: those of topics and of their records, then the derived ones."""
-        for spec in self.materialized.values():
-            yield topic_table(spec, self.config)
-        for spec in self.histories.values():
-            yield history_lake_table(spec)
-        for _, view in self.upsert_views:
-            yield view
-        for derived in self.derived:
-            yield self.table(derived)
+    @cached_property
+    def _by_source(self) -> dict[str, Table]:
+        computed = {table.source: table for table in self.tables if table.source}
+        return {**computed, **self.ingested}
 
     def published(self, derived: DerivedTable) -> list[TopicSpec]:
         """The topics that a derived table is published to."""
@@ -131,15 +115,12 @@ class Lake:
 
     def _check_names(self) -> None:
         """In Snowflake all tables are in one schema, and in Dagster their names are keys."""
-        seen: set[str] = set()
-        for spec in self.materialized.values():
-            seen.add(spec.table_name.lower())
-        others = [
-            (f"history of topic {s.name}", history_table(s)[1]) for s in self.histories.values()
-        ]
-        others += [(f"upsert view of topic {s.name}", view.name) for s, view in self.upsert_views]
-        others += [("derived table", table.name) for table in self.derived]
-        for what, name in others:
+        topics = [table for table in self._of_topics if table.reported]
+        others = [table for table in self._of_topics if not table.reported]
+        named = [(table.described.format(topic=table.root.name), table.name) for table in others]
+        named += [(ComputedTable.described, table.name) for table in self.derived]
+        seen = {table.name.lower() for table in topics}
+        for what, name in named:
             if name.lower() in seen:
                 raise SpecError(
                     f"the {what} has the name {name}, which another table has already",
@@ -153,7 +134,7 @@ class Lake:
                 f"derived table {table.name} comes from itself: {' → '.join((*below, table.name))}"
             )
         for source in (*table.sources, *table.lookups):
-            known = (*self.materialized, *self.histories, *self.derived_by_name)
+            known = (*self.ingested, *self.derived_by_name)
             if source not in known:
                 there = ", ".join(sorted(known))
                 raise SpecError(
@@ -162,7 +143,13 @@ class Lake:
                 )
             if source in self.derived_by_name:
                 self._check(self.derived_by_name[source], (*below, table.name))
-        partitions = {str(self.origin(source).root.derived_partitions) for source in table.sources}
+        roots = [
+            found.root
+            if (found := self.ingested.get(source))
+            else self.root(self.derived_by_name[source])
+            for source in table.sources
+        ]
+        partitions = {str(root.derived_partitions) for root in roots}
         if len(partitions) > 1:
             raise SpecError(
                 f"derived table {table.name}: its sources differ in `derived_partitions`",
@@ -174,7 +161,7 @@ class Lake:
             if spec.publishes and spec.publishes not in self.derived_by_name:
                 there = ", ".join(sorted(self.derived_by_name))
                 raise SpecError(
-                    f"topic {spec.name} publishes {spec.publishes!r}, which is no derived table",
+                    f"topic {spec.name} publishes {spec.publishes!r}, which is not a derived table",
                     hint=f"derived tables: {there or 'none'}",
                 )
 

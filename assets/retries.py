@@ -1,4 +1,4 @@
-"""Steps that are tried again, each kind of failure in its own way: see :mod:`topicberg.transient`.
+"""Steps that are retried, each kind of failure in its own way: see :mod:`topicberg.retry`.
 
 A retry policy of Dagster would also repeat what can only fail again, a wrong spec for example.
 """
@@ -15,20 +15,20 @@ import dagster as dg
 def retried() -> Iterator[None]:
     """For functions of assets, checks and ops, as a decorator: ``@retried()``.
 
-    :raises dagster.RetryRequested: the failure passes by itself
+    :raises dagster.RetryRequested: a retry may resolve the failure
     """
     from topicberg.errors import safe
-    from topicberg.transient import kind_of, said, without_jvm
+    from topicberg.retry import classify, with_service, without_jvm
 
     try:
         yield
     except Exception as error:
-        kind = kind_of(error)
+        kind = classify(error)
         if kind is None:
             raise safe(without_jvm(error))  # noqa: B904  a cause would show what was taken out
         context = dg.OpExecutionContext.get()
         wait = kind.wait(context.retry_number)
         if context.retry_number < kind.retries:
-            context.log.warning(f"{kind.name}, trying again in {wait:.0f} s: {safe(error)}")
+            context.log.warning(f"{kind.name}, retrying in {wait:.0f} s: {safe(error)}")
         retry = dg.RetryRequested(max_retries=kind.retries, seconds_to_wait=wait)
-        raise retry from safe(said(error))
+        raise retry from safe(with_service(error))

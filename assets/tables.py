@@ -12,8 +12,7 @@ from assets.retries import retried
 from resources import Lakehouse, Snowflake
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import Names, describe, sync
-from topicberg.settings import Settings, settings
-from topicberg.tableflow.history import history_table
+from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
 CATALOGS = ("iceberg", "glue", "snowflake")
@@ -43,7 +42,7 @@ class LakeTable:
 
     @property
     def apply_deletes(self) -> str:
-        """The statement that writes the table anew without its delete files."""
+        """The statement that rewrites the table without its delete files."""
         return (
             "CALL lake.system.rewrite_data_files(table => "
             f"'`{self.identifier[0]}`.`{self.identifier[1]}`', options => map("
@@ -59,42 +58,6 @@ class LakeTable:
 def kafka_key(spec: TopicSpec) -> dg.AssetKey:
     """The topic itself."""
     return dg.AssetKey(["kafka", spec.asset_name])
-
-
-def topic_table(spec: TopicSpec, config: Settings) -> LakeTable:
-    return LakeTable(
-        name=spec.table_name,
-        group=spec.pipeline,
-        identifier=spec.table_identifier(config),
-        glue_name=spec.glue_name,
-        snowflake_name=spec.snowflake_name,
-        owners=spec.owners,
-    )
-
-
-def history_lake_table(spec: TopicSpec) -> LakeTable:
-    """The table of every record of an upsert topic, see :mod:`topicberg.tableflow.history`."""
-    namespace, name = history_table(spec)
-    return LakeTable(
-        name=name,
-        group=spec.pipeline,
-        identifier=(namespace, name),
-        glue_name=name.lower(),
-        snowflake_name=name.upper(),
-        owners=spec.owners,
-    )
-
-
-def upsert_view_table(spec: TopicSpec, name: str) -> LakeTable:
-    """The table of one of the topic's upsert views, see :mod:`topicberg.transforms.upsert_view`."""
-    return LakeTable(
-        name=name,
-        group=spec.pipeline,
-        identifier=(spec.namespace(), name),
-        glue_name=name,
-        snowflake_name=name.upper(),
-        owners=spec.owners,
-    )
 
 
 def freshness(spec: TopicSpec) -> dg.FreshnessPolicy | None:

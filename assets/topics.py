@@ -1,6 +1,5 @@
 """A topic as assets, made from its spec: ``kafka``, ``iceberg``, ``glue`` and ``snowflake``."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -10,42 +9,15 @@ from assets.retries import retried
 from assets.tables import (
     LakeTable,
     freshness,
-    glue_asset,
-    history_lake_table,
     kafka_key,
-    snowflake_asset,
-    topic_table,
-    upsert_view_table,
 )
 from resources import Lakehouse, Spark
 from topicberg.kafka.offsets import Offsets
-from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 
 
-def topic_assets(spec: TopicSpec, config: Settings) -> Iterator[dg.AssetsDefinition]:
-    """Every asset of a topic; those behind Kafka only if its spec enables Tableflow."""
-    table = topic_table(spec, config)
-    if not spec.publishes:
-        yield _kafka_asset(spec)
-    if spec.tableflow.enabled:
-        yield _iceberg_asset(spec, table)
-        yield glue_asset(table)
-        yield snowflake_asset(table)
-    if spec.history:
-        history = history_lake_table(spec)
-        yield _history_asset(spec, history)
-        yield glue_asset(history)
-        yield snowflake_asset(history)
-    for name, columns in spec.upsert_views.items():
-        view = upsert_view_table(spec, name)
-        yield _upsert_view_asset(spec, table, view, columns)
-        yield glue_asset(view)
-        yield snowflake_asset(view)
-
-
-def _kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
+def kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
     key = kafka_key(spec)
 
     def observe(lakehouse: Lakehouse) -> dg.ObserveResult:
@@ -103,7 +75,7 @@ def consumer_lag_metadata(held: Offsets, begin: Offsets, end: Offsets) -> dict[s
     }
 
 
-def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
+def topic_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
     @dg.asset(
         key=table.key("iceberg"),
         deps=[kafka_key(spec)],
@@ -135,7 +107,7 @@ def _iceberg_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
     return materialize
 
 
-def _history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
+def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
     name = ".".join(history.identifier)
 
     @dg.asset(
@@ -162,7 +134,7 @@ def _history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
     return append
 
 
-def _upsert_view_asset(
+def upsert_view_asset(
     spec: TopicSpec, table: LakeTable, view: LakeTable, columns: tuple[str, ...]
 ) -> dg.AssetsDefinition:
     name = ".".join(view.identifier)

@@ -17,8 +17,8 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import StaticTable
 
 from assets import Lake
-from assets.tables import LakeTable, history_lake_table
-from jobs.schedules import UNFINISHED, under_way, unless_silent
+from assets.tables import LakeTable
+from jobs.schedules import UNFINISHED, skip_if_unavailable, under_way
 from resources import Lakehouse
 from topicberg.catalogs import glue
 from topicberg.errors import TopicbergError
@@ -61,11 +61,7 @@ class Cursor(BaseModel):
 
 
 def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
-    tables = [
-        *(history_lake_table(spec) for spec in lake.histories.values()),
-        *(view for _, view in lake.upsert_views),
-        *(lake.table(derived) for derived in lake.derived),
-    ]
+    tables = [table for table in lake.tables if not table.reported]
     keys = [table.key(system) for table in tables for system in ("glue", "snowflake")]
 
     @dg.sensor(
@@ -76,7 +72,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         description="Registers derived tables in Glue and Snowflake again after maintenance or "
         "publishing has changed their metadata.",
     )
-    @unless_silent
+    @skip_if_unavailable
     def catalogs(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:

@@ -17,7 +17,7 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
         CHECK,
         selection=dg.AssetSelection.checks(*CheckKeys(lake).all()),
         description="Checks every table in every catalog: from metadata, manifests and counts. A "
-        "check that fails says what is wrong, since when, and how to mend it.",
+        "check that fails says what is wrong, since when, and how to fix it.",
         tags={"topicberg/kind": "checks", "dagster/priority": "1", "dagster/max_runtime": "1800"},
     )
 

@@ -1,18 +1,15 @@
 """The job that maintains every table, and its schedule."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
 
 from assets import Lake
+from assets.registry import Table
 from assets.retries import retried
-from assets.tables import LakeTable, history_lake_table, topic_table
 from jobs.schedules import schedule_unless_busy
 from resources import Lakehouse
-from topicberg.settings import Settings
-from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
     from topicberg.iceberg.maintenance import MaintenanceReport
@@ -21,18 +18,8 @@ MAINTAIN = "maintain_tables"
 
 
 def maintenance_job(lake: Lake) -> dg.JobDefinition:
-    """An op for each table, so that one that fails keeps no other from its turn."""
-    topics = [_topic_op(spec, lake.config) for spec in lake.materialized.values()]
-    derived = [
-        _derived_op(lake.table(table), lake.root(table), table.time_column)
-        for table in lake.derived
-    ]
-    histories = [
-        _derived_op(history_lake_table(spec), spec, spec.event_time)
-        for spec in lake.histories.values()
-    ]
-    views = [_derived_op(view, spec, None) for spec, view in lake.upsert_views]
-    ops = [*topics, *histories, *views, *derived]
+    """Return the job, with an op for each table, so that one that fails stops no other."""
+    ops = [_op(table) for table in lake.tables]
 
     @dg.job(
         name=MAINTAIN,
@@ -52,24 +39,7 @@ def maintenance_schedule() -> dg.ScheduleDefinition:
     return schedule_unless_busy(MAINTAIN, "*/15 * * * *")
 
 
-def _topic_op(spec: TopicSpec, config: Settings) -> dg.OpDefinition:
-    return _op(topic_table(spec, config), lambda lakehouse: lakehouse.maintain(spec))
-
-
-def _derived_op(table: LakeTable, root: TopicSpec, time: str | None) -> dg.OpDefinition:
-    def maintain(lakehouse: Lakehouse) -> "MaintenanceReport":
-        from topicberg.iceberg.maintenance import Policy, maintain_table, topic_policy
-
-        iceberg = lakehouse.catalog().load_table(table.identifier)
-        policy = Policy(retention=topic_policy(root).retention)
-        return maintain_table(iceberg, lakehouse.endpoints(), policy, time=time)
-
-    return _op(table, maintain)
-
-
-def _op(
-    table: LakeTable, work: "Callable[[Lakehouse], MaintenanceReport | None]"
-) -> dg.OpDefinition:
+def _op(table: Table) -> dg.OpDefinition:
     @dg.op(
         name=f"maintain_{table.name}",
         description=f"Maintain `{'.'.join(table.identifier)}`.",
@@ -78,9 +48,9 @@ def _op(
     @retried()
     def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
         try:
-            report = work(lakehouse)
+            report = table.maintain(lakehouse)
         except NoSuchTableError:
-            context.log.info("there is no such table yet")
+            context.log.info("the table was not created yet")
             return
         if report is None:
             context.log.info("Confluent's Tableflow maintains this table")

@@ -28,22 +28,22 @@ P = ParamSpec("P")
 Found = TypeVar("Found")
 
 
-def unless_silent(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
-    """For sensors: a service that does not answer is a reason to skip the tick, no failure of it.
+def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
+    """Skip the tick of a sensor, instead of failing it, while a service does not answer.
 
-    The checks tell of the service once; beside them, each sensor would.
+    The checks report the service once; otherwise each sensor would as well.
     """
 
     @wraps(tick)
     def skipping(*args: P.args, **kwargs: P.kwargs) -> Found | dg.SkipReason:
-        from topicberg.transient import kind_of, said
+        from topicberg.retry import classify, with_service
 
         try:
             return tick(*args, **kwargs)
         except Exception as error:
-            if kind_of(error) is None:
+            if classify(error) is None:
                 raise
-            return dg.SkipReason(str(said(error)))
+            return dg.SkipReason(str(with_service(error)))
 
     return skipping
 

@@ -38,9 +38,9 @@ from assets.partitions import (
     spans,
     time_partitions,
 )
-from assets.tables import CATALOGS, history_lake_table, kafka_key, upsert_view_table
+from assets.tables import CATALOGS, kafka_key
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
-from jobs.schedules import unless_silent
+from jobs.schedules import skip_if_unavailable
 from jobs.snapshot_cursor import (
     ANY_TABLE,
     MAX_ATTEMPTS,
@@ -126,54 +126,46 @@ def watches(lake: Lake) -> Iterator[Watch]:
         names = [table.name for table in tables]
         return (*(checks.blocking(source) if names else ()), *checks.of_runs(names))
 
-    for name, spec in lake.materialized.items():
-        origin = lake.origin(name)
-        keys = [origin.table.key("glue"), origin.table.key("snowflake")]
-        registered, downstream = [spec.table_name], lake.downstream(name)
-        if spec.history:
-            history = history_lake_table(spec)
-            registered.append(history.name)
-            keys += [history.key(system) for system in CATALOGS]
-        for view in spec.upsert_views:
-            registered.append(view)
-            keys += [upsert_view_table(spec, view).key(system) for system in CATALOGS]
+    for table in lake.tables:
+        if not table.has_snapshot_sensor or table.source is None:
+            continue
+        downstream = lake.downstream(table.source)
+        if not table.reported and not downstream:
+            continue
+        registered = [
+            each
+            for each in lake.tables
+            if table.reported and each.requested_with_topic and each.root.name == table.root.name
+        ]
         yield Watch(
-            name=f"{spec.table_name}_snapshots",
-            origin=origin,
-            registrations=tuple(keys),
+            name=f"{table.name}_snapshots",
+            origin=lake.origin(table.source),
+            registrations=tuple(
+                each.key(system) for each in registered for system in each.requested_with_topic
+            ),
             derived=_assets(lake, downstream),
-            registration_checks=tuple(checks.of_runs(registered)),
-            derived_checks=of_computation(spec.table_name, downstream),
-            partitions=time_partitions(spec) if downstream else None,
-            plans=tuple(derivation(table, lake) for table in downstream),
+            registration_checks=tuple(checks.of_runs([each.name for each in registered])),
+            derived_checks=of_computation(table.name, downstream),
+            partitions=time_partitions(table.root) if downstream else None,
+            reported=table.reported,
+            plans=tuple(derivation(each, lake) for each in downstream),
         )
-    for name, spec in lake.histories.items():
-        if downstream := lake.downstream(name):
-            yield Watch(
-                name=f"{name}_snapshots",
-                origin=lake.origin(name),
-                registrations=(),
-                derived=_assets(lake, downstream),
-                derived_checks=of_computation(name, downstream),
-                partitions=time_partitions(spec),
-                reported=False,
-                plans=tuple(derivation(table, lake) for table in downstream),
-            )
-    for table in lake.derived:
-        reach = table.lookback_of(lake.root(table))
-        back = {source: ("lookback", reach) for source in table.sources if reach}
-        # Nobody knows for how long a row of a lookup counts: all that came after it.
-        back |= dict.fromkeys(table.lookups, ("lookup", FOREVER))
+    for derived in lake.derived:
+        root = lake.root(derived)
+        reach = derived.lookback_of(root)
+        back = {source: ("lookback", reach) for source in derived.sources if reach}
+        # A row of a lookup may count for any time: all that came after it.
+        back |= dict.fromkeys(derived.lookups, ("lookup", FOREVER))
         for source, (why, reach) in back.items():
-            downstream = [table, *lake.downstream(table.name)]
+            downstream = [derived, *lake.downstream(derived.name)]
             several = f"_of_{source}" if len(back) > 1 else ""
             yield Watch(
-                name=re.sub(r"[.-]", "_", f"{table.name}_{why}{several}"),
+                name=re.sub(r"[.-]", "_", f"{derived.name}_{why}{several}"),
                 origin=lake.origin(source),
                 registrations=(),
                 derived=_assets(lake, downstream),
                 derived_checks=of_computation(lake.origin(source).table.name, downstream),
-                partitions=time_partitions(lake.root(table)),
+                partitions=time_partitions(root),
                 reach=reach or timedelta(),
                 reported=False,
                 plans=tuple(derivation(each, lake) for each in downstream),
@@ -209,7 +201,7 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Watches `{name}`. {reports}Requests runs: {', '.join(requests)}.",
     )
-    @unless_silent
+    @skip_if_unavailable
     def snapshots(
         context: dg.SensorEvaluationContext, lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
@@ -375,7 +367,7 @@ def _idle(cursor: Cursor) -> str:
     if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS:
         return (
             f"{MAX_ATTEMPTS} runs for snapshot {cursor.snapshot} failed (see the runs tagged "
-            f"topicberg/snapshot={cursor.snapshot}); mend the cause, the next snapshot or a "
+            f"topicberg/snapshot={cursor.snapshot}); fix the cause, the next snapshot or a "
             "materialization by hand goes on"
         )
     return "a run is under way" if cursor.request or cursor.registration else "no new snapshot"

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _source(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
-    spec = lake.materialized[name]
+    spec = lake.ingested[name].root
     assert spec.generator  # noqa: S101  all of them are generated
     return topic_frame(spark, spec, list(records(spec.generator.kind)))
 

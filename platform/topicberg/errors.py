@@ -13,6 +13,7 @@ from topicberg.security.text import terminal
 
 _DEPTH = 10
 """How many causes of an error are inspected."""
+_HINT = "\n  → "
 
 
 class TopicbergError(Exception):
@@ -28,7 +29,17 @@ class TopicbergError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+        return f"{self.message}{_HINT}{self.hint}" if self.hint else self.message
+
+
+def split_hint(text: str) -> tuple[str, str | None]:
+    """Return message and hint of the text of an error: the inverse of ``str(error)``.
+
+    For errors that others keep as text only: Dagster those of steps and ticks, Tableflow's API
+    those of a topic.
+    """
+    message, _, hint = text.partition(_HINT)
+    return message, hint.strip() or None
 
 
 def safe(error: BaseException) -> BaseException:

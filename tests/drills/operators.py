@@ -90,7 +90,7 @@ class Operator:
         assert [n.alert.key for n in told] == [f"check {check}"], told
         assert not self.alerts()
         assert told[0].alert.link.startswith("http://")
-        (command, *_) = COMMAND.findall(told[0].alert.mend or "")
+        (command, *_) = COMMAND.findall(told[0].alert.remediation or "")
         assert command in text
         return str(command)
 
@@ -102,4 +102,4 @@ class Operator:
             time.sleep(2)
         told = self.alerts()
         assert told
-        assert all(n.state == "recovered" for n in told), told
+        assert all(n.state == "resolved" for n in told), told

@@ -1,4 +1,4 @@
-"""Faults that a newcomer must be able to mend from what checks and alerts say alone.
+"""Faults that a newcomer must be able to fix from what checks and alerts say alone.
 
 Each one is really made; the checks and the alerts run; their text names the fault and a command;
 exactly that command is run, and all is well again.
@@ -111,7 +111,7 @@ def test_stale_topic(operator: Operator) -> None:
     limits = Freshness(warn_minutes=1, fail_minutes=2)
     late = Operator(operator.instance, SPEC.model_copy(update={"freshness": limits}))
     wait_until(lambda: f"{ICEBERG}:freshness" in late.failing(), PATIENCE_SECONDS)
-    command = late.diagnose(f"{ICEBERG}:freshness", "nobody has produced to it for")
+    command = late.diagnose(f"{ICEBERG}:freshness", "no record was produced to it for")
     assert command == f"topicberg datagen start {TOPIC}"
     try:
         run(command)
@@ -155,12 +155,15 @@ def test_malformed_record(operator: Operator, stack: Endpoints) -> None:
         wait_until(lambda: list(operator.failing()) == [skipped], PATIENCE_SECONDS)
         told = operator.alerts()
         assert {(n.state, n.alert.key) for n in told} == {
-            ("recovered", f"check {ICEBERG}:tableflow"),
+            ("resolved", f"check {ICEBERG}:tableflow"),
             ("firing", f"check {skipped}"),
         }
         assert any("error_log" in n.alert.what for n in told)
         (acknowledge,) = {
-            c for n in told if n.state == "firing" for c in COMMAND.findall(n.alert.mend or "")
+            c
+            for n in told
+            if n.state == "firing"
+            for c in COMMAND.findall(n.alert.remediation or "")
         }
         assert acknowledge == f"topicberg tableflow acknowledge {TOPIC}"
         found = run_query(
@@ -184,7 +187,7 @@ def test_glue_pointer_moved_by_hand(operator: Operator, stack: Endpoints) -> Non
         glue.METADATA_LOCATION: table.metadata_location + ".elsewhere",
     }
     client.update_table(DatabaseName=config.cluster_id, TableInput=body)
-    command = operator.diagnose(f"{GLUE}:pointer", "somebody moved the pointer")
+    command = operator.diagnose(f"{GLUE}:pointer", "another writer moved the pointer")
     assert command == f"topicberg sync {NAME}"
     run(command)
     operator.await_green()
@@ -293,7 +296,7 @@ def test_derived_table_dropped(stack: Endpoints) -> None:
             run(command)
         assert not {check, f"glue/{derived.name}:pointer"} & operator.failing().keys()
         (notice,) = operator.alerts()
-        assert (notice.state, notice.alert.key) == ("recovered", f"check {check}")
+        assert (notice.state, notice.alert.key) == ("resolved", f"check {check}")
 
 
 def test_snowflake_table_dropped(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""A component that stays down, or hangs: what is told, once, by name and with a mend; and no more.
+"""A component that stays down, or hangs: what is told, once, by name and with a fix; and no more.
 
 Every other component works meanwhile, records are produced, and the operator's checks and alerts
-run. Then it is back, and nobody does anything: all that was told is told as recovered, and both
+run. Then it is back, and nobody does anything: all that was told is told as resolved, and both
 tables hold every record once. As in the cloud, who looks starts nothing; the last two drills are
 about the local stack, where the checks do.
 
@@ -28,7 +28,7 @@ from operators import Operator
 from waiting import wait_until
 
 from resources import snowflake as snowflake_resource
-from topicberg import endpoints, kafka, transient
+from topicberg import endpoints, kafka, retry
 from topicberg.alerts import Notice
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
@@ -96,7 +96,7 @@ def load(stack: Endpoints) -> Iterator[Load]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing waits for long: what is tried again is so twice, at once; clients give up soon."""
     monkeypatch.setattr(
-        transient, "UNREACHABLE", replace(transient.UNREACHABLE, retries=1, first_wait_seconds=0.1)
+        retry, "UNREACHABLE", replace(retry.UNREACHABLE, retries=1, first_wait_seconds=0.1)
     )
     monkeypatch.setattr(topic_checks, "PATIENCE_MS", 3000)
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 3.0)
@@ -137,7 +137,7 @@ def test_fault_that_lasts(
         again = _round(operator)
     began = time.monotonic()
     _settle(load)
-    recovered = _recovered(operator)
+    resolved = _resolved(operator)
     seconds_back = time.monotonic() - began
     lost, twice = load.lost_and_twice()
     _record(str(lasting), told, seconds_told, seconds_back, lost, twice)
@@ -145,7 +145,7 @@ def test_fault_that_lasts(
     for notice in told:
         _assert_useful(notice, expected[notice.alert.key])
     assert not again, again
-    assert sorted(notice.alert.key for notice in recovered) == sorted(expected)
+    assert sorted(notice.alert.key for notice in resolved) == sorted(expected)
     assert (lost, twice) == (0, 0)
 
 
@@ -174,12 +174,12 @@ def test_a_component_that_cannot_start(
         seconds_told = time.monotonic() - began
         again = _round(operator)
     began = time.monotonic()
-    recovered = _recovered(operator)
+    resolved = _resolved(operator)
     _record("aws-robbed", told, seconds_told, time.monotonic() - began, *load.lost_and_twice())
     assert [notice.alert.key for notice in told] == [RUN]
     _assert_useful(told[0], "aws ends as soon as it starts: .*Address already in use")
     assert not again, again
-    assert [notice.alert.key for notice in recovered] == [RUN]
+    assert [notice.alert.key for notice in resolved] == [RUN]
 
 
 def _settle(load: Load) -> None:
@@ -215,7 +215,7 @@ def _told(operator: Operator, expected: set[str]) -> list[Notice]:
     return told
 
 
-def _recovered(operator: Operator) -> list[Notice]:
+def _resolved(operator: Operator) -> list[Notice]:
     """What is told once every check comes to a verdict again, and is content."""
 
     def green() -> bool:
@@ -224,17 +224,17 @@ def _recovered(operator: Operator) -> list[Notice]:
 
     wait_until(green, PATIENCE_SECONDS, pause=1)
     told = operator.alerts()
-    assert all(notice.state == "recovered" for notice in told), told
+    assert all(notice.state == "resolved" for notice in told), told
     assert not _round(operator)
     return told
 
 
 def _assert_useful(notice: Notice, says: str) -> None:
-    """It names the component and a mend, and is no stack trace."""
+    """It names the component and a fix, and is no stack trace."""
     assert re.search(says, notice.text), notice.text
     if notice.alert.key.endswith(":tableflow"):
-        assert notice.alert.what.startswith("Tableflow tries again and again: ")
-    assert "`topicberg " in (notice.alert.mend or ""), notice.alert.mend
+        assert notice.alert.what.startswith("Tableflow keeps failing and retries: ")
+    assert "`topicberg " in (notice.alert.remediation or ""), notice.alert.remediation
     assert "\tat " not in notice.text
     assert "Traceback" not in notice.text
 
@@ -247,7 +247,7 @@ def _record(
         return
     row = {
         "lasting": fault,
-        "told": [(n.alert.key, n.alert.severity, n.alert.what, n.alert.mend) for n in told],
+        "told": [(n.alert.key, n.alert.severity, n.alert.what, n.alert.remediation) for n in told],
         "seconds_told": round(seconds_told, 1),
         "seconds_back": round(seconds_back, 1),
         "lost": lost,

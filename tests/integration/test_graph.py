@@ -220,7 +220,7 @@ def test_checks_report_what_is_wrong(
     found = evaluate()
     assert not found.passed
     assert expected in (found.description or "")
-    assert f"`topicberg sync {TOPIC}`" in str(found.metadata["mend"].value)
+    assert f"`topicberg sync {TOPIC}`" in str(found.metadata["remediation"].value)
     commit_some(stack, 10)
     while not daemon.tick().skip_message:
         pass

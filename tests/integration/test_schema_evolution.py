@@ -108,8 +108,8 @@ def test_a_file_is_compared_registered_and_pulled(topic: Topic) -> None:
     assert (found.state, found.version, found.latest) == ("registry is ahead", 1, 2)
     finding = check_schema([found], None)
     assert (finding.passed, finding.severity) == (False, "warning")
-    assert finding.mend is not None
-    assert f"topicberg topics pull {topic.name}" in finding.mend
+    assert finding.remediation is not None
+    assert f"topicberg topics pull {topic.name}" in finding.remediation
     assert pull(topic.spec, topic.stack, topic.config) == [topic.file]
     assert "note" in json.loads(topic.file.read_text())["properties"]
     (found,) = compare(topic.spec, topic.stack, topic.config)

@@ -213,7 +213,7 @@ def test_missed_deletes_are_detected_and_applied(make_topic: Callable[..., Topic
     assert sorted(row["id"] for row in topic.rows("id")) == [*range(30), 100, *others]
     finding = check_deletes(topic.spec, topic.table())
     assert not finding.passed
-    assert f"`topicberg tableflow reread {topic.spec.name}`" in (finding.mend or "")
+    assert f"`topicberg tableflow reread {topic.spec.name}`" in (finding.remediation or "")
     produce(topic, [(b"k29", None), (b"new", {"id": 2000, "note": ""})])  # not read yet
     done = reread(topic.spec, topic.table(), topic.endpoints, topic.config)
     assert done.rows == 11

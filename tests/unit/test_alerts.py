@@ -1,4 +1,4 @@
-"""What is told of a Dagster instance: each fault once, its recovery, no secret."""
+"""Alerts of a Dagster instance: each fault once, once that it is resolved, and no secret."""
 
 from __future__ import annotations
 
@@ -33,22 +33,33 @@ from dagster._core.scheduler.instigation import (
 from dagster_shared.error import SerializableErrorInfo
 from security.corpus import TEXTS
 
-from assets.checks import result
+from assets.checks import finding_of, result
 from assets.partitions import RANGE_END, RANGE_START
-from jobs.alerts import UNCHECKED_TICKS, State, alert_sensor
+from jobs.alerts import Reader, alert_sensor
 from jobs.checks import CHECK, check_schedule
 from resources import RESOURCES
-from topicberg.alerts import Alert, AlertSettings, Channel, Notice, Told, changes, channels, tell
+from topicberg.alerts import (
+    Alert,
+    AlertSettings,
+    AlertState,
+    Channel,
+    Notice,
+    changes,
+    channels,
+    deliver,
+    evaluate,
+)
 from topicberg.alerts.channels import ALERTS_FILE, message_of
+from topicberg.alerts.evaluation import UNCHECKED_TICKS
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
-SECRET = "never-to-be-told"  # part of the address of a channel
+SECRET = "never-in-an-alert"  # part of the address of a channel
 
-ERROR = SerializableErrorInfo("topicberg.errors.TopicbergError: no\n  → `mend it`", [], None)
+ERROR = SerializableErrorInfo("topicberg.errors.TopicbergError: no\n  → `fix it`", [], None)
 ORIGIN = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("topicberg"), "__repository__")
 
 verdicts: dict[str, Finding] = {}
@@ -193,33 +204,33 @@ def bad(what: str, **more: Any) -> Finding:
     return Finding(passed=False, what=what, **more)
 
 
-def test_nothing_is_told_while_nothing_is_wrong(desk: Desk) -> None:
+def test_alerts_without_fault_send_nothing(desk: Desk) -> None:
     desk.run()
     assert desk.tick() == []
     assert desk.tick() == []
 
 
-def test_a_fault_is_told_once_and_its_recovery(desk: Desk) -> None:
+def test_fault_is_sent_once_and_once_when_resolved(desk: Desk) -> None:
     since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    verdicts["tableflow"] = bad("it is suspended", mend="`mend it`", since=since)
+    verdicts["tableflow"] = bad("it is suspended", remediation="`fix it`", since=since)
     desk.run()
     assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
     told = desk.notices()[-1]
-    assert told.alert.what == "it is suspended."
-    assert told.alert.mend == "`mend it`"
+    assert told.alert.what == "it is suspended"
+    assert told.alert.remediation == "`fix it`"
     assert told.alert.since == since
     assert told.alert.link.endswith("/assets/iceberg/orders?view=checks&checkDetail=tableflow")
-    assert "`mend it`" in told.text
+    assert "`fix it`" in told.text
     assert "2026-01-02 03:04:05 UTC" in told.text
     desk.run()
     assert desk.tick() == []
     verdicts.clear()
     desk.run()
-    assert desk.tick() == [("recovered", "check iceberg/orders:tableflow")]
+    assert desk.tick() == [("resolved", "check iceberg/orders:tableflow")]
     assert desk.tick() == []
 
 
-def test_what_follows_from_another_fault_is_not_told_until_that_one_is_mended(desk: Desk) -> None:
+def test_consequence_is_sent_when_its_cause_is_resolved(desk: Desk) -> None:
     verdicts["tableflow"] = bad("it is suspended")
     verdicts["kafka_lag"] = bad("it is late", cause="iceberg/orders:tableflow", severity="warning")
     desk.run()
@@ -227,12 +238,12 @@ def test_what_follows_from_another_fault_is_not_told_until_that_one_is_mended(de
     verdicts["tableflow"] = Finding(passed=True, what="fine")
     desk.run()
     assert desk.tick() == [
-        ("recovered", "check iceberg/orders:tableflow"),
+        ("resolved", "check iceberg/orders:tableflow"),
         ("firing", "check iceberg/orders:kafka_lag"),
     ]
 
 
-def test_a_warning_that_becomes_an_error_is_told_again(desk: Desk) -> None:
+def test_warning_that_becomes_an_error_is_sent_again(desk: Desk) -> None:
     verdicts["tableflow"] = bad("it is slow", severity="warning")
     desk.run()
     assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
@@ -242,23 +253,23 @@ def test_a_warning_that_becomes_an_error_is_told_again(desk: Desk) -> None:
     assert desk.tick() == []
 
 
-def test_a_run_that_fails_again_and_again_is_one_fault(desk: Desk) -> None:
+def test_run_that_keeps_failing_is_one_fault(desk: Desk) -> None:
     broken.add("orders")
     desk.run()
     desk.run()
     assert desk.tick() == [("firing", "run shop")]
     told = desk.notices()[-1].alert
     assert told.what == "the disk is full"
-    assert told.mend == "`free it`"
+    assert told.remediation == "`free it`"
     assert "/runs/" in told.link
     desk.run()
     assert desk.tick() == []
     broken.clear()
     desk.run()
-    assert desk.tick() == [("recovered", "run shop")]
+    assert desk.tick() == [("resolved", "run shop")]
 
 
-def test_a_failed_run_of_partitions_is_mended_by_one_that_covers_them(desk: Desk) -> None:
+def test_failed_run_is_resolved_by_one_of_its_partitions(desk: Desk) -> None:
     """A sensor asks for several runs of one kind at once: one that succeeds mends no other."""
     early, late = ("2026-01-01-00:00", "2026-01-01-05:00"), ("2026-02-01-00:00", "2026-02-01-01:00")
     broken.add("orders")
@@ -273,13 +284,13 @@ def test_a_failed_run_of_partitions_is_mended_by_one_that_covers_them(desk: Desk
     desk.run(early)
     desk.run(("2026-01-01-00:00", "2026-01-01-06:00"))  # tried again, with what came meanwhile
     assert desk.tick() == []
-    assert len(Told.parse(desk.cursor).undone) == 1
+    assert len(AlertState.parse(desk.cursor).pending) == 1
     broken.clear()
     desk.run((early[0], late[1]))
-    assert desk.tick() == [("recovered", "run shop")]
+    assert desk.tick() == [("resolved", "run shop")]
 
 
-def test_a_failed_run_is_mended_by_others_that_make_its_assets(desk: Desk) -> None:
+def test_failed_run_is_resolved_by_runs_of_its_assets(desk: Desk) -> None:
     by_hand = "run iceberg/invoices, iceberg/orders"
     broken.update(("orders", "invoices"))
     desk.materialize(ORDERS, INVOICES)
@@ -289,25 +300,25 @@ def test_a_failed_run_is_mended_by_others_that_make_its_assets(desk: Desk) -> No
     assert desk.tick() == []
     broken.clear()
     desk.materialize(INVOICES)
-    assert desk.tick() == [("recovered", by_hand)]
+    assert desk.tick() == [("resolved", by_hand)]
     broken.add("orders")
     desk.materialize(ORDERS)
     assert desk.tick() == [("firing", "run iceberg/orders")]
     broken.clear()
     desk.run()  # the job of the whole group
-    assert desk.tick() == [("recovered", "run iceberg/orders")]
+    assert desk.tick() == [("resolved", "run iceberg/orders")]
 
 
-def test_what_a_failed_run_has_made_need_not_be_made_again(desk: Desk) -> None:
+def test_failed_run_keeps_what_it_materialized(desk: Desk) -> None:
     broken.add("orders")
     desk.run()
     assert desk.tick() == [("firing", "run shop")]
     broken.clear()
     desk.materialize(ORDERS)
-    assert desk.tick() == [("recovered", "run shop")]
+    assert desk.tick() == [("resolved", "run shop")]
 
 
-def test_what_was_mended_step_by_step_is_mended(desk: Desk) -> None:
+def test_failed_run_is_resolved_step_by_step(desk: Desk) -> None:
     """Executed again from failure: a run that fails as well may have made some of it."""
     by_hand = "run iceberg/invoices, iceberg/orders"
     broken.update(("orders", "invoices"))
@@ -318,10 +329,10 @@ def test_what_was_mended_step_by_step_is_mended(desk: Desk) -> None:
     assert desk.tick() == []
     broken.clear()
     desk.materialize(INVOICES)
-    assert desk.tick() == [("recovered", by_hand)]
+    assert desk.tick() == [("resolved", by_hand)]
 
 
-def test_a_run_that_fails_again_after_it_was_mended_is_told_with_its_own_link(desk: Desk) -> None:
+def test_run_that_fails_again_once_resolved_has_its_link(desk: Desk) -> None:
     """Both may end between two ticks."""
     broken.add("orders")
     desk.materialize(ORDERS)
@@ -337,76 +348,84 @@ def test_a_run_that_fails_again_after_it_was_mended_is_told_with_its_own_link(de
     assert after.since > before.since
 
 
-def test_failed_runs_that_an_older_memory_has_are_mended_by_their_kind(desk: Desk) -> None:
+def test_failed_run_of_an_older_cursor_resolved_by_its_kind(desk: Desk) -> None:
     broken.add("orders")
     desk.run()
     assert desk.tick() == [("firing", "run shop")]
-    older = Told.parse(desk.cursor).model_dump(mode="json", exclude={"undone"})
+    older = AlertState.parse(desk.cursor).model_dump(mode="json", exclude={"pending"})
     desk.cursor = json.dumps(older)
     assert desk.tick() == []
     broken.clear()
     desk.run()
-    assert desk.tick() == [("recovered", "run shop")]
+    assert desk.tick() == [("resolved", "run shop")]
 
 
-def test_the_memory_of_failed_runs_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.alerts.MAX_UNDONE", 2)
+def test_state_of_many_failed_runs_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topicberg.alerts.evaluation.MAX_PENDING", 2)
     broken.add("orders")
     for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
         desk.run((day, day))
     assert desk.tick() == [("firing", "run shop")]
-    assert len(Told.parse(desk.cursor).undone) == 2
+    assert len(AlertState.parse(desk.cursor).pending) == 2
 
 
-def test_a_run_that_a_blocking_check_stopped_is_told_as_the_check(desk: Desk) -> None:
+def test_run_stopped_by_a_blocking_check_is_its_alert(desk: Desk) -> None:
     verdicts["blocks"] = bad("the rows are wrong")
     desk.run()
     assert desk.tick() == [("firing", "check iceberg/orders:blocks")]
 
 
-def test_since_when_stays_while_a_fault_lasts(desk: Desk) -> None:
+def test_result_of_a_lasting_fault_keeps_its_since(desk: Desk) -> None:
     first = result(ORDERS, "tableflow", bad("broken"), None)
     before = dg.AssetCheckEvaluation(
         asset_key=ORDERS, check_name="tableflow", passed=False, metadata=first.metadata
     )
-    again = result(ORDERS, "tableflow", bad("broken"), before)
+    again = result(ORDERS, "tableflow", bad("broken"), finding_of(before))
     assert again.metadata["since"] == first.metadata["since"]
     assert "Since 20" in (first.description or "")
     assert again.description == first.description
 
 
-def test_runs_that_do_not_begin(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_runs_that_do_not_start_are_a_fault(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = desk.instance.create_run_for_job(
         DEFS.resolve_job_def("shop"),
         status=dg.DagsterRunStatus.QUEUED,
         remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
     )
     assert desk.tick() == []
-    monkeypatch.setattr("jobs.alerts.QUEUED_TOO_LONG", timedelta(0))
+    monkeypatch.setattr("topicberg.alerts.evaluation.QUEUED_TOO_LONG", timedelta(0))
     assert desk.tick() == [("firing", "queue")]
     assert "runs in the queue: 1; the oldest, of shop" in desk.notices()[-1].text
     assert run.run_id in desk.notices()[-1].alert.link
     desk.instance.report_run_canceled(run)
-    assert desk.tick() == [("recovered", "queue")]
+    assert desk.tick() == [("resolved", "queue")]
 
 
-def test_a_sensor_that_fails_is_told_while_there_is_one(desk: Desk) -> None:
+def test_failing_sensor_is_a_fault_while_it_exists(desk: Desk) -> None:
     """Dagster remembers the last tick of a sensor whose topic is gone, and shows no page of it."""
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.FAILURE, error=ERROR)
     desk.ticked(InstigatorType.SENSOR, "gone_snapshots", TickStatus.FAILURE, error=ERROR)
     assert desk.tick() == [("firing", "tick alerts")]
-    assert desk.notices()[-1].alert.mend == "`mend it`"
+    assert desk.notices()[-1].alert.remediation == "`fix it`"
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED)
-    assert desk.tick() == [("recovered", "tick alerts")]
+    assert desk.tick() == [("resolved", "tick alerts")]
 
 
-def test_a_failed_run_of_assets_that_are_gone_is_told_no_more(desk: Desk) -> None:
+def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
     broken.add("orders")
     desk.run()
     assert desk.tick() == [("firing", "run shop")]
-    told = Told.parse(desk.cursor)
-    without = dg.Definitions(assets=[invoices]).get_repository_def()
-    assert list(State(desk.instance, without, "http://ui").faults(told)[1]) == []
+    without = dg.Definitions(assets=[invoices])
+    assert faults(desk, without, AlertState.parse(desk.cursor))[1] == {}
+
+
+def faults(
+    desk: Desk, defs: dg.Definitions, state: AlertState
+) -> tuple[AlertState, dict[str, Alert]]:
+    seen = Reader(desk.instance, defs.get_repository_def()).observe(state)
+    return evaluate(state, seen, "http://ui")
 
 
 def late(desk: Desk, key: dg.AssetKey, since: datetime) -> None:
@@ -419,14 +438,13 @@ def late(desk: Desk, key: dg.AssetKey, since: datetime) -> None:
     desk.instance._report_runless_asset_event(change)
 
 
-def test_a_late_table_is_told_by_its_check_or_else_by_its_policy(desk: Desk) -> None:
+def test_stale_table_is_reported_by_check_else_by_policy(desk: Desk) -> None:
     """A table whose check was evaluated since is not told twice, nor one whose source is late."""
 
     def told(since: datetime) -> list[str]:
         late(desk, CHECKED, since)
         late(desk, UNCHECKED, since)
-        state = State(desk.instance, LATE.get_repository_def(), "http://ui")
-        return sorted(state.faults(Told())[1])
+        return sorted(faults(desk, LATE, AlertState())[1])
 
     now = datetime.now(UTC)
     checked, unchecked = (f"freshness {key.to_user_string()}" for key in (CHECKED, UNCHECKED))
@@ -447,15 +465,16 @@ class Watch:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.told = Told()
+        self.told = AlertState()
         runtime_file(settings()).touch()
 
     def faults(self, ticks: int = 1) -> dict[str, Alert]:
         """After so many ticks."""
         now: dict[str, Alert] = {}
         for _ in range(ticks):
-            state = State(self.desk.instance, WATCHED.get_repository_def(), "http://ui")
-            self.told, now = state.faults(Told.parse(self.told.model_dump_json()))
+            self.told, now = faults(
+                self.desk, WATCHED, AlertState.parse(self.told.model_dump_json())
+            )
         return now
 
     def check(self) -> None:
@@ -472,33 +491,31 @@ def watch(desk: Desk) -> Watch:
     return Watch(desk)
 
 
-def test_checks_that_do_not_run_are_told_and_the_schedule_says_why(
+def test_checks_that_do_not_run_quote_the_skip_reason(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch.skipped("Secrets Manager refuses the credentials: they are expired\n  → `aws sso login`")
     assert watch.faults(UNCHECKED_TICKS - 1) == {}  # the daemon has just begun
     fault = watch.faults()["checks"]
     assert "Secrets Manager refuses the credentials: they are expired" in fault.what
-    assert fault.mend == "`aws sso login`"
+    assert fault.remediation == "`aws sso login`"
     watch.check()
     assert watch.faults() == {}
-    monkeypatch.setattr("jobs.alerts.CHECKED_WITHIN", timedelta(0))
+    monkeypatch.setattr("topicberg.alerts.observation.CHECKED_WITHIN", timedelta(0))
     assert watch.faults(UNCHECKED_TICKS - 1) == {}
     assert list(watch.faults()) == ["checks"]
 
 
-def test_a_schedule_of_the_checks_that_is_off_is_told(watch: Watch) -> None:
+def test_schedule_of_the_checks_that_is_off_is_a_fault(watch: Watch) -> None:
     watch.skipped("the stack is not running")
     (state,) = watch.desk.instance.all_instigator_state()
     watch.desk.instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
     fault = watch.faults(UNCHECKED_TICKS)["checks"]
     assert "check_tables_schedule is off" in fault.what
-    assert "turn it on" in (fault.mend or "")
+    assert "turn it on" in (fault.remediation or "")
 
 
-def test_a_local_stack_that_was_stopped_is_no_fault(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_local_stack_is_not_a_fault(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     late(watch.desk, CHECKED, datetime.now(UTC) - timedelta(hours=1))
     runtime_file(settings()).unlink()
     assert watch.faults(2 * UNCHECKED_TICKS) == {}
@@ -507,7 +524,7 @@ def test_a_local_stack_that_was_stopped_is_no_fault(
     assert list(watch.faults(UNCHECKED_TICKS)) == ["checks"]
 
 
-def test_what_follows_from_checks_that_do_not_run_is_not_told_as_well(watch: Watch) -> None:
+def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
     late(watch.desk, CHECKED, datetime.now(UTC) - timedelta(hours=1))
     assert list(watch.faults(UNCHECKED_TICKS)) == ["checks"]
     schedule = f"{CHECK}_schedule"
@@ -562,24 +579,22 @@ FAULT = Alert(
 )
 
 
-def test_a_channel_that_was_down_gets_it_later_and_the_others_once(
-    tmp_path: Path, hook: Hook
-) -> None:
+def test_channel_that_was_down_gets_the_notice_later(tmp_path: Path, hook: Hook) -> None:
     config = Settings(state_dir=tmp_path)
     chosen = AlertSettings(webhook_url=hook.url, slack_url=hook.url)
     hook.status = 503
-    told, problems = tell(Told(), {"k": FAULT}, channels(config, chosen))
+    told, problems = deliver(AlertState(), {"k": FAULT}, channels(config, chosen))
     assert len(problems) == 2
     assert SECRET not in "".join(problems)
-    told = Told.parse(told.model_dump_json())  # as the sensor keeps it
+    told = AlertState.parse(told.model_dump_json())  # as the sensor keeps it
     assert SECRET not in told.model_dump_json()
     hook.status = 200
-    told, problems = tell(told, {"k": FAULT}, channels(config, chosen))
+    told, problems = deliver(told, {"k": FAULT}, channels(config, chosen))
     assert not problems
     assert [body.get("state", "slack") for body in hook.got] == ["firing", "slack"]
     assert "t" in hook.got[1]["text"]
     assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == 1
-    told, _ = tell(told, {"k": FAULT}, channels(config, chosen))
+    told, _ = deliver(told, {"k": FAULT}, channels(config, chosen))
     assert len(hook.got) == 2
 
 
@@ -588,8 +603,8 @@ def test_slack_message_of_any_fault_only_links_to_the_ui(
     what: str, tmp_path: Path, hook: Hook
 ) -> None:
     chosen = AlertSettings(slack_url=hook.url)
-    fault = FAULT.model_copy(update={"what": what, "title": what, "mend": what})
-    tell(Told(), {"k": fault}, channels(Settings(state_dir=tmp_path), chosen))
+    fault = FAULT.model_copy(update={"what": what, "title": what, "remediation": what})
+    deliver(AlertState(), {"k": fault}, channels(Settings(state_dir=tmp_path), chosen))
     (body,) = hook.got
     (block,) = body["blocks"]
     assert block["text"]["verbatim"]
@@ -598,7 +613,7 @@ def test_slack_message_of_any_fault_only_links_to_the_ui(
 
 
 @pytest.mark.parametrize("what", TEXTS)
-def test_mail_of_any_fault_is_text_to_the_team_alone(what: str) -> None:
+def test_mail_of_any_fault_is_plain_text_to_the_team(what: str) -> None:
     fault = Alert(**{**FAULT.model_dump(), "title": what, "what": what})
     notice = Notice(state="firing", alert=fault, at=datetime.now(UTC))
     mail = message_of(AlertSettings(email_to="team@example.org"), notice)
@@ -611,31 +626,27 @@ def test_mail_of_any_fault_is_text_to_the_team_alone(what: str) -> None:
     assert mail.as_bytes()
 
 
-def test_a_file_that_cannot_be_written_does_not_silence_the_other_channels(
-    tmp_path: Path, hook: Hook
-) -> None:
+def test_file_that_cannot_be_written_stops_no_channel(tmp_path: Path, hook: Hook) -> None:
     """The disk is full: the very fault that has to be told."""
     config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
     (tmp_path / ALERTS_FILE).mkdir()  # not even root can append to it
-    told, (problem,) = tell(Told(), {"k": FAULT}, channels(config, chosen))
+    told, (problem,) = deliver(AlertState(), {"k": FAULT}, channels(config, chosen))
     assert [body["state"] for body in hook.got] == ["firing"]
     assert str(tmp_path / ALERTS_FILE) in problem
     (tmp_path / ALERTS_FILE).rmdir()
-    told, problems = tell(told, {"k": FAULT}, channels(config, chosen))
+    told, problems = deliver(told, {"k": FAULT}, channels(config, chosen))
     assert not problems
     assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == len(hook.got) == 1
     assert not told.undelivered
 
 
-def test_a_channel_that_fails_in_its_own_way_does_not_silence_the_others(
-    tmp_path: Path, hook: Hook
-) -> None:
+def test_channel_with_any_exception_stops_no_other(tmp_path: Path, hook: Hook) -> None:
     def fail(notice: Notice) -> None:
         raise ValueError(SECRET)
 
     config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
     ways = [Channel("broken", fail), *channels(config, chosen)]
-    told, (problem,) = tell(Told(), {"k": FAULT}, ways)
+    told, (problem,) = deliver(AlertState(), {"k": FAULT}, ways)
     assert [body["state"] for body in hook.got] == ["firing"]
     assert [name for name, _ in told.undelivered] == ["broken"]
     assert "broken" in problem
@@ -643,29 +654,31 @@ def test_a_channel_that_fails_in_its_own_way_does_not_silence_the_others(
     assert SECRET not in problem
 
 
-def test_warnings_stay_in_the_file_if_only_errors_are_wanted(tmp_path: Path, hook: Hook) -> None:
+def test_warnings_stay_in_the_file_if_least_is_error(tmp_path: Path, hook: Hook) -> None:
     config, chosen = (
         Settings(state_dir=tmp_path),
         AlertSettings(webhook_url=hook.url, least="error"),
     )
     warning = FAULT.model_copy(update={"severity": "warning"})
-    tell(Told(), {"k": warning}, channels(config, chosen))
+    deliver(AlertState(), {"k": warning}, channels(config, chosen))
     assert not hook.got
     assert (tmp_path / ALERTS_FILE).exists()
 
 
-def test_an_address_is_in_no_error(tmp_path: Path) -> None:
+def test_channel_error_has_no_address(tmp_path: Path) -> None:
     chosen = AlertSettings(
         webhook_url=f"http://127.0.0.1:9/{SECRET}", email_to="a@example.com", smtp_host="127.0.0.1",
         smtp_port=9, smtp_user="u", smtp_password=SECRET,
     )  # fmt: skip
-    _, problems = tell(Told(), {"k": FAULT}, channels(Settings(state_dir=tmp_path), chosen))
+    _, problems = deliver(
+        AlertState(), {"k": FAULT}, channels(Settings(state_dir=tmp_path), chosen)
+    )
     assert len(problems) == 2
     assert SECRET not in "".join(problems)
     assert SECRET not in repr(chosen)
 
 
-def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alerts_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("topicberg.alerts.channels")  # the package has a function of that name
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
     (way,) = channels(Settings(state_dir=tmp_path), AlertSettings())

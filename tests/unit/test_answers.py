@@ -22,8 +22,8 @@ from topicberg.deploy.passing import unanswered
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import UnreachableError
 from topicberg.formats.subjects import SubjectReader
+from topicberg.retry import UNREACHABLE, classify
 from topicberg.settings import Settings
-from topicberg.transient import UNREACHABLE, kind_of
 
 LIES = {
     "other JSON": b'{"here": "is", "nothing": ["of", "use"]}',
@@ -118,7 +118,7 @@ def refused(work: Callable[[], Any], *names: str) -> AnswerError:
         assert name in error.message
     assert "\n" not in error.message
     assert error.hint
-    assert kind_of(error) is UNREACHABLE
+    assert classify(error) is UNREACHABLE
     return error
 
 

@@ -32,11 +32,13 @@ from pyiceberg.types import (
 from typer.testing import CliRunner
 
 from assets import Lake, find_derived
-from assets.checks import Probe, TableCheck, _as_before, _definition, result, table_checks
-from assets.tables import topic_table
+from assets.checks import finding_of, result, table_checks
+from assets.checks.adapter import definition
+from assets.registry import TopicTable
 from resources import RESOURCES
-from topicberg import transient
+from topicberg import retry
 from topicberg.checks.catalogs import check_pointer, place
+from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
     CHECKED_RULE,
@@ -49,6 +51,7 @@ from topicberg.checks.rules import (
     check_rules,
     column_rules,
     files_since,
+    repeated,
 )
 from topicberg.checks.table import (
     MIN_HISTORY,
@@ -184,14 +187,14 @@ def test_repeated_verdict_says_which_rows_it_covers(table: Table) -> None:
             severity=made.severity,
             description=made.description,
         )
-        repeated = _as_before(evaluation)
-        assert repeated is not None
-        finding = repeated
+        again = repeated(finding_of(evaluation))
+        assert again is not None
+        finding = again
     assert not finding.passed
     assert finding.what.count("rows committed until") == 1
     assert finding.what.startswith("not_null: 1 row where side")
-    assert finding.mend is not None
-    assert _as_before(None) is None
+    assert finding.remediation is not None
+    assert repeated(None) is None
 
 
 def test_a_clean_table_is_judged_without_opening_a_data_file(
@@ -234,7 +237,7 @@ def test_rules_of_a_missing_column_name_where_to_fix() -> None:
     assert finding is not None
     assert "no column prise; did you mean price?" in finding.what
     assert "no column also_missing; there are time, side" in finding.what
-    assert finding.mend == "correct `rules=Rules(…)` of shares in assets/pipelines/shop.py"
+    assert finding.remediation == "correct `rules=Rules(…)` of shares in assets/pipelines/shop.py"
     assert check_columns(NOT_NULL, SCHEMA, "") is None
 
 
@@ -251,10 +254,10 @@ def test_rules_of_a_derived_table_name_its_file(catalog: SqlCatalog) -> None:
     without = catalog.create_table("shop.without", Schema(NestedField(1, "x", StringType())))
     probe = cast("Probe", SimpleNamespace(iceberg=without, last=lambda _: None))
     finding = named[derived.name].evaluate(probe)
-    assert finding.mend == f"correct `rules=Rules(…)` of {derived.name} in {derived.file}"
+    assert finding.remediation == f"correct `rules=Rules(…)` of {derived.name} in {derived.file}"
     assert (settings().project_root / derived.file).is_file()
     finding = named["stock_trades"].evaluate(probe)
-    assert finding.mend == "correct `checks:` in topics/stock_trades.yaml"
+    assert finding.remediation == "correct `checks:` in topics/stock_trades.yaml"
 
 
 def test_no_equality_deletes(table: Table) -> None:
@@ -315,9 +318,9 @@ def test_skipped_rows_until_somebody_looks(table: Table) -> None:
         transaction.set_properties({ROWS_SKIPPED: "3"})
     finding = check_skipped(spec, table)
     assert not finding.passed
-    begins = "left out, as they could not be decoded: 3 of the topic's records; "
+    begins = "malformed records that were skipped and are not acknowledged: 3; "
     assert finding.what.startswith(begins)
-    assert "`topicberg tableflow acknowledge stock_trades`" in (finding.mend or "")
+    assert "`topicberg tableflow acknowledge stock_trades`" in (finding.remediation or "")
     assert acknowledge(table) == 3
     assert table.properties[ACKNOWLEDGED] == "3"
     assert check_skipped(spec, table).passed
@@ -331,7 +334,7 @@ def test_skipped_rows_until_somebody_looks(table: Table) -> None:
     [
         ("LOG", "in the dead-letter topic broken"),
         ("SKIP", "in mode SKIP only the topic still has them"),
-        ("SUSPEND", "the mode is SUSPEND now; those left out in mode LOG are in the dead-letter"),
+        ("SUSPEND", "the mode is SUSPEND now; those skipped in mode LOG are in the dead-letter"),
     ],
 )
 def test_skipped_rows_in_each_mode_says_where_they_are(table: Table, mode: str, says: str) -> None:
@@ -354,7 +357,7 @@ def test_a_history_that_stays_behind_its_topic(catalog: SqlCatalog, table: Table
 
     def judge(minutes: float) -> Finding:
         now = datetime.now(UTC) + timedelta(minutes=minutes)
-        return check_history(history, table, 30, now, "`mend it`")
+        return check_history(history, table, 30, now, "`fix it`")
 
     assert judge(60).passed
     commit(table, {0: 5})
@@ -383,14 +386,14 @@ def test_the_engine() -> None:
         update={
             "phase": "FAILED",
             "suspended": True,
-            "error_message": "offset 7: no such id\n  → `mend it`",
+            "error_message": "offset 7: no such id\n  → `fix it`",
             "failing_since_ms": ago,
         }
     )
     finding = check_engine(spec, suspended, NOW)
     assert not finding.passed
     assert "offset 7: no such id" in finding.what
-    assert finding.mend == "`mend it`"
+    assert finding.remediation == "`fix it`"
     assert finding.since == NOW - timedelta(minutes=10)
     failing = suspended.model_copy(update={"phase": "PENDING", "suspended": False})
     assert not check_engine(spec, failing, NOW).passed
@@ -418,7 +421,7 @@ def test_deletes_that_may_be_missing(table: Table) -> None:
     finding = check_deletes(spec, table)
     assert (finding.passed, finding.severity) == (False, "warning")
     assert "from 1970-01-01 00:00:00 UTC to 1970-01-01 00:00:09 UTC" in finding.what
-    assert "`topicberg tableflow reread stock_trades`" in (finding.mend or "")
+    assert "`topicberg tableflow reread stock_trades`" in (finding.remediation or "")
 
 
 def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
@@ -432,7 +435,7 @@ def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
         assert judge().passed, "it was never made"
         client.create_table(DatabaseName="shop", TableInput={"Name": "orders"})
         assert not judge().passed
-        assert "shop.orders, which is gone from Iceberg's catalog" in judge().what
+        assert "shop.orders, which is missing in Iceberg's catalog" in judge().what
         dropped = check_pointer(
             None, client, ("shop", "orders"), "-", NOW, timedelta(0), "iceberg/orders:up_to_date"
         )
@@ -443,7 +446,7 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And those of the same table that were evaluated before keep their verdicts."""
-    monkeypatch.setattr(transient, "UNREACHABLE", transient.Kind("silence", 3, 0.01))
+    monkeypatch.setattr(retry, "UNREACHABLE", retry.Kind("silence", 3, 0.01))
     tried: list[str] = []
 
     def silent(_: Probe) -> Finding:
@@ -452,13 +455,13 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
             raise UnreachableError("Glue does not answer")
         return good("it answers")
 
-    table = topic_table(load_topic("stock_trades"), settings())
+    (table,) = TopicTable.of(load_topic("stock_trades"), settings())
     checks = [
         TableCheck("first", "-", lambda _: good("-")),
         TableCheck("second", "-", silent),
     ]
     defs = dg.Definitions(
-        asset_checks=[_definition(table, "glue", checks)],
+        asset_checks=[definition(table, "glue", checks)],
         jobs=[dg.define_asset_job("check", dg.AssetSelection.all_asset_checks())],
         resources=RESOURCES,
     )

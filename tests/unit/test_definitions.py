@@ -14,16 +14,19 @@ from botocore.exceptions import EndpointConnectionError
 from pyiceberg.exceptions import ServerError
 
 from assets import Lake, find_derived, lake_assets, lake_checks
+from assets.checks import table_checks
 from assets.derived import DerivedTable
 from assets.platform import platform_nodes
+from assets.registry import OF_TOPICS, HistoryTable, TopicTable
+from assets.tables import CATALOGS
 from definitions import defs
-from jobs import everything, pipeline_jobs, snapshot_sensors
+from jobs import everything, maintenance_job, pipeline_jobs, snapshot_sensors
 from jobs.sensors import watches
 from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
 from topicberg.errors import SpecError
-from topicberg.settings import DEPLOYED_FILE, settings
-from topicberg.topics import load_topics
+from topicberg.settings import DEPLOYED_FILE, Settings, settings
+from topicberg.topics import TopicSpec, load_topics
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 from topicberg.transforms.windows import reached
 
@@ -148,7 +151,7 @@ def test_every_table_is_checked() -> None:
             ("glue", name, "pointer"),
             ("iceberg", name, "equality_deletes"),
         } <= checks
-    for spec in LAKE.materialized.values():
+    for spec in (table.root for table in LAKE.tables if table.reported):
         of_topic = {
             name
             for system, table, name in checks
@@ -265,7 +268,7 @@ def test_lineage_names_columns_that_there_are(derived: DerivedTable) -> None:
     assert lineage.deps_by_column
     columns = {
         origin.table.key("iceberg"): set(spec.columns())
-        for name, spec in (LAKE.materialized | LAKE.histories).items()
+        for name, spec in ((name, table.root) for name, table in LAKE.ingested.items())
         if (origin := LAKE.origin(name))
     } | {LAKE.table(table).key("iceberg"): set(table.lineage) for table in LAKE.derived}
     for dependencies in lineage.deps_by_column.values():
@@ -349,7 +352,7 @@ def test_tables_of_different_partitions_have_jobs_of_their_own() -> None:
 
 def test_a_topic_of_no_table_is_refused() -> None:
     (topic,) = (spec for spec in LAKE.topics if spec.name == "airline.flight")
-    with pytest.raises(SpecError, match="no derived table"):
+    with pytest.raises(SpecError, match="is not a derived table"):
         Lake(LAKE.config, (topic.model_copy(update={"publishes": "nothing"}),), ())
 
 
@@ -359,3 +362,40 @@ def test_wrong_parameters_are_refused() -> None:
     wrong = root.model_copy(update={"parameters": {table.name: {"z_score": -1}}})
     with pytest.raises(SpecError, match="z_score"):
         table.parameters_of(wrong)
+
+
+def test_further_kind_of_table_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assets, checks, maintenance, catalogs and the topic's sensor have it without a change."""
+
+    class AuditTable(HistoryTable):
+        described = "audit of topic {topic}"
+        has_snapshot_sensor = False
+
+        @classmethod
+        def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
+            for topic in TopicTable.of(spec, config) if spec.name == "stock_trades" else ():
+                name = f"{topic.name}_audit"
+                yield cls(
+                    name=name,
+                    group=topic.group,
+                    identifier=(topic.identifier[0], name),
+                    glue_name=name,
+                    snowflake_name=name.upper(),
+                    root=spec,
+                    time=None,
+                    source=None,
+                )
+
+    monkeypatch.setattr("assets.lake.OF_TOPICS", (*OF_TOPICS, AuditTable))
+    lake = Lake(LAKE.config, LAKE.topics, LAKE.derived)
+    keys = {key.to_user_string() for asset in lake_assets(lake) for key in asset.keys}
+    audits = {f"{system}/stock_trades_audit" for system in CATALOGS}
+    assert audits <= keys
+    assert audits == {
+        table.key(system).to_user_string()
+        for table, system, checks in table_checks(lake)
+        if checks and table.name == "stock_trades_audit"
+    }
+    assert "maintain_stock_trades_audit" in {node.name for node in maintenance_job(lake).nodes}
+    (watch,) = (each for each in watches(lake) if each.name == "stock_trades_snapshots")
+    assert audits <= {key.to_user_string() for key in watch.registrations}

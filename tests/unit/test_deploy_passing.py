@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 from snowflake.connector.errors import ProgrammingError
 
 from topicberg.clients.confluent import ApiError, ConflictError, FailedError, GoneError
-from topicberg.deploy.passing import gone, passes
+from topicberg.deploy.passing import gone, is_retryable
 
 
 def aws(code: str) -> ClientError:
@@ -30,7 +30,7 @@ def aws(code: str) -> ClientError:
     ],
 )
 def test_what_is_not_known_everywhere_yet_passes(error: Exception) -> None:
-    assert passes(error)
+    assert is_retryable(error)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_is_not_known_everywhere_yet_passes(error: Exception) -> None:
     ],
 )
 def test_what_is_wrong_stays_wrong(error: Exception) -> None:
-    assert not passes(error)
+    assert not is_retryable(error)
 
 
 def test_only_a_404_is_gone() -> None:

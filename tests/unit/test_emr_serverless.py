@@ -37,11 +37,11 @@ from assets.emr import client, job, write_window_on_emr
 from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import EmrSettings, Settings, emr_settings
 from topicberg.transforms.derived import Written
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
-from topicberg.transient import CONFLICT, THROTTLED, kind_of
 
 PARTITIONS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 WINDOW = Window(datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(2026, 1, 1, 11, tzinfo=UTC))
@@ -287,7 +287,7 @@ def test_a_conflict_in_the_job_is_one_here() -> None:
         pytest.raises(CommitConflictError, match="another writer") as caught,
     ):
         computed(service)
-    assert kind_of(caught.value) == CONFLICT
+    assert classify(caught.value) == CONFLICT
     assert f"s3://logs/emr/applications/{APPLICATION}/jobs/00job0/" in str(caught.value)
 
 
@@ -298,7 +298,7 @@ def test_mistake_in_the_job_is_reported_at_once() -> None:
         pytest.raises(TopicbergError, match="ValueError: no column qty") as caught,
     ):
         computed(service)
-    assert kind_of(caught.value) is None
+    assert classify(caught.value) is None
 
 
 def test_a_job_that_never_came_so_far() -> None:
@@ -308,7 +308,7 @@ def test_a_job_that_never_came_so_far() -> None:
         pytest.raises(TopicbergError, match=r"flagged: job run 00job0 .*ExitCode: 137") as e,
     ):
         computed(service)
-    assert kind_of(e.value) is None
+    assert classify(e.value) is None
 
 
 def test_no_room_is_waited_for() -> None:
@@ -318,7 +318,7 @@ def test_no_room_is_waited_for() -> None:
     )
     with serving(silent(("FAILED", details))) as service, pytest.raises(TopicbergError) as caught:
         computed(service)
-    assert kind_of(caught.value) == THROTTLED
+    assert classify(caught.value) == THROTTLED
 
 
 def test_job_cancelled_by_an_operator_is_reported() -> None:
@@ -327,7 +327,7 @@ def test_job_cancelled_by_an_operator_is_reported() -> None:
         pytest.raises(TopicbergError, match="ended as CANCELLING: by an operator") as caught,
     ):
         computed(service)
-    assert kind_of(caught.value) is None
+    assert classify(caught.value) is None
 
 
 def test_the_job_is_cancelled_with_the_run() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from jobs.alerts import State
+from jobs.alerts import Reader
+from topicberg.alerts import Alert, AlertState, evaluate
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
@@ -77,23 +78,28 @@ def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:
     assert build_with_kept(config, build) == ([1, 1], "parameters.totals: unknown field")
 
 
+def alerts(reader: Reader) -> list[Alert]:
+    state = AlertState()
+    return list(evaluate(state, reader.observe(state), "http://ui")[1].values())
+
+
 def test_invalid_spec_is_one_alert_that_quotes_it(
     config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topicberg.settings.settings", lambda: config)
     repository = dg.Definitions().get_repository_def()
     with dg.instance_for_test() as instance:
-        assert not list(State(instance, repository, "http://ui")._specs())
+        assert not alerts(Reader(instance, repository))
         write(config, "orders", "many")
         write(config, "clicks", "few")
-        (alert,) = State(instance, repository, "http://ui")._specs()
+        (alert,) = alerts(Reader(instance, repository))
         assert "orders.yaml: partitions: must be a valid integer" in alert.what
         assert "clicks.yaml" in alert.what
-        assert "`topicberg topics validate`" in (alert.mend or "")
+        assert "`topicberg topics validate`" in (alert.remediation or "")
         for name in ("orders", "clicks"):
             write(config, name, 1)
-        (alert,) = State(instance, repository, "http://ui", "orders.yaml: it was wrong")._specs()
-        assert "reload the code location" in (alert.mend or "")
+        (alert,) = alerts(Reader(instance, repository, "orders.yaml: it was wrong"))
+        assert "reload the code location" in (alert.remediation or "")
 
 
 def test_invalid_spec_of_another_topic_stops_no_command(config: Settings) -> None:

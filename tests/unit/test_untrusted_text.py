@@ -33,12 +33,12 @@ KEY = dg.AssetKey(["iceberg", "orders"])
 
 @given(st.sampled_from(TEXTS) | st.text(max_size=60))
 def test_check_description_of_any_text_only_shows_it(what: str) -> None:
-    found = result(KEY, "tableflow", Finding(passed=False, what=what, mend=what), None)
+    found = result(KEY, "tableflow", Finding(passed=False, what=what, remediation=what), None)
     assert found.description
     for line in found.description.split("  \n"):
         shown(line)
     if what:
-        shown(str(found.metadata["mend"].value))
+        shown(str(found.metadata["remediation"].value))
 
 
 @pytest.mark.parametrize("doc", TEXTS)

@@ -1,18 +1,14 @@
-"""What is told, and when: once when a fault begins, once when it is mended.
-
-The faults of now are compared with those that were told. A fault that follows from another one
-which is there as well is not told: who is paged mends the cause.
-"""
+"""An alert, what is sent of it, and what the evaluation remembers from one time to the next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
-from topicberg.checks.finding import Severity
+from topicberg.checks.finding import Severity, moment
 from topicberg.security.redaction import redact
 from topicberg.security.text import one_line
 
@@ -20,8 +16,10 @@ Line = Annotated[str, AfterValidator(lambda text: one_line(redact(text)))]
 """One line without secrets, whoever wrote what it quotes: a record cannot add one of its own."""
 
 
-class Alert(BaseModel, frozen=True):
+class Alert(BaseModel):
     """One fault."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     key: str
     """The same for the same fault: ``check iceberg/orders:tableflow``."""
@@ -31,47 +29,52 @@ class Alert(BaseModel, frozen=True):
     since: datetime
     link: str
     """The page of the UI that shows it."""
-    mend: Line | None = None
+    remediation: Line | None = Field(None, validation_alias=AliasChoices("remediation", "mend"))
+    """How to fix it. Its key was ``mend`` in cursors of earlier versions."""
     cause: str | None = None
-    """Key of the fault that this one follows from, if that is one."""
+    """Key of the fault that is the reason for this one, if that one exists."""
+
+
+def _current_state(value: Any) -> Any:
+    return "resolved" if value == "recovered" else value  # in cursors of earlier versions
 
 
 class Notice(BaseModel, frozen=True):
-    """What is sent: a fault has begun, or is over."""
+    """What is sent: a fault began, or is resolved."""
 
-    state: Literal["firing", "recovered"]
+    state: Annotated[Literal["firing", "resolved"], BeforeValidator(_current_state)]
     alert: Alert
     at: datetime
 
     @property
     def subject(self) -> str:
-        mark = "RECOVERED" if self.state == "recovered" else self.alert.severity.upper()
+        mark = "RESOLVED" if self.state == "resolved" else self.alert.severity.upper()
         return f"[topicberg] {mark}: {self.alert.title}"
 
     @property
     def text(self) -> str:
-        """For people."""
-        if self.state == "recovered":
-            return f"{self.alert.title} is all right again.\n{self.alert.link}"
-        lines = [self.alert.what, f"since {self.alert.since:%Y-%m-%d %H:%M:%S} UTC"]
-        if self.alert.mend:
-            lines.append(f"mend: {self.alert.mend}")
+        """For people; the last line is the link."""
+        if self.state == "resolved":
+            return f"resolved: {self.alert.title}\n{self.alert.link}"
+        lines = [self.alert.what, f"since {moment(self.alert.since)}"]
+        if self.alert.remediation:
+            lines.append(f"fix: {self.alert.remediation}")
         return "\n".join([*lines, self.alert.link])
 
 
 class Work(BaseModel, frozen=True):
-    """What a run was to do, or has done."""
+    """What a run had to do, or has done."""
 
     kind: str
-    """Key of the alert that tells of it."""
+    """Key of the alert that reports it."""
     assets: frozenset[str] = frozenset()
-    """None: it is done by the next run of its kind."""
+    """Empty: the next run of its kind does it."""
     first: str = ""
     last: str = ""
     """Its partitions, whose keys sort as text; empty: it has none."""
 
     def after(self, done: Work) -> Work | None:
-        """What is left of it to do after another run; None: nothing."""
+        """Return what is left of it to do after another run; None: nothing."""
         if self.first and not done.first <= self.first <= self.last <= done.last:
             return self
         if not self.assets:
@@ -80,55 +83,61 @@ class Work(BaseModel, frozen=True):
         return self.model_copy(update={"assets": left}) if left else None
 
 
-class Told(BaseModel):
-    """What a teller remembers."""
+class AlertState(BaseModel):
+    """What the evaluation remembers: the sensor's cursor."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     alerts: dict[str, Alert] = {}
-    """The faults that were told and are not mended yet, by key."""
+    """The faults that were reported and are not resolved yet, by key."""
     undelivered: list[tuple[str, Notice]] = []
-    """Notices that a channel did not take."""
+    """Channel and notice, of notices that a channel did not accept."""
     runs_until: float | None = None
-    """Runs that ended before this time (seconds since 1970) were looked at."""
-    undone: list[Work] = []
-    """What runs that failed were to do, and none has done since; the newest last."""
+    """Runs that ended before this time (seconds since 1970) were evaluated."""
+    pending: list[Work] = Field([], validation_alias=AliasChoices("pending", "undone"))
+    """What failed runs had to do and no run has done since; the newest last."""
     unchecked: int = 0
-    """Looks in a row at which the checks had not run for long."""
+    """How many evaluations in a row found that no check was evaluated recently."""
 
     @staticmethod
-    def parse(text: str | None) -> Told:
-        return Told.model_validate_json(text) if text else Told()
+    def parse(text: str | None) -> AlertState:
+        return AlertState.model_validate_json(text) if text else AlertState()
 
 
-def changes(now: Mapping[str, Alert], told: Mapping[str, Alert], at: datetime) -> list[Notice]:
-    """What is to be told; mended faults first."""
-    over = [
-        Notice(state="recovered", alert=alert, at=at)
-        for key, alert in told.items()
+def changes(now: Mapping[str, Alert], reported: Mapping[str, Alert], at: datetime) -> list[Notice]:
+    """Return what is to be sent, resolved faults first.
+
+    A fault is sent once when it begins and once when it is resolved, and again when a warning
+    becomes an error. One whose cause is active is not sent: whoever is paged fixes the cause.
+    """
+    resolved = [
+        Notice(state="resolved", alert=alert, at=at)
+        for key, alert in reported.items()
         if key not in now
-    ]
-    begun = [
-        Notice(state="firing", alert=alert, at=at)
-        for key, alert in now.items()
-        if key not in told and not _follows(alert, now)
     ]
     worse = [
         Notice(state="firing", alert=alert, at=at)
         for key, alert in now.items()
-        if key in told and alert.severity == "error" and told[key].severity == "warning"
+        if key in reported and alert.severity == "error" and reported[key].severity == "warning"
     ]
-    return [*over, *worse, *begun]
+    begun = [
+        Notice(state="firing", alert=alert, at=at)
+        for key, alert in now.items()
+        if key not in reported and not _is_consequence(alert, now)
+    ]
+    return [*resolved, *worse, *begun]
 
 
-def after(told: Mapping[str, Alert], notices: Iterable[Notice]) -> dict[str, Alert]:
-    """The faults that are told now."""
-    alerts = dict(told)
+def after(reported: Mapping[str, Alert], notices: Iterable[Notice]) -> dict[str, Alert]:
+    """Return the faults that are reported once the notices are sent."""
+    alerts = dict(reported)
     for notice in notices:
-        if notice.state == "recovered":
+        if notice.state == "resolved":
             alerts.pop(notice.alert.key, None)
         else:
             alerts[notice.alert.key] = notice.alert
     return alerts
 
 
-def _follows(alert: Alert, now: Mapping[str, Alert]) -> bool:
+def _is_consequence(alert: Alert, now: Mapping[str, Alert]) -> bool:
     return alert.cause is not None and alert.cause != alert.key and alert.cause in now

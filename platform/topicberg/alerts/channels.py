@@ -1,6 +1,12 @@
-"""The ways to tell people: a file, a webhook, Slack, e-mail.
+"""Where notices are sent: a file, a webhook, Slack, e-mail.
 
 Addresses are secrets: whoever has one can post to it. No error and no log shows them.
+
+No library does this: Apprise (150,000 lines) returns a bool where a delivery has to say why it
+failed, sends Slack messages without ``verbatim``, so that words of a record become links, and has
+one deduplication key per address, not per alert; dagster-slack needs a bot's token instead of a
+webhook, and dagster-pagerduty only wraps one POST. PagerDuty and the like take the webhook's JSON,
+whose ``alert.key`` and ``state`` are the deduplication key and the action.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from pathlib import Path
 import requests
 from pydantic import SecretStr
 
-from topicberg.alerts.alert import Alert, Notice, Told, after, changes
+from topicberg.alerts.alert import Alert, AlertState, Notice, after, changes
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Severity
 from topicberg.errors import TopicbergError
@@ -27,7 +33,7 @@ from topicberg.settings import Settings
 TIMEOUT_SECONDS = 10
 ALERTS_FILE = "alerts.jsonl"
 KEPT = timedelta(days=1)
-"""How long a notice waits for a channel that does not answer."""
+"""How long a notice is kept for a channel that does not accept it."""
 MAX_WAITING = 200
 MAX_FILE_BYTES = 5_000_000
 """A file of this size becomes ``alerts.jsonl.1``."""
@@ -35,7 +41,7 @@ MAX_FILE_BYTES = 5_000_000
 
 @dataclass(frozen=True)
 class Channel:
-    """``send`` raises a :class:`TopicbergError` if the notice did not arrive."""
+    """``send`` raises a :class:`TopicbergError` if the notice was not delivered."""
 
     name: str
     send: Callable[[Notice], None]
@@ -47,36 +53,39 @@ def alerts_file(config: Settings) -> Path:
     return config.state_dir / ALERTS_FILE
 
 
-def tell(told: Told, now: Mapping[str, Alert], ways: Iterable[Channel]) -> tuple[Told, list[str]]:
-    """Send what is to be told by every channel; what one does not take is sent again next time.
+def deliver(
+    state: AlertState, now: Mapping[str, Alert], to: Iterable[Channel]
+) -> tuple[AlertState, list[str]]:
+    """Send what changed to every channel; what one does not accept is sent again next time.
 
-    :returns: what to remember, and why channels did not take something
+    :param now: key → fault
+    :returns: the state afterwards, and why channels did not accept something
     """
     at = datetime.now(UTC)
-    fresh = changes(now, told.alerts, at)
+    fresh = changes(now, state.alerts, at)
     problems: dict[str, str] = {}
     undelivered: list[tuple[str, Notice]] = []
-    for way in ways:
-        waiting = [notice for name, notice in told.undelivered if name == way.name]
+    for channel in to:
+        waiting = [notice for name, notice in state.undelivered if name == channel.name]
         for notice in [*waiting, *fresh]:
-            if way.least == "error" and notice.alert.severity == "warning":
+            if channel.least == "error" and notice.alert.severity == "warning":
                 continue
             try:
-                if way.name not in problems:
-                    way.send(notice)
+                if channel.name not in problems:
+                    channel.send(notice)
                     continue
             except TopicbergError as error:
-                problems[way.name] = str(error)
-            except Exception as error:  # whatever it is, it must not silence the other channels
-                problems[way.name] = str(_undelivered(way.name, type(error).__name__))
+                problems[channel.name] = str(error)
+            except Exception as error:  # no failure of a channel may silence the others
+                problems[channel.name] = str(_undelivered(channel.name, type(error).__name__))
             if at - notice.at < KEPT:
-                undelivered.append((way.name, notice))
-    remembered = {"alerts": after(told.alerts, fresh), "undelivered": undelivered[-MAX_WAITING:]}
-    return told.model_copy(update=remembered), list(problems.values())
+                undelivered.append((channel.name, notice))
+    update = {"alerts": after(state.alerts, fresh), "undelivered": undelivered[-MAX_WAITING:]}
+    return state.model_copy(update=update), list(problems.values())
 
 
 def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
-    """Those that are set up."""
+    """Return the channels that are configured."""
     yield Channel("file", lambda notice: _to_file(alerts_file(config), notice))
     if chosen.webhook_url:
         url = chosen.webhook_url
@@ -105,22 +114,22 @@ def _to_file(path: Path, notice: Notice) -> None:
             stream.write(notice.model_dump_json() + "\n")
     except OSError as error:
         raise TopicbergError(
-            f"{path} does not take alerts: {error.strerror}",
-            hint="free some space or mend its permissions; TOPICBERG_STATE_DIR chooses another one",
+            f"alerts cannot be written to {path}: {error.strerror}",
+            hint="free disk space or fix the permissions; TOPICBERG_STATE_DIR sets another folder",
         ) from None
 
 
 def _post(name: str, url: SecretStr, body: object) -> None:
     try:
-        answer = requests.post(url.get_secret_value(), json=body, timeout=TIMEOUT_SECONDS)
-    except requests.RequestException as error:  # its text has the address
+        response = requests.post(url.get_secret_value(), json=body, timeout=TIMEOUT_SECONDS)
+    except requests.RequestException as error:  # its text contains the address
         raise _undelivered(name, type(error).__name__) from None
-    if not answer.ok:
-        raise _undelivered(name, f"HTTP status {answer.status_code}")
+    if not response.ok:
+        raise _undelivered(name, f"HTTP status {response.status_code}")
 
 
 def _for_slack(notice: Notice) -> dict[str, object]:
-    """Return a message in which only the link to the UI, which is its last line, acts.
+    """Return a message in which only the last line, the link to the UI, is active.
 
     Source: Slack, "Composition objects", ``verbatim``: no word becomes a link or a mention.
     """
@@ -156,6 +165,6 @@ def _mail(chosen: AlertSettings, notice: Notice) -> None:
 
 def _undelivered(name: str, why: str) -> TopicbergError:
     return TopicbergError(
-        f"the alert channel {name} does not take notices: {why}",
-        hint=f"check the settings TOPICBERG_ALERT_…; {ALERTS_FILE} has every alert",
+        f"the alert channel {name} does not accept notices: {why}",
+        hint=f"check the settings TOPICBERG_ALERT_…; the file {ALERTS_FILE} has every alert",
     )

@@ -22,7 +22,7 @@ class AlertSettings(HoldsSecrets, BaseSettings):
     ui_url: str = "http://127.0.0.1:3000"
     """The Dagster UI, for links."""
     least: Literal["warning", "error"] = "warning"
-    """The least severity that is sent; the file has every alert."""
+    """The lowest severity that is sent; the file has every alert."""
     webhook_url: SecretStr | None = None
     """Gets each notice as JSON by POST."""
     slack_url: SecretStr | None = None
@@ -43,4 +43,4 @@ def alert_settings() -> AlertSettings:
         return AlertSettings()
     except ValidationError as error:
         wrong = ", ".join(f"TOPICBERG_ALERT_{str(e['loc'][0]).upper()}" for e in error.errors())
-        raise TopicbergError(f"alert settings are wrong: {wrong}") from None
+        raise TopicbergError(f"alert settings are invalid: {wrong}") from None

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import ClientError
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.types import (
     DecimalType,
@@ -23,6 +22,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.retry import retry_conflicts
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
@@ -142,10 +142,8 @@ def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | No
     """Return the table as it is in Glue, or None if there is none."""
     try:
         return client.get_table(DatabaseName=database, Name=name)["Table"]
-    except ClientError as error:
-        if _code(error) == "EntityNotFoundException":
-            return None
-        raise
+    except client.exceptions.EntityNotFoundException:
+        return None
 
 
 def metadata_location(found: TableTypeDef) -> str | None:
@@ -161,7 +159,9 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
     :raises TopicbergError: Glue has a table of that name that is not an Iceberg table
     :raises CommitConflictError: other writers kept moving the pointer
     """
-    for _ in range(ATTEMPTS):
+    what = f"Glue table {database}.{name}"
+
+    def move() -> bool:
         found = get_table(client, database, name)
         table.refresh()
         current = metadata_location(found) if found else None
@@ -169,17 +169,20 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
             return False
         if found and current is None:
             raise TopicbergError(
-                f"Glue table {database}.{name} exists and is not an Iceberg table",
+                f"{what} exists and is not an Iceberg table",
                 hint="drop or rename it in Glue, then materialize again",
             )
         try:
             _write(client, table, database, name, found)
-        except ClientError as error:
-            if _code(error) not in ("ConcurrentModificationException", "AlreadyExistsException"):
-                raise
-        else:
-            return True
-    raise CommitConflictError(f"Glue table {database}.{name}: other writers kept changing it")
+        except (
+            client.exceptions.ConcurrentModificationException,
+            client.exceptions.AlreadyExistsException,
+        ) as error:
+            raise CommitConflictError(f"{what}: another writer changed it") from error
+        return True
+
+    exhausted = CommitConflictError(f"{what}: other writers kept changing it")
+    return retry_conflicts(move, ATTEMPTS, exhausted=exhausted)
 
 
 def _write(
@@ -201,10 +204,5 @@ def _write(
 def ensure_database(client: GlueClient, database: str) -> None:
     try:
         client.create_database(DatabaseInput={"Name": database})
-    except ClientError as error:
-        if _code(error) != "AlreadyExistsException":
-            raise
-
-
-def _code(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code"))
+    except client.exceptions.AlreadyExistsException:
+        return

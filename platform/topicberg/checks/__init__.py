@@ -1,4 +1,4 @@
-"""What is checked of a table, without Dagster: :mod:`assets.checks` makes asset checks of it.
+"""The checks of tables, without Dagster: :mod:`assets.checks` makes asset checks of them.
 
-From metadata, manifests and counts; rows are read only where a spec asks for it.
+They read metadata, manifests and counts; rows are read only where a spec has rules on them.
 """

@@ -1,7 +1,7 @@
-"""Iceberg = Glue = Snowflake: the same state of the table, the same columns, the same rows.
+"""Checks of the catalogs: Iceberg, Glue and Snowflake have the same state, columns and rows.
 
-The table goes on changing while it is looked at, so Glue and Snowflake may be behind it for a while
-(``TOPICBERG_CATALOGS_PATIENCE_SECONDS``); but each must be at a state that the table had.
+The table changes while it is checked, so Glue and Snowflake may lag behind it for
+``TOPICBERG_CATALOGS_PATIENCE_SECONDS``; but each must be at a state that the table had.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pyiceberg.table import StaticTable
 
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import NoSuchIcebergTableError, read_back
+from topicberg.checks.check import CheckedTable, Probe, TableCheck
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.iceberg.position_deletes import live_rows
 from topicberg.iceberg.summaries import summary
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a pointer stands among the states of its table."""
+    """The position of a pointer among the states of its table."""
 
     known: bool
     behind_since: datetime | None = None
-    """When the state after it came; None: it is the newest."""
+    """When the next state was committed; None: it is the newest."""
 
-    def late(self, now: datetime, patience: timedelta) -> str | None:
-        """How far behind it is, if that is too much."""
+    def lag(self, now: datetime, patience: timedelta) -> str | None:
+        """Return how far behind it is, if that is more than allowed."""
         if self.behind_since is None or now - self.behind_since <= patience:
             return None
         return age((now - self.behind_since).total_seconds())
 
 
 def place(table: Table, location: str | None) -> Place:
-    """Where a metadata file stands among those that the table remembers (the last 100)."""
+    """Return the position of a metadata file among those in the table's log (the last 100)."""
     if location == table.metadata_location:
         return Place(known=True)
     log = table.metadata.metadata_log
@@ -54,30 +55,59 @@ def place(table: Table, location: str | None) -> Place:
     return Place(known=False)
 
 
+# --- Glue ---
+
+
+def pointer_check(table: CheckedTable, dropped: str | None) -> TableCheck:
+    """
+    :param dropped: the check that also reports that the table was dropped, if there is one
+    """
+
+    def evaluate(probe: Probe) -> Finding:
+        return check_pointer(
+            probe.find(table.identifier),
+            probe.deployment.glue(),
+            table.glue_table,
+            table.sync,
+            probe.now,
+            probe.catalogs_patience,
+            dropped,
+        )
+
+    return TableCheck(
+        "pointer",
+        "Glue points to a current state of the Iceberg table, and has its columns.",
+        evaluate,
+        blocking=True,
+    )
+
+
 def check_pointer(
     table: Table | None,
     client: GlueClient,
     glue_table: tuple[str, str],
-    mend: str,
+    remediation: str,
     now: datetime,
     patience: timedelta,
-    gone: str | None = None,
+    dropped: str | None = None,
 ) -> Finding:
-    """Glue points to a state of the table, not an old one, and has its columns.
+    """Return whether Glue points to a state of the table, not an old one, and has its columns.
 
-    :param table: None: there is none in Iceberg's catalog
-    :param gone: the check that tells as well that it was dropped, if there is one
+    :param table: None: Iceberg's catalog does not have it
+    :param dropped: the check that also reports that the table was dropped, if there is one
     """
     if table is not None and table.current_snapshot() is None:
         return good("the table has no rows yet")
     found = glue.get_table(client, *glue_table)
     if table is None and found:
-        return _dropped(".".join(glue_table), gone)
+        return _dropped(".".join(glue_table), dropped)
     if table is None:
-        return good("there is no such table yet")
+        return good("the table was not created yet")
     table.refresh()
     if found is None:
-        return _missing(f"Glue has no table {'.'.join(glue_table)}", table, mend, now, patience)
+        return _missing(
+            f"Glue has no table {'.'.join(glue_table)}", table, remediation, now, patience
+        )
     location = glue.metadata_location(found)
     here = place(table, location)
     facts = {
@@ -88,37 +118,65 @@ def check_pointer(
     if not here.known or location is None:
         return Finding(
             passed=False,
-            what=f"Glue points to {location or 'no metadata file'}, which is no state that this "
-            "table had lately: somebody moved the pointer, or it was not refreshed for very long",
-            mend=mend,
+            what=f"Glue points to {location or 'no metadata file'}, which is not one of the last "
+            "states of this table: another writer moved the pointer, or it was not refreshed for "
+            "very long",
+            remediation=remediation,
             since=found.get("UpdateTime"),
             facts=facts,
         )
     state = StaticTable.from_metadata(location, table.io.properties)
-    late = here.late(now, patience)
-    if late and glue.visible_state(state) != glue.visible_state(table):
+    lag = here.lag(now, patience)
+    if lag and glue.visible_state(state) != glue.visible_state(table):
         return Finding(
             passed=False,
-            what=f"Glue points to an old state of the table, {late} behind: readers of Glue miss "
-            "what changed since",
-            mend=mend,
+            what=f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
+            "later changes",
+            remediation=remediation,
             since=here.behind_since,
             facts=facts,
         )
-    wanted, there = (
+    expected, found_columns = (
         {column["Name"]: column.get("Type") for column in columns}
         for columns in (glue.columns(state), found["StorageDescriptor"]["Columns"])
     )
-    if wanted != there:
-        wrong = {name for name, _ in wanted.items() ^ there.items()}
+    if expected != found_columns:
+        wrong = {name for name, _ in expected.items() ^ found_columns.items()}
         return Finding(
             passed=False,
-            what=f"Glue has other columns than the table: {', '.join(sorted(wrong))}",
-            mend=mend,
+            what=f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}",
+            remediation=remediation,
             since=found.get("UpdateTime"),
             facts=facts,
         )
     return good("Glue points to the table's current state", **facts)
+
+
+# --- Snowflake ---
+
+
+def parity_check(table: CheckedTable) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        with probe.snowflake() as connection:
+            return check_parity(
+                probe.iceberg,
+                probe.deployment.glue(),
+                table.glue_table,
+                connection,
+                probe.config,
+                table.snowflake_name,
+                table.sync,
+                probe.now,
+                probe.catalogs_patience,
+                f"glue/{table.name}:pointer",
+            )
+
+    return TableCheck(
+        "parity",
+        "Snowflake reads the state of the Iceberg table that Glue points to: the same metadata "
+        "file, columns and number of rows.",
+        evaluate,
+    )
 
 
 def check_parity(
@@ -128,14 +186,14 @@ def check_parity(
     connection: SnowflakeConnection,
     config: Settings,
     name: str,
-    mend: str,
+    remediation: str,
     now: datetime,
     patience: timedelta,
     pointer: str,
 ) -> Finding:
-    """Snowflake reads the state that Glue points to, with its columns and its number of rows.
+    """Return whether Snowflake reads the state that Glue points to, its columns and its rows.
 
-    :param pointer: the check of the Glue pointer, whose faults are this one's as well
+    :param pointer: the check of the Glue pointer, whose failures cause some of this one
     """
     if table.current_snapshot() is None:
         return good("the table has no rows yet")
@@ -144,7 +202,7 @@ def check_parity(
     try:
         seen = read_back(connection, config, name)
     except NoSuchIcebergTableError as error:
-        return _missing(error.message, table, mend, now, patience)
+        return _missing(error.message, table, remediation, now, patience)
     table.refresh()
     here = place(table, seen.metadata_location)
     facts: dict[str, Any] = {
@@ -155,17 +213,23 @@ def check_parity(
     }
 
     def bad(what: str, since: datetime | None, cause: str | None = None) -> Finding:
-        return Finding(passed=False, what=what, mend=mend, since=since, cause=cause, facts=facts)
+        return Finding(
+            passed=False, what=what, remediation=remediation, since=since, cause=cause, facts=facts
+        )
 
     glue_is_wrong = pointer if not place(table, in_glue).known else None
     if not here.known:
-        return bad("Snowflake reads a state that this table had not lately", None, glue_is_wrong)
+        return bad(
+            "Snowflake reads a state that is not one of the last ones of this table",
+            None,
+            glue_is_wrong,
+        )
     state = StaticTable.from_metadata(seen.metadata_location, table.io.properties)
-    late = here.late(now, patience)
-    if late and glue.visible_state(state) != glue.visible_state(table):
+    lag = here.lag(now, patience)
+    if lag and glue.visible_state(state) != glue.visible_state(table):
         other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
         return bad(
-            f"the Snowflake table is stale: it reads a state that was superseded {late} ago{other}",
+            f"the Snowflake table is stale: it reads a state that was superseded {lag} ago{other}",
             here.behind_since,
             glue_is_wrong,
         )
@@ -177,11 +241,13 @@ def check_parity(
     }
     columns = {field.name.upper() for field in state.schema().fields}
     if wrong := columns ^ {column.upper() for column in seen.columns}:
-        return bad(f"Snowflake has other columns than the table: {', '.join(sorted(wrong))}", None)
+        return bad(
+            f"columns in Snowflake differ from those of the table: {', '.join(sorted(wrong))}", None
+        )
     if rows != seen.rows:
-        why = "look for deletes that Snowflake cannot read (check equality_deletes)"
+        why = "Snowflake may not apply its deletes (see check equality_deletes)"
         if seen.rows < rows:
-            why = "a data file is not what was written, or Snowflake does not read it whole; "
+            why = "a data file was changed or truncated, or Snowflake does not read all of it; "
             why += "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
         return bad(
             f"the table has {count(rows, 'row')}, Snowflake counts {seen.rows:,}: {why}", None
@@ -192,24 +258,26 @@ def check_parity(
 def _dropped(name: str, cause: str | None) -> Finding:
     return Finding(
         passed=False,
-        what=f"Glue has table {name}, which is gone from Iceberg's catalog: somebody dropped it, "
-        "and readers of Glue and Snowflake still see what it held",
-        mend="make it again: materialize all partitions of its asset `iceberg/…` (a backfill); of "
-        "a topic, the engine does so from what the topic holds. If it is to stay away, drop it in "
-        "Glue and Snowflake as well",
+        what=f"Glue has table {name}, which is missing in Iceberg's catalog: it was dropped there, "
+        "and readers of Glue and Snowflake still see its last rows",
+        remediation="recreate it by materializing all partitions of its asset `iceberg/…`; the "
+        "engine recreates the table of a topic from the topic's records. To drop it for good, drop "
+        "it in Glue and Snowflake as well",
         cause=cause,
     )
 
 
-def _missing(what: str, table: Table, mend: str, now: datetime, patience: timedelta) -> Finding:
+def _missing(
+    what: str, table: Table, remediation: str, now: datetime, patience: timedelta
+) -> Finding:
     first = from_ms(min(snapshot.timestamp_ms for snapshot in table.metadata.snapshots))
     if now - first <= patience:
-        return good(f"{what}: the Iceberg table is new, too")
-    return Finding(passed=False, what=what, mend=mend, since=first)
+        return good(f"{what}, and the Iceberg table is new")
+    return Finding(passed=False, what=what, remediation=remediation, since=first)
 
 
 def count_rows(table: Table) -> int:
-    """From metadata; where files have deletes by position, from the delete files too."""
+    """Return the number of rows, from metadata and from position delete files if there are any."""
     head = table.current_snapshot()
     properties = summary(head) if head else {}
     if int(properties.get("total-equality-deletes", 0)):

@@ -1,7 +1,7 @@
-"""What holds for a derived table: it was computed of what its sources hold.
+"""Checks of derived tables and upsert views: they were computed from what their sources hold.
 
-The verdict comes from the metadata of the tables (:mod:`topicberg.transforms.unread`), not from
-what sensors have seen. Earlier evaluations only keep it from being too strict.
+The finding is based on the metadata of the tables (:mod:`topicberg.transforms.unread`), not on what
+sensors have seen. Earlier evaluations only keep it from being too strict.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pyiceberg.table.snapshots import Operation
 
-from topicberg.checks.finding import Finding, age, from_ms, good, late
+from topicberg.checks.check import CheckedTable, Probe, TableCheck, computation_remediation
+from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, summary
@@ -25,20 +26,69 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
+    from topicberg.topics import TopicSpec
+
 ALLOWED_MINUTES = 30
-"""How late a table may be whose topic's spec says nothing."""
+"""How stale a table may be if the spec of its topic sets no limit."""
 MEMORY = "unread"
 """Metadata of an evaluation: :class:`Memory`."""
 
 
 class Memory(BaseModel):
-    """What an evaluation leaves to the next one."""
+    """What the next evaluation needs of this one."""
 
     table: str | None
     """The derived table's UUID; None: it did not exist."""
     since: int | None
-    """Since when (in ms) there is a source that was never read; None: there is none."""
+    """Since when (in ms) a source exists that was never read; None: there is none."""
     known: Known
+
+
+# --- derived tables ---
+
+
+def derived_check(
+    name: str,
+    reads: Sequence[str],
+    allowed_minutes: int,
+    time: str,
+    sources: Callable[[Probe], Mapping[str, SourceTable]],
+    partitions: Callable[[Iterable[Hours], datetime], Sequence[str]],
+    first_hour: Callable[[datetime], int],
+) -> TableCheck:
+    """
+    :param name: the table
+    :param reads: names of its sources and lookups
+    :param time: the table's event time
+    :param sources: the sources that exist and have an event time, by name with namespace
+    :param partitions: some hours → the keys of their existing partitions, in order
+    :param first_hour: earlier hours are past the retention of a source, and not computed again
+    """
+
+    def remediation(keys: Sequence[str]) -> str:
+        chosen = f" --partition-range '{keys[0]}...{keys[-1]}'" if keys else ""
+        return computation_remediation(name, chosen)
+
+    def evaluate(probe: Probe) -> Finding:
+        last = probe.last("up_to_date")
+        return check_up_to_date(
+            probe.find(probe.table.identifier),
+            time,
+            sources(probe),
+            allowed_minutes,
+            probe.now,
+            last.facts.get(MEMORY) if last else None,
+            lambda hours: partitions(hours, probe.now),
+            remediation,
+            first_hour(probe.now),
+        )
+
+    names = ", ".join(f"`{each}`" for each in reads)
+    return TableCheck(
+        "up_to_date",
+        f"Everything that {names} held {allowed_minutes} minutes ago was read.",
+        evaluate,
+    )
 
 
 def check_up_to_date(
@@ -49,16 +99,16 @@ def check_up_to_date(
     now: datetime,
     before: Any,
     partitions: Callable[[Iterable[Hours]], Sequence[str]],
-    mend: Callable[[Sequence[str]], str],
+    remediation: Callable[[Sequence[str]], str],
     first_hour: int = BEFORE_EVERYTHING,
 ) -> Finding:
-    """Whether everything that the sources held some time ago was computed.
+    """Return whether everything that the sources held some time ago was computed.
 
     :param time: the table's event time
     :param sources: by their names, with the namespace
     :param before: the metadata :data:`MEMORY` of the last evaluation, if there was one
-    :param partitions: keys of the partitions of some hours that there are, in their order
-    :param mend: the command for some partitions
+    :param partitions: some hours → the keys of their existing partitions, in order
+    :param remediation: partitions → how to compute them
     :param first_hour: earlier hours are past the retention of a source, and not computed again
     """
     memory = _memory(before)
@@ -67,8 +117,8 @@ def check_up_to_date(
         held = (hours for each in sources.values() for hours in held_hours(each.table, each.time))
         return Finding(
             passed=False,
-            what="the table is gone: it was there before, and somebody dropped it",
-            mend=mend(partitions(held)),
+            what="the table is missing: it existed before, and was dropped",
+            remediation=remediation(partitions(held)),
             facts={MEMORY: memory.model_dump(mode="json")},
         )
     same = memory if memory and memory.table == uuid else None
@@ -91,27 +141,44 @@ def check_up_to_date(
     facts = {"unread_partitions": len(keys), MEMORY: memory.model_dump(mode="json")}
     if not keys:
         return good("everything that its sources hold was read", **facts)
-    # What looks back at a row has its hour still to come, and can be computed from then on.
+    # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     which = keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
     names = ", ".join(name for name, one in read.items() if one.unread)
-    said = f"rows of {names} in {count(len(keys), 'partition')} ({which}) were not read yet, "
-    said += f"the oldest for {age((now - oldest).total_seconds())}"
-    return late(said, oldest, allowed_minutes, now, mend(keys), **facts)
+    what = f"rows of {names} in {count(len(keys), 'partition')} ({which}) were not read yet, "
+    what += f"the oldest for {age((now - oldest).total_seconds())}"
+    return judge_delay(what, oldest, allowed_minutes, now, remediation(keys), **facts)
 
 
 def _memory(before: Any) -> Memory | None:
-    """None: there is none, or it is of another version."""
+    """Return the memory; None: there is none, or another version wrote it."""
     try:
         return Memory.model_validate(before) if before else None
     except ValueError:
         return None
 
 
+# --- upsert views ---
+
+
+def view_check(spec: TopicSpec, view: CheckedTable, allowed_minutes: int) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        topic = probe.load(spec.table_identifier(probe.config))
+        found = probe.find(view.identifier)
+        remediation = computation_remediation(view.name)
+        return check_merged(found, topic, allowed_minutes, probe.now, remediation)
+
+    return TableCheck(
+        "up_to_date",
+        f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged.",
+        evaluate,
+    )
+
+
 def check_merged(
-    view: Table | None, source: Table, allowed_minutes: int, now: datetime, mend: str
+    view: Table | None, source: Table, allowed_minutes: int, now: datetime, remediation: str
 ) -> Finding:
-    """Whether an upsert view shows what its source held some time ago."""
+    """Return whether an upsert view shows what its source held some time ago."""
     last = merged(view, source.name()) if view else None
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [each for each in changes.new if _changes_rows(each)]
@@ -124,17 +191,17 @@ def check_merged(
     since = from_ms(first[0].timestamp_ms if first else source.metadata.last_updated_ms)
     ago = age((now - since).total_seconds())
     if undone:
-        said = f"a rollback undid {count(len(undone), 'snapshot')} that it has read"
+        what = f"a rollback removed {count(len(undone), 'snapshot')} that it has read"
     elif gap:
-        said = "snapshots that it has not read are expired, the oldest that is left "
-        said += f"was committed {ago} ago"
+        what = "snapshots that it has not read are expired, the oldest that is left "
+        what += f"was committed {ago} ago"
     else:
-        said = f"not read yet: {count(len(missing), 'snapshot')}, the oldest for {ago}"
-    return late(said, since, allowed_minutes, now, mend)
+        what = f"not read yet: {count(len(missing), 'snapshot')}, the oldest for {ago}"
+    return judge_delay(what, since, allowed_minutes, now, remediation)
 
 
 def _changes_rows(snapshot: Snapshot) -> bool:
-    """Whether the view changes with it: rows past their retention stay there."""
+    """Return whether the view changes with it: rows past their retention stay there."""
     if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
         return False
     facts = summary(snapshot)

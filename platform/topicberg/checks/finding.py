@@ -1,70 +1,96 @@
-"""What a check says."""
+"""The result of a check as data: what is wrong, since when, the remediation, and the cause."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
+
+from topicberg.security.redaction import redact
+from topicberg.security.text import one_line
 
 Severity = Literal["warning", "error"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict; of a fault it says what is wrong, since when, and how to mend it."""
+    """The result of one evaluation of a check.
+
+    The texts are plain text: whoever shows a finding escapes them for the destination.
+    """
 
     passed: bool
     what: str
     """A sentence without its full stop."""
-    mend: str | None = None
-    """What to do: a command in backticks, or a sentence."""
+    remediation: str | None = None
+    """How to fix it: a command in backticks, or a sentence."""
     since: datetime | None = None
     severity: Severity = "error"
     cause: str | None = None
-    """The check (``iceberg/orders:tableflow``) whose fault this one follows from."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    """The check (``iceberg/orders:tableflow``) whose failure is the reason for this one."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further values to show, and those that the next evaluation continues from."""
 
     @property
     def lines(self) -> list[str]:
-        """Everything, in sentences."""
+        """Everything for a person to read, in sentences."""
         lines = [f"{self.what}."]
         if not self.passed and self.since:
             lines.append(f"Since {moment(self.since)}.")
-        if not self.passed and self.mend:
-            lines.append(f"Mend: {self.mend}")
+        if not self.passed and self.remediation:
+            lines.append(f"Fix: {self.remediation}")
         return lines
 
     @property
     def text(self) -> str:
-        """Everything as one text."""
+        """Everything for a person to read, as one text."""
         return "  \n".join(self.lines)
+
+    def to_json(self) -> dict[str, str | None]:
+        """Return what an alert needs as JSON, without secrets; severity and facts are not in it."""
+        return {
+            "what": _public(self.what),
+            "since": self.since.astimezone(UTC).isoformat() if self.since else None,
+            "remediation": _public(self.remediation),
+            "cause": self.cause,
+        }
+
+
+def _public(text: str | None) -> str | None:
+    return one_line(redact(text)) if text else text
 
 
 def good(what: str, **facts: Any) -> Finding:
+    """Return the finding of a check that passed."""
     return Finding(passed=True, what=what, facts=facts)
 
 
-def late(
-    said: str, since: datetime, allowed_minutes: int, now: datetime, mend: str, **facts: Any
+def judge_delay(
+    what: str, since: datetime, allowed_minutes: int, now: datetime, remediation: str, **facts: Any
 ) -> Finding:
-    """The verdict on what a table has not read since some time: late if that is not allowed."""
+    """Return whether a table may still lack what its source has had since some time.
+
+    :param what: what the table has not read
+    """
     if now - since <= timedelta(minutes=allowed_minutes):
-        return good(said, **facts)
-    what = f"the table is late: {said}; {allowed_minutes} min are allowed"
-    return Finding(passed=False, what=what, mend=mend, since=since, facts=facts)
+        return good(what, **facts)
+    what = f"the table is stale: {what}; {allowed_minutes} min are allowed"
+    return Finding(passed=False, what=what, remediation=remediation, since=since, facts=facts)
 
 
 def moment(time: datetime) -> str:
-    """``2026-01-31 12:00:05 UTC``."""
+    """Return a time as in ``2026-01-31 12:00:05 UTC``."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def from_ms(milliseconds: int) -> datetime:
+    """Return the time so many milliseconds after the beginning of 1970."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def age(seconds: float) -> str:
-    """``90 s``, ``2.5 min``, ``12 min``, ``3.5 h``, ``2.0 days``."""
+    """Return a duration as in ``90 s``, ``2.5 min``, ``12 min``, ``3.5 h``, ``2.0 days``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 600:

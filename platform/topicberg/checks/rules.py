@@ -1,12 +1,13 @@
 """Rules on the rows of a table: nulls, accepted values, ranges, uniqueness.
 
-A rule is an Iceberg expression for the rows that break it. Planning a scan with it drops every file
-whose column statistics rule such rows out: of a table without nulls no file is opened to say so.
-What passed once is not read again: the next evaluation looks at the files that came since.
+A rule is an Iceberg expression for the rows that violate it. Planning a scan with it drops every
+file whose column statistics exclude such rows: of a table without nulls no file is opened. Files
+that passed are not read again: the next evaluation reads only files that were added since.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -27,10 +28,11 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import DecimalType, DoubleType, FloatType
 
 from topicberg.catalogs.snowflake import quote
+from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.topics.rules import suggestion
-from topicberg.topics.spec import Range, Rules
+from topicberg.topics.spec import Range, Rules, TopicSpec
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -44,14 +46,72 @@ if TYPE_CHECKING:
 
 SAMPLE_ROWS = 10
 CHECKED_SNAPSHOT, CHECKED_RULE = "checked_snapshot", "rule"
-"""Facts of a finding that the next evaluation goes on from."""
+"""Facts of a finding that the next evaluation continues from."""
 COVERS, VERDICT = "rows_until", "verdict"
-"""Facts that say which rows a verdict is about: those committed until then."""
+"""Facts that say which rows a result covers (those committed until then), and what it is."""
+_RULES = ("not_null", "accepted_values", "ranges", "unique")
+_WITHOUT_ROWS = (
+    " A run that a sensor requests uses the column statistics of new files, or repeats the last "
+    "result with the rows that it covers; check_tables reads the rows."
+)
+
+
+def rule_checks(rules: Rules, spec: TopicSpec | None, defined_in: str) -> Iterator[TableCheck]:
+    """
+    :param spec: of a topic's own table
+    :param defined_in: where the rules are written
+    """
+    for name in _RULES:
+        if getattr(rules, name):
+            yield _rule_check(name, rules, spec, defined_in)
+
+
+def _rule_check(name: str, rules: Rules, spec: TopicSpec | None, defined_in: str) -> TableCheck:
+    where = [spec.metadata_column(c) for c in ("partition", "offset", "timestamp")] if spec else []
+    source = "the producer" if spec else "the function of the derived table"
+
+    def evaluate(probe: Probe) -> Finding:
+        schema = probe.iceberg.schema()
+        if missing := check_columns(rules, schema, defined_in):
+            return missing
+        last = probe.last(name)
+        of_columns = column_rules(rules, schema).get(name, [])
+        passed = Passed.of(last)
+        if not (probe.reads_rows or rules.blocking):
+            proven = by_statistics(probe.iceberg, of_columns, passed) if of_columns else None
+            if found := proven or repeated(last):
+                return found
+        if name == "unique":
+            return check_unique(
+                probe.iceberg, rules.unique, probe.endpoints, probe.config, source, defined_in
+            )
+        return check_rules(
+            probe.iceberg, name, of_columns, passed, tuple(where), source, defined_in
+        )
+
+    columns = ", ".join(f"`{column}`" for column in getattr(rules, name))
+    described = {
+        "not_null": f"{columns}: never null.",
+        "accepted_values": f"{columns}: only the values that the spec lists.",
+        "ranges": f"{columns}: within the bounds that the spec sets.",
+        "unique": f"No two rows have the same {columns}.",
+    }
+    text = described[name] + ("" if rules.blocking else _WITHOUT_ROWS)
+    return TableCheck(name, text, evaluate, rules.blocking)
+
+
+def repeated(last: Finding | None) -> Finding | None:
+    """Return the last finding again, with the rows that it covers; None: there is none."""
+    if last is None or VERDICT not in last.facts:
+        return None
+    until = last.facts[COVERS]
+    what = f"{last.facts[VERDICT]} (rows committed until {until}; newer ones are read by "
+    return replace(last, what=f"{what}check_tables)", since=None, cause=None)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``breaks``: the rows that break it; ``says``: what a row should be."""
+    """``breaks``: the rows that violate it; ``says``: what a row should be."""
 
     column: str
     says: str
@@ -60,14 +120,20 @@ class Rule:
 
 @dataclass(frozen=True)
 class Passed:
-    """The last evaluation, if it passed: what it looked at."""
+    """What the last evaluation covered, if it passed."""
 
     snapshot: int
     rule: str
 
+    @staticmethod
+    def of(last: Finding | None) -> Passed | None:
+        if last is None or not last.passed or CHECKED_RULE not in last.facts:
+            return None
+        return Passed(int(last.facts[CHECKED_SNAPSHOT]), str(last.facts[CHECKED_RULE]))
+
 
 def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
-    """Check → its rules, of the columns that the table has."""
+    """Return check → its rules, of the columns that the table has."""
     found: dict[str, list[Rule]] = {"not_null": [], "accepted_values": [], "ranges": []}
     there = set(schema.column_names)
     for column in rules.not_null:
@@ -98,7 +164,7 @@ def _range(column: str, bounds: Range, schema: Schema) -> Rule:
 
 
 def _literal(bound: float, kind: Any, rounding: str) -> Any:
-    """The bound as a value of the column: Iceberg compares columns with nothing else."""
+    """Return the bound as a value of the column's type: Iceberg compares it with nothing else."""
     if isinstance(kind, DoubleType | FloatType):
         return bound
     if isinstance(kind, DecimalType):
@@ -115,10 +181,10 @@ def check_rules(
     source: str = "the producer",
     named: str = "`checks:` in the topic's spec",
 ) -> Finding:
-    """Whether all rows obey.
+    """Return whether all rows follow the rules.
 
-    :param passed: the last evaluation; only files that came since are looked at
-    :param where: columns that tell where a row is from, for the sample
+    :param passed: the last evaluation; only files that were added since are read
+    :param where: columns that say where a row is from, for the sample
     :param source: what writes the rows
     :param named: where the rules are written
     """
@@ -142,22 +208,22 @@ def check_rules(
         rows, sample, bad = _count(table, rule, tasks, where)
         if rows:
             broken.append(
-                f"{count(rows, 'row')} where {rule.column} is not as it should be: {rule.says}"
+                f"{count(rows, 'row')} where {rule.column} violates the rule: {rule.says}"
             )
             facts[f"rows: {rule.column}"] = rows
             samples += [sample] if sample is not None else []
             since.append(_added(table, bad, files))
     if not broken:
-        return _obeyed(table, head, described)
+        return _followed(table, head, described)
     if samples:
         facts["sample"] = samples[0]
     found = Finding(
         passed=False,
         what=f"{check}: " + "; ".join(broken),
         since=min(since),
-        mend=f"fix {source}, which writes what the rules exclude, or widen {named}; "
+        remediation=f"fix {source}, which writes what the rules exclude, or widen {named}; "
         + (
-            "rows that should go, go by compaction of the topic or by retention"
+            "compaction of the topic or retention removes the rows"
             if source == "the producer"
             else "materialize the partitions again after the fix"
         ),
@@ -167,7 +233,7 @@ def check_rules(
 
 
 def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Finding | None:
-    """Return that all rows obey, if column statistics of the files that came since show it.
+    """Return that all rows follow the rules, if column statistics of the files added since show it.
 
     No file is opened. None: the last evaluation did not pass, or a file would have to be opened.
 
@@ -190,11 +256,11 @@ def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Fin
             is_new = added and file.content == DataFileContent.DATA
             if is_new and any(one.eval(file) for one in may_break):
                 return None
-    return _obeyed(table, head, described)
+    return _followed(table, head, described)
 
 
 def covering(table: Table, finding: Finding) -> Finding:
-    """Return the finding with the facts of which rows it is about."""
+    """Return the finding with the facts that say which rows it covers."""
     head = table.current_snapshot()
     until = moment(from_ms(head.timestamp_ms)) if head else "none"
     return replace(finding, facts={**finding.facts, COVERS: until, VERDICT: finding.what})
@@ -204,13 +270,13 @@ def _described(rules: list[Rule]) -> str:
     return "; ".join(f"{rule.column} {rule.says}" for rule in rules)
 
 
-def _obeyed(table: Table, head: Snapshot, described: str) -> Finding:
+def _followed(table: Table, head: Snapshot, described: str) -> Finding:
     facts = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: described}
-    return covering(table, good(f"every row obeys: {described}", **facts))
+    return covering(table, good(f"every row follows the rule: {described}", **facts))
 
 
 def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
-    """Data files with rows that came after a snapshot, and when; None: nobody knows any more."""
+    """Return data files added after a snapshot, and when; None: the snapshots are expired."""
     changes = changes_since(table, snapshot)
     if changes.rolled_back or changes.gap:
         return None
@@ -219,7 +285,7 @@ def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
         files = list(changed_files(table, each))
         rewrites = each.summary is not None and each.summary.operation == Operation.REPLACE
         if rewrites and not any(not added and file.file_path in found for file, added in files):
-            continue  # compaction of what was looked at already
+            continue  # compaction of files that were read already
         time = from_ms(each.timestamp_ms)
         found |= {file.file_path: time for file, added in files if added}
     return found
@@ -228,7 +294,7 @@ def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
 def _count(
     table: Table, rule: Rule, tasks: list[FileScanTask], where: tuple[str, ...]
 ) -> tuple[int, pa.Table | None, list[str]]:
-    """Rows that break a rule, some of them, and the files that have them."""
+    """Return how many rows violate a rule, some of them, and the files that have them."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import ArrowScan
 
@@ -249,7 +315,7 @@ def _count(
 
 
 def _added(table: Table, bad: list[str], files: dict[str, datetime] | None) -> datetime:
-    """When the first of these files came; without a record of it, the oldest snapshot's time."""
+    """Return when the first of these files was added; if unknown, the oldest snapshot's time."""
     if files is not None:
         return min(files[path] for path in bad)
     snapshots = table.metadata.snapshots
@@ -269,7 +335,7 @@ def check_unique(
     source: str = "the producer",
     named: str = "`checks:` in the topic's spec",
 ) -> Finding:
-    """Whether no two rows have the same values in these columns; reads them whole, in DuckDB.
+    """Return whether no two rows have the same values in these columns; DuckDB reads them in full.
 
     :param source: what writes the rows
     :param named: where the rule is written
@@ -292,18 +358,18 @@ def check_unique(
     lines = [
         f"{dict(zip(columns, row, strict=False))}: {count(row[-1], 'row')}" for row in found.rows
     ]
-    fault = Finding(
+    found_rows = Finding(
         passed=False,
         what=f"rows have the same {keys}; the most frequent: {lines[0]}",
-        mend=f"fix {source}, which writes a key twice, or correct `unique` in {named} if these "
-        "columns are not a key",
+        remediation=f"fix {source}, which writes a key twice, or correct `unique` in {named} if "
+        "these columns are not a key",
         facts={"most frequent": "\n".join(lines)},
     )
-    return covering(table, fault)
+    return covering(table, found_rows)
 
 
 def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:
-    """Return the fault of rules that name columns which the table does not have.
+    """Return the finding of rules that name columns which the table does not have.
 
     :param named: where the rules are written
     """
@@ -313,4 +379,4 @@ def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:
     if not missing:
         return None
     what = "; ".join(f"no column {column}{suggestion(column, there)}" for column in missing)
-    return Finding(passed=False, what=f"the table has {what}", mend=f"correct {named}")
+    return Finding(passed=False, what=f"the table has {what}", remediation=f"correct {named}")

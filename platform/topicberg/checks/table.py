@@ -1,4 +1,4 @@
-"""What holds for every Iceberg table: no equality deletes, and about as many rows as usual."""
+"""Checks of every Iceberg table: no equality deletes, and about as many rows as usual."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.table.snapshots import Operation
 
+from topicberg.checks.check import CheckedTable, Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.iceberg.summaries import ancestry
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 HISTORY = timedelta(days=7)
 MIN_HISTORY = 6
-"""Periods that are needed to say what is usual."""
+"""How many periods are needed to know what is usual."""
 GRACE = timedelta(minutes=10)
-"""How long rows of a period may still come after its end."""
+"""How long after the end of a period its rows may still be added."""
 SLOT = timedelta(minutes=10)
 """The period of tables that are not partitioned by time."""
 _SPREAD = 4.0
@@ -31,10 +32,25 @@ _MAD = 1.4826
 """A normal distribution's standard deviation, in median absolute deviations."""
 
 
-def check_equality_deletes(table: Table, rewrite: str) -> Finding:
-    """Snowflake reads a table with equality deletes wrong, and says nothing.
+# --- equality deletes ---
 
-    :param rewrite: the statement that writes the table anew without delete files
+
+def equality_deletes_check(table: CheckedTable) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        return check_equality_deletes(probe.iceberg, table.apply_deletes)
+
+    return TableCheck(
+        "equality_deletes",
+        "The table has no equality deletes, which Snowflake reads incorrectly without an error.",
+        evaluate,
+        blocking=True,
+    )
+
+
+def check_equality_deletes(table: Table, rewrite: str) -> Finding:
+    """Return whether the table has equality deletes, which Snowflake does not apply.
+
+    :param rewrite: the statement that rewrites the table without delete files
     """
     head = table.current_snapshot()
     if head is None:
@@ -55,13 +71,25 @@ def check_equality_deletes(table: Table, rewrite: str) -> Finding:
         what=f"the table has {count(found, 'file')} of equality deletes: Snowflake and other "
         "readers count rows that are deleted",
         since=min(since, default=None),
-        mend=f"another writer than topicberg wrote them: stop it, then in Spark: `{rewrite}`",
+        remediation=f"stop the other writer that added them, then run in Spark: `{rewrite}`",
         facts={"equality_delete_files": found},
     )
 
 
+# --- volume ---
+
+
+def volume_check(factor: float) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        return check_volume(probe.iceberg, factor, probe.now)
+
+    return TableCheck(
+        "volume", "As many rows as usual were added in the last full hour or day.", evaluate
+    )
+
+
 def check_volume(table: Table, factor: float, now: datetime) -> Finding:
-    """Whether the last full period brought about as many rows as those before it.
+    """Return whether the last full period has about as many rows as those before it.
 
     A period is a partition of the table (an hour or a day of event time), or ten minutes of commits
     if it is not partitioned by time.
@@ -72,37 +100,39 @@ def check_volume(table: Table, factor: float, now: datetime) -> Finding:
 def judge_volume(
     series: Sequence[int], period: timedelta, start: datetime, factor: float
 ) -> Finding:
-    """Whether the last of the periods, which began at ``start``, is like those before it."""
+    """Return whether the last of the periods, which began at ``start``, is like those before it."""
     unit = "hour" if period == timedelta(hours=1) else f"{period}"
     if len(series) <= MIN_HISTORY:
-        return good(f"too little history to say what is usual: {len(series)} full periods ({unit})")
+        return good(
+            f"too little history to know what is usual: {len(series)} full periods ({unit})"
+        )
     last, usual = series[-1], statistics.median(series[:-1])
     low, high = usual_range(series[:-1], factor)
     facts = {"rows": last, "usual_rows": usual, "least": round(low), "most": round(high)}
-    said = f"{count(last, 'row')} in the {unit} from {start:%Y-%m-%d %H:%M} UTC; "
-    said += f"usual are {usual:,.0f}"
+    text = f"{count(last, 'row')} in the {unit} from {start:%Y-%m-%d %H:%M} UTC; "
+    text += f"usual are {usual:,.0f}"
     if low <= last <= high:
-        return good(said, **facts)
+        return good(text, **facts)
     return Finding(
         passed=False,
-        what=f"{said}, and {low:,.0f} to {high:,.0f} would be no surprise",
+        what=f"{text}; {low:,.0f} to {high:,.0f} are expected",
         since=start,
         severity="warning",
-        mend="ask who produces to it whether that is meant; `checks.volume_factor` in the spec "
-        "says how much is too much",
+        remediation="ask the owner of the producer whether that is intended; the limit "
+        "is `checks.volume_factor` in the spec",
         facts=facts,
     )
 
 
 def usual_range(history: Sequence[int], factor: float) -> tuple[float, float]:
-    """What is no anomaly: within the factor of the median, or within the usual spread."""
+    """Return the bounds of what is usual: the factor of the median, or the usual spread."""
     usual = statistics.median(history)
     spread = _SPREAD * _MAD * statistics.median(abs(rows - usual) for rows in history)
     return min(usual / factor, usual - spread), max(usual * factor, usual + spread)
 
 
 def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime]:
-    """Rows of each full period from old to new, the length of a period, start of the last one."""
+    """Return rows of each full period, oldest first, length of a period, start of the last one."""
     found = rows_by_partition(table, int((now - HISTORY).timestamp()) // 3600)
     if found is None:
         rows, period = _rows_by_slot(table), SLOT
@@ -122,7 +152,7 @@ def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime
 
 
 def _rows_by_slot(table: Table) -> dict[int, int]:
-    """Ten minutes of commits since 1970 → rows they added, as far as snapshots are kept."""
+    """Return ten minutes of commits since 1970 → rows added, as far as snapshots are kept."""
     rows: dict[int, int] = {}
     for snapshot in ancestry(table):
         facts = report(snapshot)

@@ -1,15 +1,17 @@
-"""What holds for the table of a topic: its engine works, it is near Kafka, nothing is left out."""
+"""Checks of the table of a topic: its engine commits, its lag is small, no record is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.snapshots import Operation
 
 from topicberg import kafka
-from topicberg.checks.finding import Finding, age, from_ms, good, late, moment
+from topicberg.checks.check import CheckedTable, Probe, TableCheck, computation_remediation
+from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay, moment
+from topicberg.errors import split_hint
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.summaries import ROWS_SKIPPED, ancestry
 from topicberg.kafka.consumer import first_times
@@ -30,25 +32,66 @@ if TYPE_CHECKING:
     from topicberg.topics.spec import Freshness, TopicSpec
 
 ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
-"""Table property: how many of them somebody has looked at."""
+"""Table property: how many skipped records the operator has acknowledged."""
 TRANSACTION_MS = 15 * 60_000
-"""A broker ends a transaction after so long, by default: one that is older hangs."""
+"""By default, a broker ends a transaction after this time: an older one hangs."""
 PATIENCE_MS = 60_000
-"""A failure that the engine mends by trying again is no fault for so long."""
+"""A failure of the engine is not reported for this time: a retry may resolve it."""
+
+
+def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
+    """Return the checks of a topic's own table, apart from those that every table has."""
+    yield engine_check(spec)
+    yield skipped_check(spec)
+    if spec.value_schema.file or spec.key.file:
+        yield schema_check(spec)
+    if spec.write_mode == "upsert":
+        yield deletes_check(spec)
+    if spec.checks.max_lag_records is not None:
+        yield lag_check(spec)
+    if spec.freshness is not None:
+        yield freshness_check(spec, spec.freshness)
+
+
+def history_checks(
+    spec: TopicSpec, table: CheckedTable, allowed_minutes: int
+) -> Iterator[TableCheck]:
+    """Return the checks of the table of every record, apart from those that every table has."""
+    if spec.checks.max_lag_records is not None:
+        yield lag_check(spec)
+    yield history_check(spec, table, allowed_minutes)
+
+
+# --- the engine ---
+
+
+def engine_check(spec: TopicSpec) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        status = probe.status(spec)
+        if status is None:
+            return good("there is no API key to read the state of Confluent's Tableflow with")
+        return check_engine(spec, status, probe.now)
+
+    return TableCheck(
+        "tableflow",
+        "Tableflow commits the topic: it is not suspended, and its attempts do not keep failing.",
+        evaluate,
+    )
 
 
 def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding:
-    """Whether Tableflow commits the topic: not suspended, and not failing again and again."""
+    """Return whether Tableflow commits the topic: not suspended, and not failing for a minute."""
     facts = {"phase": status.shown_phase, "commits": status.commits}
-    message, _, hint = (status.error_message or "").partition("\n  → ")
+    message, hint = split_hint(status.error_message or "")
     since = from_ms(status.failing_since_ms) if status.failing_since_ms else None
-    hint = hint or f"`topicberg status` shows what runs, `topicberg tableflow status {spec.name}`"
+    hint = hint or (
+        f"`topicberg status` shows what runs, `topicberg tableflow status {spec.name}` the topic"
+    )
     if status.suspended:
         return Finding(
             passed=False,
-            what=f"Tableflow is suspended before a record or schema that the table cannot take: "
-            f"{message}",
-            mend=hint,
+            what=f"Tableflow is suspended: {message}",
+            remediation=hint,
             since=since,
             facts=facts,
         )
@@ -56,17 +99,17 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
     if status.error_message and lasting:
         return Finding(
             passed=False,
-            what=f"Tableflow tries again and again: {message}",
-            mend=hint,
+            what=f"Tableflow keeps failing and retries: {message}",
+            remediation=hint,
             since=since,
             facts=facts,
         )
     for failing in status.failing_table_formats:
-        message, _, hint = failing.error_message.partition("\n  → ")
+        message, hint = split_hint(failing.error_message)
         return Finding(
             passed=False,
-            what=f"{failing.format} is not written any more: {message}",
-            mend=hint or None,
+            what=f"{failing.format} is no longer written: {message}",
+            remediation=hint,
             severity="warning",
             facts=facts,
         )
@@ -77,7 +120,7 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
                 passed=False,
                 what=f"an open transaction holds back the records of partition {partition} from "
                 f"offset {transaction.offset} on",
-                mend=_end_transaction(spec),
+                remediation=_end_transaction(spec),
                 since=since,
                 severity="warning",
                 facts=facts,
@@ -85,10 +128,35 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
-def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
-    """Whether the schema files of a topic are the newest versions of their subjects.
+def _end_transaction(spec: TopicSpec) -> str:
+    """Return how to end a transaction that no producer ends."""
+    return (
+        "restart the producer with its transactional.id, or end it with Kafka's tool: "
+        f"`kafka-transactions.sh find-hanging --topic {spec.name}`, then `abort`"
+    )
 
-    :param engine: the check that says why, if the engine fails
+
+# --- schema files ---
+
+
+def schema_check(spec: TopicSpec) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        from topicberg.kafka.registration import compare
+
+        states = compare(spec, probe.endpoints, probe.config)
+        return check_schema(states, probe.engine_fault(spec))
+
+    return TableCheck(
+        "schema",
+        "The schema files of the topic are the newest versions in the schema registry.",
+        evaluate,
+    )
+
+
+def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
+    """Return whether the schema files of a topic are the newest versions of their subjects.
+
+    :param engine: the check that explains why the engine fails, if it does
     """
     facts = {state.subject: f"{state.file}: {state.state}" for state in states}
     different = [state for state in states if state.state != "equal"]
@@ -98,32 +166,39 @@ def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
     return Finding(
         passed=False,
         what="; ".join(state.what for state in different),
-        mend=different[0].remediation,
+        remediation=different[0].remediation,
         severity="warning",
         cause=engine,
         facts=facts,
     )
 
 
-def _end_transaction(spec: TopicSpec) -> str:
-    """What to do about a transaction that no producer ends."""
-    return (
-        "restart the producer with its transactional.id, or let Kafka's tool end it: "
-        f"`kafka-transactions.sh find-hanging --topic {spec.name}`, then `abort`"
+# --- lag ---
+
+
+def lag_check(spec: TopicSpec) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        return check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec))
+
+    return TableCheck(
+        "kafka_lag",
+        "Records in Kafka that the table does not hold yet; at most "
+        f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
+        evaluate,
     )
 
 
 def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
-    """Records of the topic that the table does not hold yet, of open transactions as well."""
+    """Return how many records the table does not hold yet, those of open transactions included."""
     end = kafka.high_watermarks(endpoints, spec.name)
     held = held_offsets(table, spec, endpoints, end)
     return sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
 
 
 def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str | None) -> Finding:
-    """Whether the table is as near to Kafka as the spec wants it.
+    """Return whether the lag of the table is within the limit of the spec.
 
-    :param engine: the check that says why, if the engine fails
+    :param engine: the check that explains why the engine fails, if it does
     """
     lag, allowed = lag_of(table, spec, endpoints), spec.checks.max_lag_records or 0
     facts = {"lag_records": lag, "allowed": allowed}
@@ -131,14 +206,14 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
         return good(f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed", **facts)
     last = last_commit(table)
     what = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed "
-    mend = _catch_up(spec)
+    remediation = _catch_up(spec)
     if waiting := _held_back(spec, endpoints):
         what += f"{waiting} "
-        mend = _end_transaction(spec)
+        remediation = _end_transaction(spec)
     return Finding(
         passed=False,
         what=f"{what}(checks.max_lag_records)",
-        mend=mend,
+        remediation=remediation,
         since=last,
         severity="warning",
         cause=engine,
@@ -147,7 +222,7 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
 
 
 def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
-    """Which records no consumer gets, as a transaction before them is open; or nothing."""
+    """Return which records no consumer gets, as a transaction before them is open; or nothing."""
     ends = kafka.high_watermarks(endpoints, spec.name)
     stable = kafka.end_offsets(endpoints, spec.name)
     stuck = {p: stable[p] for p in ends if stable.get(p, ends[p]) < ends[p]}
@@ -161,23 +236,39 @@ def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
 
 
 def _catch_up(spec: TopicSpec) -> str:
-    """What to do about records that wait in Kafka."""
+    """Return how to ingest records that wait in Kafka."""
     if not settings().own_engine:
-        return f"see what Confluent Cloud says of the Tableflow of topic {spec.name}"
+        return f"inspect the Tableflow of topic {spec.name} in Confluent Cloud"
     return (
         f"`topicberg tableflow run {spec.name} --once` brings the table up to date; "
         "`topicberg status` shows whether the engine runs (tableflow), "
-        f"`topicberg tableflow status {spec.name}` what it did last"
+        f"`topicberg tableflow status {spec.name}` its last commit"
     )
 
 
 def last_commit(table: Table) -> datetime | None:
-    """When rows came last, as far as snapshots are kept."""
+    """Return when rows were added last, as far as snapshots are kept."""
     for snapshot in ancestry(table):
         facts = report(snapshot)
         if facts.added_records and facts.operation != Operation.REPLACE.value:
             return facts.committed_at
     return None
+
+
+# --- freshness ---
+
+
+def freshness_check(spec: TopicSpec, limits: Freshness) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        cause = probe.engine_fault(spec)
+        return check_freshness(spec, limits, probe.iceberg, probe.endpoints, probe.now, cause)
+
+    return TableCheck(
+        "freshness",
+        f"Rows were added within {limits.warn_minutes} minutes (fails after "
+        f"{limits.fail_minutes}); if not, it says whether the producer or Tableflow is the cause.",
+        evaluate,
+    )
 
 
 def check_freshness(
@@ -188,37 +279,37 @@ def check_freshness(
     now: datetime,
     engine: str | None,
 ) -> Finding:
-    """Whether rows came lately; if not, whether Kafka or the engine is to blame."""
+    """Return whether rows were added recently; if not, whether Kafka or the engine is the cause."""
     last = last_commit(table)
     if last is None:
-        return good("the topic has had no records yet")
+        return good("the topic has no records yet")
     seconds = (now - last).total_seconds()
     facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1)}
     if seconds <= freshness.warn_minutes * 60:
-        return good(f"the newest rows came {age(seconds)} ago", **facts)
+        return good(f"the newest rows were added {age(seconds)} ago", **facts)
     lag = lag_of(table, spec, endpoints)
     if lag:
-        what = f"the table is late: {count(lag, 'record')} waiting in Kafka, none came for "
+        what = f"the table is stale: {count(lag, 'record')} waiting in Kafka, no row was added for "
         what += age(seconds)
-        mend = _catch_up(spec)
+        remediation = _catch_up(spec)
         if waiting := _held_back(spec, endpoints):
-            what, mend = f"{what} {waiting}", _end_transaction(spec)
+            what, remediation = f"{what} {waiting}", _end_transaction(spec)
     else:
         what = (
-            f"the topic is late: nobody has produced to it for {age(seconds)}; "
+            f"the topic is stale: no record was produced to it for {age(seconds)}; "
             f"{freshness.warn_minutes} min are allowed"
         )
-        mend = (
+        remediation = (
             f"`topicberg datagen start {spec.name}`"
             if spec.generator
             else f"start the producer of topic {spec.name}; "
-            f"its owners: {', '.join(spec.owners) or 'the spec names none'}"
+            f"owners: {', '.join(spec.owners) or 'none in the spec'}"
         )
     failed = seconds > freshness.fail_minutes * 60
     return Finding(
         passed=False,
         what=what,
-        mend=mend,
+        remediation=remediation,
         since=last,
         severity="error" if failed else "warning",
         cause=engine if lag else None,
@@ -226,12 +317,30 @@ def check_freshness(
     )
 
 
-def check_history(
-    history: Table | None, topic: Table, allowed_minutes: int, now: datetime, mend: str
-) -> Finding:
-    """Whether the table of every record has read as far as the topic's own had some time ago.
+# --- the history of an upsert topic ---
 
-    Confluent's Tableflow leaves no offsets in its snapshots: there is nothing to compare then.
+
+def history_check(spec: TopicSpec, table: CheckedTable, allowed_minutes: int) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        topic = probe.load(spec.table_identifier(probe.config))
+        history = probe.find(table.identifier)
+        remediation = computation_remediation(table.name)
+        return check_history(history, topic, allowed_minutes, probe.now, remediation)
+
+    return TableCheck(
+        "up_to_date",
+        f"The table holds every record that the topic's own table held {allowed_minutes} minutes "
+        "ago.",
+        evaluate,
+    )
+
+
+def check_history(
+    history: Table | None, topic: Table, allowed_minutes: int, now: datetime, remediation: str
+) -> Finding:
+    """Return whether the table of every record has read what the topic's own had some time ago.
+
+    Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare.
     """
     read = committed(history, history.current_snapshot()).offsets if history else {}
     missing: Snapshot | None = None
@@ -243,57 +352,89 @@ def check_history(
     if missing is None:
         return good("every record that the topic's own table holds was read")
     since = from_ms(missing.timestamp_ms)
-    said = f"records that came {age((now - since).total_seconds())} ago were not read yet"
-    return late(said, since, allowed_minutes, now, mend)
+    what = f"records that were added {age((now - since).total_seconds())} ago were not read yet"
+    return judge_delay(what, since, allowed_minutes, now, remediation)
+
+
+# --- skipped records ---
+
+
+def skipped_check(spec: TopicSpec) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        from topicberg.tableflow.control import as_requested
+
+        return check_skipped(as_requested(probe.config, spec), probe.iceberg)
+
+    return TableCheck(
+        "skipped_rows",
+        "Every record that was skipped, or sent to the dead-letter topic, is acknowledged.",
+        evaluate,
+    )
 
 
 def check_skipped(spec: TopicSpec, table: Table) -> Finding:
-    """Records that were left out because they cannot be decoded, and that nobody looked at."""
+    """Return whether records were skipped, as they cannot be decoded, and not acknowledged."""
     skipped, known = (int(table.properties.get(key, 0)) for key in (ROWS_SKIPPED, ACKNOWLEDGED))
     facts: dict[str, Any] = {"rows_skipped": skipped, "acknowledged": known}
     if skipped <= known:
         return good(
-            f"no record was left out that nobody has looked at ({skipped:,} in all)", **facts
+            f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)",
+            **facts,
         )
     handling = spec.tableflow.error_handling
     where = {
         "LOG": f"in mode LOG they are in the dead-letter topic {handling.target or DEFAULT_TARGET}",
         "SKIP": "in mode SKIP only the topic still has them, as long as it keeps records",
-        "SUSPEND": "the mode is SUSPEND now; those left out in mode LOG are in the dead-letter "
+        "SUSPEND": "the mode is SUSPEND now; those skipped in mode LOG are in the dead-letter "
         "topic of that time, the others only in the topic",
     }
     facts["error_handling"] = handling.mode
     return Finding(
         passed=False,
-        what=f"left out, as they could not be decoded: {skipped - known:,} of the topic's records; "
+        what=f"malformed records that were skipped and are not acknowledged: {skipped - known:,}; "
         f"{where[handling.mode]}",
-        mend=f"mend the producer, then `topicberg tableflow acknowledge {spec.name}`",
+        remediation=f"fix the producer, then `topicberg tableflow acknowledge {spec.name}`",
         severity="warning",
         facts=facts,
     )
 
 
+def acknowledge(table: Table) -> int:
+    """Acknowledge the records that were skipped so far; return their number."""
+    skipped = table.properties.get(ROWS_SKIPPED, "0")
+    with table.transaction() as transaction:
+        transaction.set_properties({ACKNOWLEDGED: skipped})
+    return int(skipped)
+
+
+# --- deletes of an upsert topic ---
+
+
+def deletes_check(spec: TopicSpec) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        return check_deletes(spec, probe.iceberg)
+
+    return TableCheck(
+        "deletes",
+        "Every tombstone was read while Kafka kept it: the engine was never down for longer than "
+        "delete.retention.ms.",
+        evaluate,
+    )
+
+
 def check_deletes(spec: TopicSpec, table: Table) -> Finding:
-    """Whether an upsert table has seen every delete, as far as Kafka kept them for its engine."""
+    """Return whether an upsert table has read every delete before Kafka removed it."""
     found = missed(table.properties)
     if found is None:
         return good("every delete was read")
     return Finding(
         passed=False,
-        what=f"the engine was away from {moment(from_ms(found.since_ms))} to "
+        what=f"the engine was down from {moment(from_ms(found.since_ms))} to "
         f"{moment(from_ms(found.until_ms))}, longer than Kafka keeps tombstones "
-        "(delete.retention.ms), and the log was compacted meanwhile: rows that were deleted then "
-        "may still be there",
-        mend=f"`topicberg tableflow reread {spec.name}` deletes the rows whose keys the topic "
-        "does not have",
+        "(delete.retention.ms), and the log was compacted meanwhile: the table may still have rows "
+        "that were deleted then",
+        remediation=f"`topicberg tableflow reread {spec.name}` deletes the rows whose keys the "
+        "topic does not have",
         since=from_ms(found.until_ms),
         severity="warning",
     )
-
-
-def acknowledge(table: Table) -> int:
-    """Take note that somebody looked at the records left out so far; their number."""
-    skipped = table.properties.get(ROWS_SKIPPED, "0")
-    with table.transaction() as transaction:
-        transaction.set_properties({ACKNOWLEDGED: skipped})
-    return int(skipped)

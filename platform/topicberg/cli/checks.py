@@ -97,7 +97,7 @@ def _recorded(config: Settings) -> list[_Check]:
 
     import dagster as dg
 
-    from assets.checks import lake_checks, last_evaluated
+    from assets.checks import lake_checks, last_evaluations
     from assets.lake import Lake, find_derived
     from topicberg.checks.rules import COVERS
     from topicberg.topics import load_topics
@@ -105,10 +105,11 @@ def _recorded(config: Settings) -> list[_Check]:
     lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
     specs = {spec.key: spec for one in lake_checks(lake) for spec in one.check_specs}
     with dg.DagsterInstance.get() as instance:
-        last = last_evaluated(instance, specs.keys())
+        last = last_evaluations(instance, specs.keys())
     found = []
     for key, spec in specs.items():
-        evaluation, at = last.get(key, (None, None))
+        newest = last.get(key)
+        evaluation = newest.event if newest else None
         until = evaluation.metadata.get(COVERS) if evaluation else None
         found.append(
             _Check(
@@ -116,7 +117,7 @@ def _recorded(config: Settings) -> list[_Check]:
                 check=key.name,
                 blocking=spec.blocking,
                 result=_result(evaluation),
-                evaluated_at=_moment(at),
+                evaluated_at=_moment(newest.at if newest else None),
                 rows_until=str(until.value) if until else None,
                 covers=spec.description or "",
                 message=evaluation.description if evaluation else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -119,7 +119,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
         console.print(f"  {mark} check {name}: {escape(terminal(description))}")
     with steps.step("query the tables through Spark, DuckDB and Snowflake"):
         offsets = _end_offsets(config, endpoints)
-        tables = list(_lake(config).tables())
+        tables = list(_lake(config).tables)
         found = {engine: _counts(tables, engine, endpoints, config) for engine in ENGINES}
     counts = {
         table.name: {engine: found[engine][table.name] for engine in ENGINES} for table in tables
@@ -242,7 +242,7 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
         return set()
     return {
         hours.start
-        for spec in lake.materialized.values()
+        for spec in (table.root for table in lake.tables if table.reported)
         if spec.write_mode == "append" and catalog.table_exists(spec.table_identifier(config))
         for table in [catalog.load_table(spec.table_identifier(config))]
         for snapshot in ancestry(table)
@@ -251,7 +251,7 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
 
 
 def _counts(
-    tables: list[LakeTable], engine: Engine, endpoints: Endpoints, config: Settings
+    tables: Sequence[LakeTable], engine: Engine, endpoints: Endpoints, config: Settings
 ) -> dict[str, int]:
     """Return table → rows, of all tables with one query."""
     from topicberg.endpoints import CATALOG

@@ -30,7 +30,7 @@ def sync(
 
     config = settings()
     tables = {one.name: one for one in Lake(config, tuple(load_topics(config)),
-                                            tuple(find_derived())).tables()}  # fmt: skip
+                                            tuple(find_derived())).tables}  # fmt: skip
     if table not in tables:
         raise TopicbergError(f"no table {table!r}", hint=f"use one of {', '.join(sorted(tables))}")
     chosen, lakehouse = tables[table], Lakehouse()

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import SecretStr
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from topicberg.security.redaction import remember, remember_values
 
@@ -143,7 +144,8 @@ class Secrets:
         A call is refused if the response to its first attempt was lost, or another process moved
         the stage: both are found by reading the stages again.
         """
-        for attempt in range(MOVES):
+
+        def move() -> None:
             stages = self._stages(name)
             held_by = next((one for one, labels in stages.items() if stage in labels), None)
             if held_by == to:
@@ -151,13 +153,10 @@ class Secrets:
             where = {"MoveToVersionId": to} if to else {}
             if held_by:
                 where["RemoveFromVersionId"] = held_by
-            try:
-                self.client.update_secret_version_stage(SecretId=name, VersionStage=stage, **where)
-            except self.client.exceptions.InvalidParameterException:
-                if attempt == MOVES - 1:
-                    raise
-            else:
-                return
+            self.client.update_secret_version_stage(SecretId=name, VersionStage=stage, **where)
+
+        refused = retry_if_exception_type(self.client.exceptions.InvalidParameterException)
+        Retrying(retry=refused, stop=stop_after_attempt(MOVES), reraise=True)(move)
 
     def delete(self, name: str, *, purge: bool) -> None:
         """

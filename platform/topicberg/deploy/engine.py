@@ -12,13 +12,21 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from graphlib import TopologicalSorter
 
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+)
+
 from topicberg.clients.confluent import (
     ConflictError,
     CredentialsError,
     GoneError,
     UncertainError,
 )
-from topicberg.deploy.passing import exists, gone, passes, unanswered
+from topicberg.deploy.passing import exists, gone, is_retryable, unanswered
 from topicberg.deploy.resource import (
     Action,
     CannotChangeError,
@@ -183,7 +191,7 @@ def _make(resource: Resource, world: World) -> bool:
             resource.create(world)
         except Exception as error:
             made = exists(error)
-            if attempt == TRIES or not (made or passes(error)):
+            if attempt == TRIES or not (made or is_retryable(error)):
                 raise
             world.sleep(pause)
             pause = min(30.0, pause * 2)
@@ -202,16 +210,7 @@ def _make(resource: Resource, world: World) -> bool:
 def _mend(resource: Resource, world: World, live: Live, changes: Changes, report: Report) -> Live:
     if not set(changes) & resource.replaced_for:
         report(resource, f"changing {', '.join(changes)}")
-        for attempt in range(1, TRIES + 1):
-            try:
-                resource.update(world, live, changes)
-                break
-            except Exception as error:
-                if attempt == TRIES or not (exists(error) or passes(error)):
-                    raise
-                world.sleep(min(30.0, 2.0**attempt))
-                live = look(resource, world) or live
-                changes = difference(resource, world, live)
+        _update(resource, world, live, changes)
         report(resource, "changed")
         return look(resource, world) or live
     if resource.holds_data:
@@ -226,6 +225,26 @@ def _mend(resource: Resource, world: World, live: Live, changes: Changes, report
     _make(resource, world)
     report(resource, "replaced")
     return until(lambda: look(resource, world), f"{resource.title} appears", 120)
+
+
+def _update(resource: Resource, world: World, live: Live, changes: Changes) -> None:
+    """Change a resource; before a retry, read what it is now and what is still different."""
+
+    def look_again(state: RetryCallState) -> None:
+        nonlocal live, changes
+        if state.attempt_number > 1:
+            live = look(resource, world) or live
+            changes = difference(resource, world, live)
+
+    retrying = Retrying(
+        retry=retry_if_exception(lambda error: exists(error) or is_retryable(error)),
+        stop=stop_after_attempt(TRIES),
+        wait=wait_exponential(multiplier=2, max=30),
+        sleep=world.sleep,
+        before=look_again,
+        reraise=True,
+    )
+    retrying(lambda: resource.update(world, live, changes))
 
 
 def create(resources: Iterable[Resource], world: World, report: Report) -> None:
@@ -299,7 +318,7 @@ def patiently(resource: Resource, world: World, report: Report) -> Live:
         try:
             return converge(resource, world, report)
         except Exception as error:
-            if not passes(error):
+            if not is_retryable(error):
                 raise
             world.sleep(pause)
     return converge(resource, world, report)
@@ -408,7 +427,7 @@ def remove(resource: Resource, world: World, live: Live) -> None:
         except Exception as error:
             # A conflict: something that used it is not gone everywhere yet.
             conflict = isinstance(error, ConflictError)
-            if not (conflict or passes(error) or gone(error)):
+            if not (conflict or is_retryable(error) or gone(error)):
                 raise
             if attempt >= (CONFLICT_TRIES if conflict else TRIES):
                 if gone(error):

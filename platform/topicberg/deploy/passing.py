@@ -1,8 +1,9 @@
-"""Which errors pass by themselves, of every vendor: what a walk tries again.
+"""Which errors of the vendors a retry may resolve while resources are created and deleted.
 
-The vendors' clients repeat what may be repeated. What is left is about an answer that was lost (it
-was done, and the second request finds that), about a key, a permission or an IAM document that is
-not known everywhere yet, and about connections that broke for longer than a client is patient.
+Beside :func:`topicberg.retry.classify`, as the same code means another thing here: a principal, a
+key or a permission that was created seconds ago is not known everywhere yet, so "does not exist"
+and "access denied" may be resolved by waiting. A response that was lost may have been carried out:
+the second request finds the object. The vendors' clients have retried what is safe to repeat.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EXISTS = (
     "BucketAlreadyOwnedByYou",
     "OperationAborted",
 )
-"""AWS's words for what an earlier request made, or is making."""
+"""AWS's codes for an object that an earlier request created, or is creating."""
 GONE = (
     "NoSuchEntity",
     "EntityNotFoundException",
@@ -66,25 +67,25 @@ BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDo
 
 
 def code(error: BaseException) -> str:
-    """AWS's code of an error; empty: it is none of AWS."""
+    """Return AWS's code of an error; empty: it is not an error of AWS."""
     return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else ""
 
 
 def exists(error: BaseException) -> bool:
-    """What was to be made is there, e.g. by an earlier request whose answer was lost."""
+    """Return whether the object exists, e.g. by an earlier request whose response was lost."""
     return isinstance(error, ConflictError) or code(error) in EXISTS
 
 
 def gone(error: BaseException) -> bool:
-    """What was to be deleted is not there.
+    """Return whether the object is deleted.
 
-    Not of a 403: it may as well say that the key may not delete it, which a look tells apart.
+    A 403 does not say so: the key may lack the permission. Reading the object tells which it is.
     """
     return (isinstance(error, GoneError) and error.status == 404) or code(error) in GONE
 
 
-def passes(error: BaseException) -> bool:
-    """Whether it is worth looking again, and trying again."""
+def is_retryable(error: BaseException) -> bool:
+    """Return whether to read the state again, and to retry."""
     return (
         isinstance(error, GoneError | CredentialsError | FailedError)
         or settling(error)
@@ -94,14 +95,14 @@ def passes(error: BaseException) -> bool:
 
 
 def settling(error: BaseException) -> bool:
-    """Whether a vendor refuses because something new is not known everywhere yet."""
+    """Return whether a vendor refuses because a new object is not known everywhere yet."""
     if isinstance(error, ApiError) and error.status in (0, 400, 422):
         return bool(SETTLING.search(error.message) or ASSUMING.search(error.message))
     return _of_snowflake(error) and bool(ASSUMING.search(str(error)))
 
 
 def unanswered(error: BaseException) -> bool:
-    """Whether a vendor did not say what it thinks of the request."""
+    """Return whether it is unknown what the vendor did with the request."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return code(error) in BUSY or status == 429 or status >= 500
@@ -109,7 +110,7 @@ def unanswered(error: BaseException) -> bool:
 
 
 def broken(error: BaseException) -> bool:
-    """Whether a session with Snowflake is of no use any more."""
+    """Return whether a session with Snowflake is broken."""
     if not _of_snowflake(error):
         return False
     from snowflake.connector.errors import DatabaseError, Error, OperationalError

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
     BadRequestError,
-    CommitFailedException,
     CommitStateUnknownException,
     ForbiddenError,
     UnauthorizedError,
@@ -29,15 +28,11 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
     TableUpdate,
 )
-from tenacity import (
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+from tenacity import wait_random_exponential
 
 from topicberg.clients.catalog import READ_ONLY
 from topicberg.errors import CommitConflictError
+from topicberg.retry import conflicts, retry_conflicts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -107,7 +102,9 @@ def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
     name = ".".join(table.name())
     try:
         _commit(table, tag)
-    except (CommitFailedException, BadRequestError, ValueError) as error:
+    except (CommitConflictError, BadRequestError, ValueError) as error:
+        if isinstance(error.__cause__, CommitStateUnknownException):
+            raise  # the tag may be there
         if table.catalog.load_table(table.name()).snapshot_by_id(snapshot) is None:
             raise CommitConflictError(f"table {name}: its snapshot is expired") from error
         refusal: Exception = error
@@ -129,10 +126,9 @@ def _remove(table: Table, name: str) -> None:
 def _commit(table: Table, update: TableUpdate) -> None:
     """Commit, and retry if another commit came first."""
     requirement = AssertTableUUID(uuid=table.metadata.table_uuid)
-    retrying = Retrying(
-        retry=retry_if_exception_type((CommitFailedException, CommitStateUnknownException)),
-        stop=stop_after_attempt(_ATTEMPTS),
-        wait=wait_random_exponential(multiplier=0.2, max=5),
-        reraise=True,
-    )
-    retrying(table.catalog.commit_table, table, (requirement,), (update,))
+
+    def commit() -> None:
+        with conflicts(f"table {'.'.join(table.name())}"):
+            table.catalog.commit_table(table, (requirement,), (update,))
+
+    retry_conflicts(commit, _ATTEMPTS, wait=wait_random_exponential(multiplier=0.2, max=5))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from filelock import FileLock
 from pydantic import BaseModel
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from topicberg.errors import StackError
 from topicberg.local.progress import LogReport, OnBytes, Report
@@ -209,19 +210,24 @@ def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> Non
         return
     context = maven_context(aside, resolver=PythonResolver(progress_callback=progress))
     path = aside / coordinate.path
-    for attempt in range(1, ATTEMPTS + 1):
+
+    def download() -> None:
         try:
             coordinate.of(context).resolve()
-            break
-        except (RuntimeError, requests.RequestException, OSError) as error:
+        except (RuntimeError, requests.RequestException, OSError):
             count(-path.stat().st_size if path.exists() else 0)
             path.unlink(missing_ok=True)
-            if attempt == ATTEMPTS or isinstance(error, RuntimeError):
-                raise StackError(
-                    f"cannot download {path.name}: {_reason(error)}",
-                    hint="check the network and run `topicberg up` again;"
-                    " what was downloaded so far is kept",
-                ) from None
+            raise
+
+    lost = retry_if_exception_type((requests.RequestException, OSError))
+    try:
+        Retrying(retry=lost, stop=stop_after_attempt(ATTEMPTS), reraise=True)(download)
+    except (RuntimeError, requests.RequestException, OSError) as error:
+        raise StackError(
+            f"cannot download {path.name}: {_reason(error)}",
+            hint="check the network and run `topicberg up` again;"
+            " what was downloaded so far is kept",
+        ) from None
     if (found := sha256(path)) != pin.sha256:
         path.unlink()
         raise StackError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import re
 import sys
 import time
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from tenacity import wait_random
 
 from topicberg import kafka
 from topicberg.endpoints import CATALOG, Endpoints
@@ -31,6 +32,7 @@ from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
+from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
@@ -187,24 +189,25 @@ class Ingestor:
         :raises CommitConflictError: others kept committing to the table
         :raises TopicbergError: a service does not answer, refuses or is full
         """
-        conflicts = 0
         self._foreign.begin_batch()
-        while conflicts < CONFLICT_ATTEMPTS:
+        exhausted = CommitConflictError(
+            f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
+            hint="check whether a second engine runs for this topic",
+        )
+        # The wait lets the other engine finish.
+        return retry_conflicts(
+            self._attempt, CONFLICT_ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted
+        )
+
+    def _attempt(self) -> Commit:
+        while True:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
                     return self._step()
-            except CommitConflictError as conflict:
-                logger.info("%s; planning the batch again", conflict.message)
-                conflicts += 1
-                time.sleep(random.uniform(0, 1))  # noqa: S311  lets the other engine finish
             except SchemasFoundError as found:
                 logger.info("topic %s: %s", self.spec.name, found)
             except BatchFailedError as failed:
                 logger.warning("%s; reading a smaller part of the batch", failed.message)
-        raise CommitConflictError(
-            f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
-            hint="check whether a second engine runs for this topic",
-        )
 
     def _step(self) -> Commit:
         name = self.spec.name

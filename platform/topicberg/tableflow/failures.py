@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pyiceberg.exceptions import RESTError
 
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.transient import kind_of, silent_service, where_to_look
+from topicberg.retry import THROTTLED, UNREACHABLE, availability_hint, classify, unavailable_service
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -127,7 +127,7 @@ def blame(error: PySparkException) -> Blame:
         return "service"
     if _CONNECTION.search(text) or any(known.pattern.search(text) for known in _KNOWN):
         return "service"
-    return "service" if kind_of(error) else "batch"
+    return "service" if classify(error) in (THROTTLED, UNREACHABLE) else "batch"
 
 
 @contextmanager
@@ -159,9 +159,9 @@ def explain(what: str, error: BaseException) -> TopicbergError:
         causes = re.findall(r"^Caused by: (.+)$", text, re.MULTILINE)
         reason = ": ".join(part.strip()[:200] for part in (task[1], *causes[-1:]))
     if _CONNECTION.search(text):
-        service = silent_service(error)
+        service = unavailable_service(error)
         return UnreachableError(
             f"{what}: {service or 'a service'} does not answer: {reason}",
-            hint=f"{where_to_look(service)}; the engine writes the batch again when it responds",
+            hint=f"{availability_hint(service)}; the engine then writes the batch again",
         )
     return TopicbergError(f"{what}: {type(error).__name__}: {reason}")

@@ -28,6 +28,7 @@ from topicberg.errors import CommitConflictError, SpecError
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, Ranges
+from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
@@ -126,7 +127,9 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     started_ms, records = int(time.time() * 1000), 0
     keys = TopicKeys.of([], index)
     reached = kafka.beginning_offsets(endpoints, spec.name)
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> Reread:
+        nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
         unread = _records(endpoints, spec.name, {p: (reached.get(p, 0), end[p]) for p in end})
         while some := list(islice(unread, CHUNK)):
@@ -139,15 +142,14 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         count = sum(len(of_file.positions) for of_file in rows)
         done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)
         note = {REREAD: done.model_dump_json(), tombstones.CURRENT_AT_MS: str(started_ms)}
-        try:
-            delete_rows(table, rows, note, dropped=[tombstones.MISSED])
-        except CommitConflictError:
-            continue
+        delete_rows(table, rows, note, dropped=[tombstones.MISSED])
         return done
-    raise CommitConflictError(
+
+    exhausted = CommitConflictError(
         f"topic {spec.name}: {ATTEMPTS} times in a row another commit came first",
         hint="run the command again; nothing was changed",
     )
+    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def _records(endpoints: Endpoints, topic: str, ranges: Ranges) -> Iterator[Record]:

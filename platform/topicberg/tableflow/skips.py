@@ -21,6 +21,7 @@ from topicberg.iceberg.commits import commit_on_head
 from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, Place, parse_offsets
+from topicberg.retry import retry_conflicts
 from topicberg.tableflow.commit import committed as held_by
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason
 
     :raises SpecError: the table already holds the record, or the topic does not have it
     """
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> bool:
         table.refresh()
         if place in requested(table):
             return False
@@ -92,15 +94,14 @@ def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason
         skip = _skip(place, current_user(), reason)
         note = {f"{SKIP_PREFIX}{place[0]}.{place[1]}": skip.model_dump_json()}
         empty = table.transaction().update_snapshot(snapshot_properties=note).fast_append()
-        try:
-            commit_on_head(table, empty, note)
-        except CommitConflictError:
-            continue
+        commit_on_head(table, empty, note)
         return True
-    raise CommitConflictError(
+
+    exhausted = CommitConflictError(
         f"topic {topic}: {ATTEMPTS} times in a row another commit came first",
         hint="run the command again; nothing was changed",
     )
+    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def _check(endpoints: Endpoints, topic: str, place: Place, held: Offsets) -> None:

@@ -31,6 +31,7 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
+from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.tableflow.table import bounds_kept, keep_bounds
 from topicberg.transforms.unread import READ, SourceTable, after, unread
@@ -46,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
-_CONFLICTS = ("ValidationException", "CommitFailedException")
 _OUTSIDE = "topicberg-outside-of-the-window"
 _RETENTION_MARGIN = timedelta(hours=1)
 """A requested window is computed within this time; later it may be past its retention."""
@@ -145,23 +145,21 @@ def write_window(
     _load(catalog, derivation)
     columns = _columns(spark, derivation)
     partition = derivation.target_time, derivation.partitioned_by
-    for attempt in range(ATTEMPTS):
+
+    def attempt() -> Written:
         table = ensure_table(catalog, derivation.target, columns, partition)
         sources = _load(catalog, derivation)
         heads = {name: _head(each) for name, each in sources.items()}
         if not any(heads.values()) and not _has_rows(table):
             return Written()
         properties = {**summary_of(derivation, table, sources, window), WRITE_ID: uuid.uuid4().hex}
-        try:
-            with reading(sources.values(), derivation.name):
+        with conflicts(f"table {derivation.name}"), reading(sources.values(), derivation.name):
+            try:
                 _overwrite(spark, table, derivation, window, heads, properties)
-        except Exception as error:
-            if _OUTSIDE in str(error):
-                raise _time_changed(derivation) from error
-            if not isinstance(error, CommitConflictError) and not is_conflict(error):
+            except Exception as error:
+                if _OUTSIDE in str(error):
+                    raise _time_changed(derivation) from error
                 raise
-            logger.info("table %s: conflict, attempt %d", derivation.name, attempt + 1)
-            continue
         written = next(
             snapshot
             for snapshot in ancestry(table.refresh())
@@ -173,10 +171,12 @@ def write_window(
             snapshot_id=written.snapshot_id,
             sources=heads,
         )
-    raise CommitConflictError(
+
+    exhausted = CommitConflictError(
         f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of {window}",
         hint="materialize the partitions again when the other run has ended",
     )
+    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def read_window(
@@ -341,11 +341,6 @@ def _create(
             name, schema, location=location, partition_spec=spec, properties=properties
         )
     return catalog.load_table(name)
-
-
-def is_conflict(error: Exception) -> bool:
-    """Return whether Spark reports that another commit came first, which only its text shows."""
-    return any(conflict in str(error) for conflict in _CONFLICTS)
 
 
 def _overwrite(

@@ -20,10 +20,10 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
 )
+from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
 from topicberg.settings import EmrSettings, Settings
 from topicberg.transforms.derived import Written
 from topicberg.transforms.windows import Window
-from topicberg.transient import CONFLICT, THROTTLED, UNREACHABLE, kind_of
 
 ICEBERG_JAR = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
 """Where EMR's images have Iceberg.
@@ -38,7 +38,7 @@ _NO_ROOM = re.compile(
     re.IGNORECASE,
 )
 """AWS has one state for every failure and does not list its texts; these are known ones."""
-_PASSING: dict[str, type[TopicbergError]] = {
+_RETRYABLE: dict[str, type[TopicbergError]] = {
     CONFLICT.name: CommitConflictError,
     UNREACHABLE.name: UnreachableError,
     THROTTLED.name: ThrottledError,
@@ -80,11 +80,11 @@ class Failure(BaseModel):
 
     message: str
     kind: str | None
-    """Kind of a transient failure: see :mod:`topicberg.transient`."""
+    """The name of its kind, if a retry may resolve it: see :mod:`topicberg.retry`."""
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        kind = kind_of(error)
+        kind = classify(error)
         return cls(message=f"{type(error).__name__}: {error}", kind=kind.name if kind else None)
 
 
@@ -141,7 +141,7 @@ def failed(
     """
     hint = f"read its logs under {logs}"
     if report and report.failure:
-        kind = _PASSING.get(report.failure.kind or "", TopicbergError)
+        kind = _RETRYABLE.get(report.failure.kind or "", TopicbergError)
         return kind(f"{what} failed: {report.failure.message}", hint=hint)
     message = f"{what} ended as {state}: {details or 'EMR Serverless gives no reason'}"
     if state == "FAILED" and _NO_ROOM.search(details):

@@ -20,12 +20,12 @@ from topicberg.errors import CommitConflictError
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since
 from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, summary
+from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.transforms.derived import (
     ATTEMPTS,
     TableName,
     ensure_table,
-    is_conflict,
     optional,
     spark_name,
 )
@@ -62,7 +62,8 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
 
     :raises CommitConflictError: other writers kept changing it
     """
-    for attempt in range(ATTEMPTS):
+
+    def attempt() -> Table:
         source = catalog.load_table(view.source)
         target = ensure_table(catalog, view.target, optional(source.schema().as_arrow()))
         head = source.current_snapshot()
@@ -72,26 +73,27 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
         note = {SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head and head.snapshot_id})}
         incremental = False
         try:
-            with reading([source], view.name):
+            with conflicts(f"table {view.name}"), reading([source], view.name):
                 new = _new_records(spark, view, source, base, head)
                 incremental = new is not None
                 if new is None:
                     _replace(spark, view, target, head, note)
                 else:
                     _merge(spark, view, new, note)
+        except CommitConflictError:
+            raise
         except Exception as error:
-            conflict = isinstance(error, CommitConflictError) or is_conflict(error)
             # Only the head is protected while it is read: earlier snapshots may have expired.
-            expired = incremental and changes_since(source.refresh(), base, head).gap
-            if not conflict and not expired:
-                raise
-            logger.info("table %s: conflict, attempt %d", view.name, attempt + 1)
-            continue
+            if incremental and changes_since(source.refresh(), base, head).gap:
+                raise CommitConflictError(f"table {view.name}: snapshots expired") from error
+            raise
         return target.refresh()
-    raise CommitConflictError(
+
+    exhausted = CommitConflictError(
         f"table {view.name}: {ATTEMPTS} attempts conflicted with another writer",
         hint="materialize it again when the other run has ended",
     )
+    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def merged(target: Table, source: tuple[str, ...]) -> int | None:

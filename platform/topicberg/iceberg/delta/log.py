@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from pyiceberg.io.fsspec import FsspecFileIO
 
-from topicberg.errors import TableflowError
+from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.iceberg.delta.schema import Action
 
 if TYPE_CHECKING:
@@ -44,8 +44,11 @@ class DeltaVersion:
     """Digest of its protocol and metaData."""
 
 
-class VersionTakenError(Exception):
-    """Another writer wrote that version first."""
+class VersionTakenError(CommitConflictError):
+    """Another writer wrote that version of the log first."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} exists: another writer was faster")
 
 
 class DeltaLog:

@@ -17,10 +17,11 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
-from topicberg.iceberg.delta.log import CHECKPOINT_EVERY, DeltaLog, DeltaVersion, VersionTakenError
+from topicberg.iceberg.delta.log import CHECKPOINT_EVERY, DeltaLog, DeltaVersion
 from topicberg.iceberg.delta.schema import Action, definition
 from topicberg.iceberg.delta.stats import statistics
 from topicberg.iceberg.snapshots import changed_files, changes_since
+from topicberg.retry import retry_conflicts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -68,21 +69,17 @@ def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
 def _sync(table: Table, retention_ms: int) -> DeltaVersion:
     actions = definition(table, retention_ms)
     log = DeltaLog(table)
-    for _ in range(CONFLICT_ATTEMPTS):
-        held = log.newest()
-        try:
-            held = _write(table, log, held, actions)
-        except VersionTakenError as taken:
-            logger.info("%s exists already: another writer was faster", taken)
-            continue
-        if held.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
-            log.write_checkpoint()
-        return held
-    raise CommitConflictError(
+    exhausted = CommitConflictError(
         f"table {'.'.join(table.name())}: {CONFLICT_ATTEMPTS} times in a row another writer wrote "
         "the next version of the Delta log",
         hint="check whether a second engine runs for this topic",
     )
+    held = retry_conflicts(
+        lambda: _write(table, log, log.newest(), actions), CONFLICT_ATTEMPTS, exhausted=exhausted
+    )
+    if held.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
+        log.write_checkpoint()
+    return held
 
 
 def _write(

@@ -6,18 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.exceptions import ValidationException as PyIcebergConflict
-from tenacity import (
-    Retrying,
-    before_sleep_log,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+from tenacity import wait_random_exponential
 
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.errors import TopicbergError
+from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import new_session
 
 if TYPE_CHECKING:
@@ -26,7 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-_CONFLICTS = ("ValidationException", "CommitFailedException", "Cannot commit")
 
 Result = TypeVar("Result")
 
@@ -37,21 +29,12 @@ def retried(name: str, work: Callable[[], Result]) -> Result:
     :param work: starts from the newest state of the table each time
     :raises CommitConflictError: every attempt conflicted with another commit
     """
-    retrying = Retrying(
-        retry=retry_if_exception_type(CommitConflictError),
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_random_exponential(multiplier=0.5, max=15),
-        before_sleep=before_sleep_log(logger, logging.INFO),
-        reraise=True,
-    )
 
     def attempt() -> Result:
-        try:
+        with conflicts(f"table {name}"):
             return work()
-        except (CommitFailedException, CommitStateUnknownException, PyIcebergConflict) as error:
-            raise CommitConflictError(f"table {name}: {error}") from error
 
-    return retrying(attempt)
+    return retry_conflicts(attempt, ATTEMPTS, wait=wait_random_exponential(multiplier=0.5, max=15))
 
 
 def spark_sql(
@@ -70,12 +53,11 @@ def spark_sql(
     try:
         for key, value in (conf or {}).items():
             session.conf.set(key, value)
-        rows: list[Row] = session.sql(statement).collect()
+        with conflicts(f"table {table}"):
+            rows: list[Row] = session.sql(statement).collect()
     except PySparkException as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
-        if any(conflict in str(error) for conflict in _CONFLICTS):
-            raise CommitConflictError(f"table {table}: {reason}") from error
         raise TopicbergError(f"table {table}: Spark failed: {reason}") from error
     finally:
         try:

@@ -1,4 +1,4 @@
-"""Which failures are tried again, and how."""
+"""Which failures are retried, and how."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import requests
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 from py4j.protocol import Py4JError
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    ValidationException,
+)
 from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrpcException
 
 from assets.retries import retried
-from topicberg import transient
+from topicberg import retry
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints, LakeEndpoints
 from topicberg.errors import (
@@ -26,8 +30,17 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
 )
+from topicberg.retry import (
+    CONFLICT,
+    THROTTLED,
+    UNREACHABLE,
+    Kind,
+    classify,
+    conflicts,
+    retry_conflicts,
+    with_service,
+)
 from topicberg.settings import Settings
-from topicberg.transient import CONFLICT, THROTTLED, UNREACHABLE, Kind, kind_of, said
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 
@@ -37,7 +50,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def test_wrong_column_of_a_pipeline_is_cut_to_the_cause() -> None:
+def test_wrong_column_of_a_pipeline_shows_the_cause() -> None:
     """What Spark Connect raises: the reason, the plan, and a hundred lines of the JVM."""
     reason = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `prise` cannot be resolved. "
     reason += "Did you mean one of the following? [`price`]. SQLSTATE: 42703"
@@ -57,6 +70,16 @@ def test_wrong_column_of_a_pipeline_is_cut_to_the_cause() -> None:
     [
         (CommitConflictError("x"), CONFLICT),
         (CommitFailedException("x"), CONFLICT),
+        (CommitStateUnknownException("x"), CONFLICT),
+        (ValidationException("x"), CONFLICT),
+        (
+            SparkConnectGrpcException(
+                "(org.apache.iceberg.exceptions.ValidationException) Found conflicting files"
+            ),
+            CONFLICT,
+        ),
+        (Py4JError("org.apache.iceberg.exceptions.CommitFailedException: x"), CONFLICT),
+        (ValueError("CommitFailedException, says a user's text"), None),
         (UnreachableError("x"), UNREACHABLE),
         (ThrottledError("x"), THROTTLED),
         (ConnectionRefusedError("x"), UNREACHABLE),
@@ -78,8 +101,8 @@ def test_wrong_column_of_a_pipeline_is_cut_to_the_cause() -> None:
         (OSError("Connection refused, says a user's text"), None),
     ],
 )
-def test_kinds(error: Exception, kind: Kind | None) -> None:
-    assert kind_of(error) == kind
+def test_classify_of_any_error_is_its_kind(error: Exception, kind: Kind | None) -> None:
+    assert classify(error) == kind
 
 
 @pytest.mark.parametrize(
@@ -99,8 +122,8 @@ def test_kinds(error: Exception, kind: Kind | None) -> None:
         (ValueError("x"), None),
     ],
 )
-def test_who_is_silent_is_named(error: Exception, service: str | None) -> None:
-    told = said(error)
+def test_error_of_a_silent_service_names_it(error: Exception, service: str | None) -> None:
+    told = with_service(error)
     if service is None:
         assert told is error
     else:
@@ -110,7 +133,7 @@ def test_who_is_silent_is_named(error: Exception, service: str | None) -> None:
         assert told.__cause__ is error
 
 
-def test_a_client_names_its_service() -> None:
+def test_error_of_a_client_names_its_service() -> None:
     """Its text has an address alone."""
     endpoints = Endpoints.model_validate(
         dict.fromkeys(("schema_registry", "s3", "iceberg_rest", "aws", "confluent"), NOBODY)
@@ -122,13 +145,13 @@ def test_a_client_names_its_service() -> None:
     once = Config(retries={"total_max_attempts": 1})
     with pytest.raises(EndpointConnectionError) as glue:
         endpoints.boto3("glue", Settings(), once).get_databases()
-    assert str(said(glue.value)).startswith("AWS does not answer: ")
+    assert str(with_service(glue.value)).startswith("AWS does not answer: ")
     with pytest.raises(requests.ConnectionError) as refused:
         endpoints.catalog(Settings())
-    assert str(said(refused.value)).startswith("Iceberg's catalog does not answer: ")
+    assert str(with_service(refused.value)).startswith("Iceberg's catalog does not answer: ")
 
 
-def test_a_catalog_that_is_silent_is_not_waited_for_for_ever(
+def test_catalog_that_is_silent_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", (5, 0.2))
@@ -136,11 +159,11 @@ def test_a_catalog_that_is_silent_is_not_waited_for_for_ever(
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(requests.ReadTimeout) as silent:
             LakeEndpoints(iceberg_rest=url).catalog(Settings())
-    assert kind_of(silent.value) == UNREACHABLE
-    assert str(said(silent.value)).startswith("Iceberg's catalog does not answer: ")
+    assert classify(silent.value) == UNREACHABLE
+    assert str(with_service(silent.value)).startswith("Iceberg's catalog does not answer: ")
 
 
-def test_the_wait_doubles() -> None:
+def test_wait_of_each_retry_doubles() -> None:
     assert [UNREACHABLE.wait(n) for n in range(4)] == [5, 10, 20, 40]
 
 
@@ -152,14 +175,14 @@ def test_the_wait_doubles() -> None:
         (lambda: SpecError("x"), 99, 1, False),
     ],
 )
-def test_steps_are_tried_again(
+def test_step_is_retried_by_the_kind_of_its_failure(
     monkeypatch: pytest.MonkeyPatch,
     error: Callable[[], Exception],
     failures: int,
     attempts: int,
     success: bool,
 ) -> None:
-    monkeypatch.setattr(transient, "CONFLICT", Kind("a conflict", 3, 0.01))
+    monkeypatch.setattr(retry, "CONFLICT", Kind("a conflict", 3, 0.01))
     tried: list[int] = []
 
     @dg.asset
@@ -173,3 +196,59 @@ def test_steps_are_tried_again(
     result = dg.materialize([orders], raise_on_error=False)
     assert result.success == success
     assert tried == list(range(attempts))
+
+
+def test_conflicts_of_a_library_become_one_error() -> None:
+    with (
+        pytest.raises(CommitConflictError, match="table a: second") as raised,
+        conflicts("table a"),
+    ):
+        raise CommitFailedException("second\nmore")
+    assert isinstance(raised.value.__cause__, CommitFailedException)
+    refused = ValueError("x")
+    with pytest.raises(ValueError, match="x") as other, conflicts("table a"):
+        raise refused
+    assert other.value is refused
+
+
+@pytest.mark.parametrize("failures", [0, 2, 3])
+def test_retry_conflicts_works_until_a_commit_is_first(failures: int) -> None:
+    tried: list[int] = []
+
+    def work() -> int:
+        tried.append(len(tried))
+        if len(tried) <= failures:
+            raise CommitConflictError(f"attempt {len(tried)}")
+        return len(tried)
+
+    if failures < 3:
+        assert retry_conflicts(work, 3) == failures + 1
+    else:
+        with pytest.raises(CommitConflictError, match="attempt 3"):
+            retry_conflicts(work, 3)
+    assert len(tried) == min(failures + 1, 3)
+
+
+def test_retry_conflicts_in_vain_raises_the_given_error() -> None:
+    exhausted = CommitConflictError("others kept changing it", hint="try later")
+    last = CommitConflictError("x")
+
+    def work() -> None:
+        raise last
+
+    with pytest.raises(CommitConflictError) as raised:
+        retry_conflicts(work, 2, exhausted=exhausted)
+    assert raised.value is exhausted
+    assert raised.value.__cause__ is last
+
+
+def test_retry_conflicts_of_another_failure_does_not_retry() -> None:
+    tried: list[int] = []
+
+    def work() -> None:
+        tried.append(1)
+        raise UnreachableError("x")
+
+    with pytest.raises(UnreachableError):
+        retry_conflicts(work, 3)
+    assert tried == [1]

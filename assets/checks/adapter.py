@@ -1,0 +1,146 @@
+"""The checks as Dagster has them: definitions, and results whose metadata hold the finding."""
+
+# Dagster reads the annotations of an operation's function: no `from __future__ import annotations`.
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from assets.checks.catalogue import table_checks
+from assets.checks.evaluations import (
+    CAUSE,
+    FINDING,
+    REMEDIATION,
+    SINCE,
+    finding_of,
+    last_evaluation,
+)
+from assets.derived import DataCheck, DerivedTable, with_parameters
+from assets.lake import Lake
+from assets.metadata import markdown
+from assets.partitions import asked_window, time_partitions
+from assets.retries import retried
+from assets.tables import LakeTable
+from resources import Lakehouse, Snowflake, Spark
+from topicberg.checks.check import Probe, TableCheck, evaluate
+from topicberg.security.redaction import redact
+from topicberg.security.text import markdown_line
+from topicberg.transforms.derived import read_window
+
+if TYPE_CHECKING:
+    from topicberg.checks.finding import Finding
+
+KIND = "topicberg/kind"
+"""Tag of runs: what they are for."""
+REGISTRATION, COMPUTATION = "registration", "computation"
+"""Kinds of runs that sensors request."""
+
+
+def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
+    """Return every check of every table."""
+    for table, system, checks in table_checks(lake):
+        yield definition(table, system, checks)
+    for derived in lake.derived:
+        for check in derived.checks:
+            yield data_check(check, derived, lake)
+
+
+def definition(
+    table: LakeTable, system: str, checks: Sequence[TableCheck]
+) -> dg.AssetChecksDefinition:
+    """Return the checks of one asset as one operation."""
+    key = table.key(system)
+
+    @dg.multi_asset_check(
+        name=f"check_{system}_{table.name}",
+        specs=[
+            dg.AssetCheckSpec(
+                check.name, asset=key, description=check.description, blocking=check.blocking
+            )
+            for check in checks
+        ],
+        can_subset=True,
+        pool="snowflake" if system == "snowflake" else None,
+    )
+    def evaluate_checks(
+        context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+    ) -> Iterator[dg.AssetCheckResult]:
+        def last(name: str) -> "Finding | None":
+            event = last_evaluation(context.instance, dg.AssetCheckKey(key, name))
+            return finding_of(event) if event else None
+
+        of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
+        probe = Probe(table, lakehouse, snowflake.connection, last, reads_rows=not of_sensor)
+        requested = {chosen.name for chosen in context.selected_asset_check_keys}
+        with retried():  # not as a decorator: this is a generator
+            for check in checks:
+                if check.name in requested:
+                    yield result(key, check.name, evaluate(check, probe), last(check.name))
+
+    return evaluate_checks
+
+
+def result(
+    key: dg.AssetKey, name: str, finding: "Finding", before: "Finding | None"
+) -> dg.AssetCheckResult:
+    """Return the finding as Dagster stores and shows it.
+
+    :param before: the last finding: a failure that has no time of its own began with it, if it
+        failed as well
+    """
+    import pyarrow as pa
+
+    metadata: dict[str, Any] = {
+        name: dg.MetadataValue.md(markdown(fact)) if isinstance(fact, pa.Table) else fact
+        for name, fact in finding.facts.items()
+    }
+    if not finding.passed:
+        since = finding.since or (before.since if before and not before.passed else None)
+        since = (since or datetime.now(UTC)).astimezone(UTC)
+        finding = replace(finding, since=since)
+        metadata[FINDING] = dg.MetadataValue.json(finding.to_json())
+        metadata[SINCE] = dg.MetadataValue.timestamp(since)
+        if finding.remediation:
+            metadata[REMEDIATION] = dg.MetadataValue.md(_shown(finding.remediation))
+        if finding.cause:
+            metadata[CAUSE] = finding.cause
+    warning = finding.severity == "warning"
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=name,
+        passed=finding.passed,
+        severity=dg.AssetCheckSeverity.WARN if warning else dg.AssetCheckSeverity.ERROR,
+        description="  \n".join(map(_shown, finding.lines)),
+        metadata=metadata,
+    )
+
+
+def _shown(text: str) -> str:
+    """Return a line of Markdown in which only commands that the check marked are formatted."""
+    return markdown_line(redact(text))
+
+
+def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetChecksDefinition:
+    """Return a check on the rows of the partitions of its run; without partitions, on all rows."""
+    table, root = lake.table(derived), lake.root(derived)
+    partitions = time_partitions(root)
+    function = with_parameters(check, derived.parameters_of(root))
+
+    @dg.asset_check(
+        asset=table.key("iceberg"),
+        name=check.__name__,
+        description=inspect.getdoc(check),
+        pool="spark",
+    )
+    @retried()
+    def checked(context: dg.AssetCheckExecutionContext, spark: Spark) -> dg.AssetCheckResult:
+        requested = asked_window(partitions, context.run.tags)
+        return function(
+            read_window(spark.spark_session, table.identifier, derived.time_column, requested)
+        )
+
+    return checked

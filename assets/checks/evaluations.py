@@ -1,0 +1,116 @@
+"""The evaluations of checks that Dagster has stored, and the findings that they hold as data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from topicberg.checks.finding import Finding
+
+FINDING = "finding"
+"""Metadata of a failed check: :meth:`topicberg.checks.finding.Finding.to_json`."""
+REMEDIATION, SINCE, CAUSE = "remediation", "since", "caused by"
+"""The same for people, and what a check of a user may set: alerts read them if it has no
+:data:`FINDING`."""
+_OLD_REMEDIATION = "mend"
+"""The key of :data:`REMEDIATION` in events of earlier versions, and in checks of users."""
+_OWN = (FINDING, REMEDIATION, SINCE, CAUSE, _OLD_REMEDIATION)
+_PLAIN = (
+    dg.TextMetadataValue,
+    dg.IntMetadataValue,
+    dg.FloatMetadataValue,
+    dg.BoolMetadataValue,
+    dg.JsonMetadataValue,
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The last evaluation of a check that ended."""
+
+    event: dg.AssetCheckEvaluation
+    at: datetime
+
+    @property
+    def finding(self) -> Finding:
+        return finding_of(self.event)
+
+
+def last_evaluation(
+    instance: dg.DagsterInstance, key: dg.AssetCheckKey
+) -> dg.AssetCheckEvaluation | None:
+    """Return the last evaluation of a check that ended; None: it was never evaluated."""
+    found = last_evaluations(instance, [key]).get(key)
+    return found.event if found else None
+
+
+def last_evaluations(
+    instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
+) -> dict[dg.AssetCheckKey, Evaluation]:
+    """Return check → its last evaluation that ended; one query for all that are not in progress."""
+    from dagster._core.storage.asset_check_execution_record import (
+        COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
+    )
+
+    storage = instance.event_log_storage
+    found = {}
+    for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
+        if key not in keys:  # the query returns every check of these names on these assets
+            continue
+        records = [newest]
+        if newest.status not in COMPLETED:
+            records = [*storage.get_asset_check_execution_history(key, limit=1, status=COMPLETED)]
+        for record in records:
+            if record.event is not None and record.event.dagster_event is not None:
+                at = datetime.fromtimestamp(record.event.timestamp, UTC)
+                event = record.event.dagster_event.asset_check_evaluation_data
+                found[key] = Evaluation(event, at)
+    return found
+
+
+def finding_of(event: dg.AssetCheckEvaluation) -> Finding:
+    """Return the finding that an evaluation holds.
+
+    Of a check that is not topicberg's, or of an older version, it is put together from the
+    description and the metadata that docs/checks.md names.
+    """
+    from topicberg.checks.finding import Finding
+
+    metadata = event.metadata
+    what, since, remediation, cause = event.description or "the check failed", None, None, None
+    if isinstance(stored := metadata.get(FINDING), dg.JsonMetadataValue):
+        data: Any = stored.value
+        what, remediation, cause = data["what"], data["remediation"], data["cause"]
+        since = datetime.fromisoformat(data["since"]) if data["since"] else None
+    else:
+        for key in (REMEDIATION, _OLD_REMEDIATION):
+            if remediation is None and key in metadata:
+                remediation = str(metadata[key].value)
+        cause = str(metadata[CAUSE].value) if CAUSE in metadata else None
+        since = _time(metadata[SINCE].value) if SINCE in metadata else None
+    return Finding(
+        passed=event.passed,
+        what=what,
+        remediation=remediation,
+        since=since,
+        severity="warning" if event.severity == dg.AssetCheckSeverity.WARN else "error",
+        cause=cause,
+        facts={
+            name: value.value if isinstance(value, _PLAIN) else value
+            for name, value in metadata.items()
+            if name not in _OWN
+        },
+    )
+
+
+def _time(value: object) -> datetime | None:
+    """Return the time of a timestamp in metadata (seconds since 1970); None: it is not one."""
+    try:
+        return datetime.fromtimestamp(float(str(value)), UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,285 @@
+"""The kinds of tables: of a topic, its history, an upsert view of it, and a derived table.
+
+All that differs between kinds is in the class of the kind; assets, checks, jobs and sensors take
+:attr:`assets.lake.Lake.tables` and never ask for a kind. A further kind is one more class.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from assets.derived import DerivedTable, derivation, derived_asset
+from assets.partitions import partition_keys, time_partitions
+from assets.tables import CATALOGS, LakeTable
+from assets.topics import history_asset, topic_asset, upsert_view_asset
+from topicberg.tableflow.history import history_table, ingest_history
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import dagster as dg
+
+    from assets.lake import Lake
+    from resources import Lakehouse
+    from topicberg.checks.check import Probe, TableCheck
+    from topicberg.iceberg.hours import Hours
+    from topicberg.iceberg.maintenance import MaintenanceReport
+    from topicberg.settings import Settings
+    from topicberg.topics import Rules, TopicSpec
+    from topicberg.transforms.unread import SourceTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(LakeTable, ABC):
+    """A table of the lake: its names, and what its kind says of it."""
+
+    root: TopicSpec
+    """The topic that its rows come from: its spec gives pipeline, partitions and owners."""
+    time: str | None
+    """The column of its event time; None: it has none that others could rely on."""
+    source: str | None
+    """The name by which derived tables read it; None: they cannot."""
+
+    described: ClassVar[str]
+    """The kind, for messages; ``{topic}`` is the root's name."""
+    has_snapshot_sensor: ClassVar[bool] = False
+    """Whether a sensor watches its snapshots and requests what is derived from it."""
+    reported: ClassVar[bool] = False
+    """Whether that sensor reports its snapshots: no run does, as the engine commits them."""
+    requested_with_topic: ClassVar[tuple[str, ...]] = ()
+    """The assets, by system, that are requested when the topic's own table has a new snapshot."""
+    reports_drop: ClassVar[bool] = False
+    """Whether its check ``up_to_date`` fails when it was dropped."""
+
+    @property
+    def retention_ms(self) -> int | None:
+        """For how long it keeps rows, which what is derived from them outlives; None: for ever."""
+        return None
+
+    @abstractmethod
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        """Return the asset that fills it."""
+
+    @abstractmethod
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        """Return the checks of that asset."""
+
+    def create(self, lakehouse: Lakehouse) -> None:
+        """Create the table, if a run of a table that reads it may do so."""
+
+    def maintain(self, lakehouse: Lakehouse) -> MaintenanceReport | None:
+        """Do what is due; None: another service maintains it."""
+        from topicberg.iceberg.maintenance import Policy, maintain_table, topic_policy
+
+        iceberg = lakehouse.catalog().load_table(self.identifier)
+        policy = Policy(retention=topic_policy(self.root).retention)
+        return maintain_table(iceberg, lakehouse.endpoints(), policy, time=self.time)
+
+    @property
+    def _allowed_minutes(self) -> int:
+        """How stale it may be that is computed from the topic."""
+        from topicberg.checks.derived import ALLOWED_MINUTES
+
+        return self.root.freshness.warn_minutes if self.root.freshness else ALLOWED_MINUTES
+
+    def _row_checks(
+        self, rules: Rules, spec: TopicSpec | None, defined_in: str
+    ) -> Iterator[TableCheck]:
+        """Return the checks of manifests, and those of the rules of a spec."""
+        from topicberg.checks.rules import rule_checks
+        from topicberg.checks.table import equality_deletes_check, volume_check
+
+        yield equality_deletes_check(self)
+        if rules.volume_factor is not None:
+            yield volume_check(rules.volume_factor)
+        yield from rule_checks(rules, spec, defined_in)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicTable(Table):
+    """The table of a topic, which Tableflow writes."""
+
+    described = "topic {topic}"
+    has_snapshot_sensor = True
+    reported = True
+    requested_with_topic = ("glue", "snowflake")
+
+    @classmethod
+    def of(cls, spec: TopicSpec, config: Settings) -> Iterator[TopicTable]:
+        if not spec.tableflow.enabled:
+            return
+        yield cls(
+            name=spec.table_name,
+            group=spec.pipeline,
+            identifier=spec.table_identifier(config),
+            glue_name=spec.glue_name,
+            snowflake_name=spec.snowflake_name,
+            owners=spec.owners,
+            root=spec,
+            time=spec.event_time,
+            # A topic that is published has the name of the derived table.
+            source=spec.table_name if spec.publishes else spec.name,
+        )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        return topic_asset(self.root, self)
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        from topicberg.checks.topic import topic_checks
+
+        defined_in = f"`checks:` in {lake.config.topics_dir.name}/{self.root.name}.yaml"
+        yield from topic_checks(self.root)
+        yield from self._row_checks(self.root.checks, self.root, defined_in)
+
+    @property
+    def retention_ms(self) -> int | None:
+        return self.root.tableflow.data_retention_ms
+
+    def create(self, lakehouse: Lakehouse) -> None:
+        lakehouse.ingest(self.root, lambda missing: None)
+
+    def maintain(self, lakehouse: Lakehouse) -> MaintenanceReport | None:
+        return lakehouse.maintain(self.root)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryTable(Table):
+    """Every record of an upsert topic, see :mod:`topicberg.tableflow.history`."""
+
+    described = "history of topic {topic}"
+    has_snapshot_sensor = True
+    requested_with_topic = CATALOGS
+
+    @classmethod
+    def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
+        if not (spec.tableflow.enabled and spec.history):
+            return
+        namespace, name = history_table(spec)
+        yield cls(
+            name=name,
+            group=spec.pipeline,
+            identifier=(namespace, name),
+            glue_name=name.lower(),
+            snowflake_name=name.upper(),
+            owners=spec.owners,
+            root=spec,
+            time=spec.event_time,
+            source=name,
+        )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        return history_asset(self.root, self)
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        from topicberg.checks.table import equality_deletes_check
+        from topicberg.checks.topic import history_checks
+
+        yield from history_checks(self.root, self, self._allowed_minutes)
+        yield equality_deletes_check(self)
+
+    def create(self, lakehouse: Lakehouse) -> None:
+        ingest_history(self.root, lakehouse.endpoints(), lakehouse.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpsertViewTable(Table):
+    """The newest records of a topic by key, see :mod:`topicberg.transforms.upsert_view`."""
+
+    described = "upsert view of topic {topic}"
+    requested_with_topic = CATALOGS
+
+    @classmethod
+    def of(cls, spec: TopicSpec, config: Settings) -> Iterator[UpsertViewTable]:
+        for name in spec.upsert_views if spec.tableflow.enabled else ():
+            yield cls(
+                name=name,
+                group=spec.pipeline,
+                identifier=(spec.namespace(), name),
+                glue_name=name,
+                snowflake_name=name.upper(),
+                owners=spec.owners,
+                root=spec,
+                time=None,
+                source=None,
+            )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        (topic,) = TopicTable.of(self.root, lake.config)
+        return upsert_view_asset(self.root, topic, self, self.root.upsert_views[self.name])
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        from topicberg.checks.derived import view_check
+        from topicberg.checks.table import equality_deletes_check
+
+        yield view_check(self.root, self, self._allowed_minutes)
+        yield equality_deletes_check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedTable(Table):
+    """A derived table: a function in ``assets/pipelines`` computes it from others."""
+
+    described = "derived table"
+    reports_drop = True
+    derived: DerivedTable
+
+    @classmethod
+    def of(cls, derived: DerivedTable, root: TopicSpec) -> ComputedTable:
+        return cls(
+            name=derived.name,
+            group=root.pipeline,
+            identifier=(root.namespace(), derived.name),
+            glue_name=derived.name,
+            snowflake_name=derived.name.upper(),
+            owners=derived.owners or root.owners,
+            root=root,
+            time=derived.time_column,
+            source=derived.name,
+            derived=derived,
+        )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        return derived_asset(self.derived, self, lake)
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        defined_in = f"`rules=Rules(…)` of {self.name} in {self.derived.file}"
+        yield self._up_to_date(lake)
+        yield from self._row_checks(self.derived.rules, None, defined_in)
+
+    def _up_to_date(self, lake: Lake) -> TableCheck:
+        from topicberg.checks.derived import derived_check
+
+        partitions, plan = time_partitions(self.root), derivation(self.derived, lake)
+
+        def sources(probe: Probe) -> Mapping[str, SourceTable]:
+            from topicberg.transforms.unread import SourceTable
+
+            return {
+                source.name: SourceTable(found, source.time, plan.reach(source))
+                for source in plan.sources
+                if source.time and (found := probe.find(source.table))
+            }
+
+        def keys(hours: Iterable[Hours], now: datetime) -> list[str]:
+            return partition_keys(partitions, hours, now, plan.first_hour(now))
+
+        return derived_check(
+            self.name,
+            (*self.derived.sources, *self.derived.lookups),
+            self._allowed_minutes,
+            plan.target_time,
+            sources,
+            keys,
+            plan.first_hour,
+        )
+
+
+OF_TOPICS: tuple[type[TopicTable] | type[HistoryTable] | type[UpsertViewTable], ...] = (
+    TopicTable,
+    HistoryTable,
+    UpsertViewTable,
+)
+"""The kinds that the spec of a topic asks for."""

@@ -1,0 +1,277 @@
+"""Which faults exist now: from the state of everything, not from events.
+
+So nothing is missed while the daemon was down, nothing is reported twice, and what is resolved is
+noticed. Pure functions of an observation and the state of the last evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+
+from topicberg.alerts.alert import Alert, AlertState, Work
+from topicberg.alerts.observation import (
+    CHECKED_WITHIN,
+    EndedRun,
+    Observation,
+    StaleAsset,
+    StepError,
+)
+from topicberg.errors import split_hint
+
+MAX_PENDING = 100
+"""Failed runs whose work is remembered; of older ones, only that their kind failed."""
+UNCHECKED_TICKS = 10
+"""For how many evaluations more the checks may not run: one each minute. Evaluations are counted,
+not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
+QUEUED_TOO_LONG = timedelta(minutes=30)
+_MAX_TEXT = 500
+
+
+def evaluate(
+    state: AlertState, seen: Observation, ui_url: str
+) -> tuple[AlertState, dict[str, Alert]]:
+    """Return the state with what was seen now, and key → fault.
+
+    :param ui_url: address of the Dagster UI, for the links
+    """
+    ui = ui_url.rstrip("/")
+    state, runs = _runs(state, seen, ui)
+    state, unchecked = _unchecked(state, seen, ui)
+    faults = [
+        *_checks(seen, ui),
+        *unchecked,
+        *_stale(seen, ui),
+        *runs,
+        *_queue(seen, ui),
+        *_automations(seen, ui),
+        *_specs(seen, ui),
+    ]
+    return state, {alert.key: alert for alert in faults}
+
+
+# --- checks ---
+
+
+def _checks(seen: Observation, ui: str) -> Iterator[Alert]:
+    for check in seen.failed_checks:
+        finding = check.finding
+        yield Alert(
+            key=f"check {check.asset}:{check.name}",
+            title=f"check {check.name} of {check.asset} failed",
+            what=finding.what,
+            severity=finding.severity,
+            since=finding.since or seen.at,
+            link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
+            remediation=finding.remediation,
+            cause=f"check {finding.cause}" if finding.cause else None,
+        )
+
+
+def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The checks do not run: their results do not change, whatever happens to the tables."""
+    runs = seen.check_runs
+    unchecked = state.unchecked + 1 if runs.overdue(seen.at) and not runs.stack_stopped else 0
+    state = state.model_copy(update={"unchecked": unchecked})
+    if unchecked < UNCHECKED_TICKS:
+        return state, []
+    what, remediation = _why_unchecked(seen)
+    return state, [
+        Alert(
+            key="checks",
+            title="the checks do not run",
+            what=f"no table is checked: {what}",
+            severity="error",
+            since=runs.ended_at or seen.at,
+            link=f"{ui}/automation",
+            remediation=remediation
+            or f"see {runs.schedule} (Automation) and the runs of {runs.job}",
+            cause=f"tick {runs.schedule}",
+        )
+    ]
+
+
+def _why_unchecked(seen: Observation) -> tuple[str, str | None]:
+    """Return the reason, and the remediation if it is known."""
+    schedule, job = seen.check_runs.schedule, seen.check_runs.job
+    for automation in seen.automations:
+        if automation.name != schedule:
+            continue
+        if not automation.running:
+            return f"{schedule} is off", f"turn it on: Automation, {schedule}"
+        if automation.skip_reason:
+            message, hint = _message_and_hint(automation.skip_reason)
+            return f"{schedule} was skipped: {message}", hint
+    return f"no run of {job} has ended", None
+
+
+# --- freshness policies ---
+
+
+def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
+    for stale in seen.stale_assets:
+        if _explained_by_check(stale, seen):
+            continue
+        yield Alert(
+            key=f"freshness {stale.asset}",
+            title=f"{stale.asset} is stale",
+            what=f"{stale.asset} was not materialized within its freshness policy",
+            severity=stale.severity,
+            since=stale.since,
+            link=_asset(ui, stale.asset),
+            remediation="inspect its checks, and find out why the last run of "
+            f"{seen.check_runs.job} did not evaluate them",
+        )
+
+
+def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
+    """Return whether a check reports why it is stale, or will within :data:`CHECKED_WITHIN`.
+
+    A check that passes all the same means that the topic has no new records: the topic's own check
+    reports that. That the checks do not run is an alert of its own.
+    """
+    if not stale.checks:
+        return False
+    if seen.check_runs.overdue(seen.at) or seen.at - stale.since < CHECKED_WITHIN:
+        return True
+    return any(at is not None and at > stale.since for at in stale.checks)
+
+
+# --- runs ---
+
+
+def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The kinds of runs that failed, until what they had to do is done."""
+    alerts = {key: alert for key, alert in state.alerts.items() if key.startswith("run ")}
+    without_work = alerts.keys() - {work.kind for work in state.pending}
+    known = [work for work in state.pending if not work.assets or work.assets & seen.assets]
+    pending = [*(Work(kind=key) for key in sorted(without_work)), *known]
+    resolved: set[str] = set()
+    for run in seen.runs:
+        key = f"run {run.kind}"
+        done, left = _work(run, key)
+        pending = [rest for work in pending if (rest := work.after(done))]
+        resolved |= alerts.keys() - {work.kind for work in pending}
+        if run.succeeded or run.retried:
+            continue
+        if run.errors and all(error.of_blocking_check for error in run.errors):
+            continue  # the alert of the check reports it
+        others = [work for work in pending if work.kind != key or work.after(left)]
+        pending, alerts[key] = [*others, left], _failure(run, key, ui)
+    faults = [alerts[kind] for kind in dict.fromkeys(work.kind for work in pending)]
+    # Resolved, and failed again since the last evaluation: that is another fault of the same key.
+    again = resolved & {alert.key for alert in faults}
+    update = {
+        "alerts": {key: alert for key, alert in state.alerts.items() if key not in again},
+        "runs_until": seen.runs_until,
+        "pending": pending[-MAX_PENDING:],
+    }
+    return state.model_copy(update=update), faults
+
+
+def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:
+    """Return what a run has done, and what it has left; a failed run has not done its kind."""
+    return (
+        Work(
+            kind=kind if run.succeeded else "",
+            assets=run.planned if run.succeeded else run.materialized,
+            first=run.first,
+            last=run.last,
+        ),
+        Work(kind=kind, assets=run.planned - run.materialized, first=run.first, last=run.last),
+    )
+
+
+def _failure(run: EndedRun, key: str, ui: str) -> Alert:
+    what, hint = _explained(run.errors)
+    return Alert(
+        key=key,
+        title=f"a run of {run.kind} failed",
+        what=what or "the run failed before its first step: see its log",
+        severity="error",
+        since=run.ended_at,
+        link=f"{ui}/runs/{run.id}",
+        remediation=hint or "see on the page of the run what failed; re-execute it from failure",
+    )
+
+
+def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
+    """Runs that do not start, as others of a higher priority take all slots."""
+    queued = seen.queued
+    if queued is None or seen.at - queued.since < QUEUED_TOO_LONG:
+        return
+    yield Alert(
+        key="queue",
+        title="queued runs do not start",
+        what=f"runs in the queue: {queued.count:,}; the oldest, of {queued.oldest_kind}, does not "
+        "start",
+        severity="warning",
+        since=queued.since,
+        link=f"{ui}/runs/{queued.oldest}",
+        remediation="see which runs take the slots (Runs, In progress) and reduce the load: longer "
+        "commit intervals or fewer pipelines, or add cores and slots (`concurrency` in "
+        "dagster.yaml)",
+    )
+
+
+# --- sensors, schedules, specs ---
+
+
+def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
+    for automation in seen.automations:
+        if automation.failed_at is None:
+            continue
+        named = f"{automation.kind} {automation.name}"
+        what, hint = _explained([automation.error] if automation.error else [])
+        yield Alert(
+            key=f"tick {automation.name}",
+            title=f"{named} fails",
+            what=what or f"the last tick of {named} failed",
+            severity="error",
+            since=automation.failed_at,
+            link=f"{ui}/automation",
+            remediation=hint
+            or f"see the error of its tick in the UI: Automation, {automation.name}",
+        )
+
+
+def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
+    errors = seen.specs
+    if not errors.now and not errors.at_load:
+        return
+    yield Alert(
+        key="specs",
+        title="a topic spec is wrong",
+        what=f"the last valid topic specs stay in use: {errors.now or errors.at_load}",
+        severity="error",
+        since=seen.at,
+        link=f"{ui}/deployment/locations",
+        remediation="fix the file: `topicberg topics validate` shows every mistake"
+        if errors.now
+        else "reload the code location: Deployment, Reload",
+    )
+
+
+# --- texts ---
+
+
+def _explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
+    """Return what the first error says, and its hint: those of the innermost cause.
+
+    Or of the innermost that is topicberg's own: it says what the causes below it mean.
+    """
+    for error in errors:
+        own = [text for text in error.chain if text.startswith("topicberg.")]
+        name, _, text = (own or error.chain)[-1].strip().partition(": ")
+        message, hint = _message_and_hint(text)
+        return message or " ".join(name.split()), hint
+    return "", None
+
+
+def _message_and_hint(text: str) -> tuple[str, str | None]:
+    message, hint = split_hint(text)
+    return " ".join(message.split())[:_MAX_TEXT], hint
+
+
+def _asset(ui: str, asset: str) -> str:
+    return f"{ui}/assets/{asset}"

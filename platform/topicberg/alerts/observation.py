@@ -1,0 +1,135 @@
+"""What the evaluation of alerts gets to see. ``jobs/alerts.py`` reads it from Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from topicberg.checks.finding import Finding, Severity
+
+CHECKED_WITHIN = timedelta(minutes=10)
+"""The schedule requests an evaluation of the checks every five minutes."""
+
+
+@dataclass(frozen=True)
+class FailedCheck:
+    """A check whose last evaluation failed; its finding has a time since when."""
+
+    asset: str
+    name: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class CheckRuns:
+    """Whether the checks run."""
+
+    job: str
+    schedule: str
+    scheduled: bool
+    """Whether the code location has such a schedule."""
+    stack_stopped: bool
+    """Whether this is a local stack that the user stopped, or never started."""
+    ended_at: datetime | None
+    """When a run of the checks ended last, successful or not: a failed run has its own alert."""
+
+    def overdue(self, now: datetime) -> bool:
+        """Return whether the schedule should have evaluated the checks, and did not."""
+        if not self.scheduled:
+            return False
+        return self.ended_at is None or now - self.ended_at > CHECKED_WITHIN
+
+
+@dataclass(frozen=True)
+class StaleAsset:
+    """An asset past its freshness policy."""
+
+    asset: str
+    severity: Severity
+    since: datetime
+    checks: tuple[datetime | None, ...]
+    """For each of its checks that say why an asset is stale: the last evaluation."""
+
+
+@dataclass(frozen=True)
+class StepError:
+    """The error of a step or a tick, with those that caused it."""
+
+    chain: tuple[str, ...]
+    """The text of each, as Dagster stores it (``module.Class: message``), the outermost first."""
+    of_blocking_check: bool = False
+    """The step failed only because a blocking check did."""
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run that succeeded or failed."""
+
+    id: str
+    kind: str
+    """Its job, the sensor that requested it, or its assets."""
+    succeeded: bool
+    retried: bool
+    """It failed, and Dagster starts it again."""
+    ended_at: datetime
+    planned: frozenset[str]
+    materialized: frozenset[str]
+    """The planned assets that it has materialized or observed."""
+    first: str = ""
+    last: str = ""
+    """Its partitions; empty: it has none."""
+    errors: tuple[StepError, ...] = ()
+
+
+@dataclass(frozen=True)
+class QueuedRuns:
+    """Runs that have not started."""
+
+    count: int
+    oldest: str
+    oldest_kind: str
+    since: datetime
+
+
+@dataclass(frozen=True)
+class Automation:
+    """A sensor or schedule, and its last tick that ended."""
+
+    name: str
+    kind: Literal["sensor", "schedule"]
+    running: bool
+    failed_at: datetime | None = None
+    """When its last tick ended, if that failed."""
+    error: StepError | None = None
+    skip_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class SpecErrors:
+    """Mistakes in topic specs."""
+
+    now: str | None = None
+    at_load: str | None = None
+    """When the code location was loaded."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The state of everything that alerts report, at one time."""
+
+    at: datetime
+    check_runs: CheckRuns
+    assets: frozenset[str] = frozenset()
+    """All assets that exist."""
+    failed_checks: Sequence[FailedCheck] = ()
+    stale_assets: Sequence[StaleAsset] = ()
+    runs: Sequence[EndedRun] = ()
+    """Those that ended since the last evaluation, the oldest first; successful ones only if they
+    may have resolved something."""
+    runs_until: float = 0.0
+    """The time (seconds since 1970) until which ended runs were read."""
+    queued: QueuedRuns | None = None
+    automations: Sequence[Automation] = ()
+    specs: SpecErrors = SpecErrors()

@@ -1,0 +1,169 @@
+"""A check of one table, and what the checks of one table have to inspect.
+
+Each check is one function in this package that returns a :class:`TableCheck`: its name, its
+description, what it inspects and how it judges are in one place. :mod:`assets.checks` says which
+table has which checks, and makes asset checks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from topicberg.checks.finding import Finding, good
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from mypy_boto3_glue import GlueClient
+    from pyiceberg.table import Table
+    from snowflake.connector import SnowflakeConnection
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.tableflow.status import TopicStatus
+    from topicberg.topics import TopicSpec
+
+
+@dataclass(frozen=True)
+class TableCheck:
+    """A check of one asset of a table."""
+
+    name: str
+    description: str
+    evaluate: Callable[[Probe], Finding]
+    """May raise NoSuchTableError: a table that was not created yet is not a fault."""
+    blocking: bool = False
+    """Whether a failure prevents the computation of what is downstream."""
+
+
+class CheckedTable(Protocol):
+    """The names of one Iceberg table in every catalog."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def identifier(self) -> tuple[str, str]: ...
+    @property
+    def glue_table(self) -> tuple[str, str]: ...
+    @property
+    def snowflake_name(self) -> str: ...
+    @property
+    def sync(self) -> str:
+        """How to bring Glue and Snowflake to the table's current state."""
+
+    @property
+    def apply_deletes(self) -> str:
+        """The statement that rewrites the table without its delete files."""
+
+
+class Deployment(Protocol):
+    """Clients of the deployment; a property or method connects when it is used."""
+
+    @property
+    def config(self) -> Settings: ...
+    def endpoints(self) -> Endpoints: ...
+    def glue(self) -> GlueClient: ...
+    def status(self, spec: TopicSpec) -> TopicStatus | None:
+        """Return what Tableflow reports of a topic; None: it reports nothing to topicberg."""
+
+
+class Probe:
+    """What the checks of one table inspect; each thing is fetched once."""
+
+    def __init__(
+        self,
+        table: CheckedTable,
+        deployment: Deployment,
+        snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]],
+        last: Callable[[str], Finding | None],
+        *,
+        reads_rows: bool = True,
+    ) -> None:
+        """
+        :param snowflake: opens a connection
+        :param last: name of a check of the same asset → the finding of its last evaluation
+        :param reads_rows: False: rules that are not blocking use column statistics only
+        """
+        self.table = table
+        self.deployment = deployment
+        self.snowflake = snowflake
+        self.last = last
+        self.reads_rows = reads_rows
+        self.now = datetime.now(UTC)
+        self._statuses: dict[str, TopicStatus | None] = {}
+
+    @property
+    def config(self) -> Settings:
+        return self.deployment.config
+
+    @cached_property
+    def endpoints(self) -> Endpoints:
+        return self.deployment.endpoints()
+
+    @property
+    def catalogs_patience(self) -> timedelta:
+        """For how long Glue and Snowflake may lag behind the table."""
+        return timedelta(seconds=self.config.catalogs_patience_seconds)
+
+    @cached_property
+    def iceberg(self) -> Table:
+        """
+        :raises NoSuchTableError: the table was not created yet
+        """
+        return self.load(self.table.identifier)
+
+    def load(self, identifier: tuple[str, str]) -> Table:
+        """
+        :raises NoSuchTableError: the table was not created yet
+        """
+        return self.endpoints.catalog(self.config).load_table(identifier)
+
+    def find(self, identifier: tuple[str, str]) -> Table | None:
+        """Return a table; None: it was not created yet, or was dropped."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self.load(identifier)
+        except NoSuchTableError:
+            return None
+
+    def status(self, spec: TopicSpec) -> TopicStatus | None:
+        """Return what Tableflow reports of a topic; Confluent's is read over the network."""
+        if spec.name not in self._statuses:
+            self._statuses[spec.name] = self.deployment.status(spec)
+        return self._statuses[spec.name]
+
+    def engine_fault(self, spec: TopicSpec) -> str | None:
+        """Return the check that explains why the topic's engine does not commit, if it does not."""
+        try:
+            status = self.status(spec)
+            failing = status is not None and bool(status.error_message)
+        except TopicbergError:  # the check itself reports why
+            failing = True
+        return f"iceberg/{spec.table_name}:tableflow" if failing else None
+
+
+def evaluate(check: TableCheck, probe: Probe) -> Finding:
+    """Return the finding; a table that was not created yet passes every check."""
+    from pyiceberg.exceptions import NoSuchTableError
+
+    try:
+        return check.evaluate(probe)
+    except NoSuchTableError:
+        return good("the table was not created yet")
+
+
+def computation_remediation(name: str, partitions: str = "") -> str:
+    """Return how to compute a table that its sensor should have computed.
+
+    :param partitions: options of ``dagster asset materialize`` that choose its partitions
+    """
+    return (
+        "see whether a run of its sensor is queued or in progress, or why it failed (Runs); to "
+        "compute manually what is missing: `dagster asset materialize -f definitions.py --select "
+        f"'key:\"iceberg/{name}\"'{partitions}`, then `topicberg sync {name}`"
+    )

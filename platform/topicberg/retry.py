@@ -1,0 +1,275 @@
+"""The failure policy: which failures a retry may resolve, and how the work is retried.
+
+A service that does not answer, a commit that came second, a vendor that throttles: the same work
+succeeds later. All else (a wrong spec, a function that does not fit its data, refused credentials)
+fails the same way again, so it is reported at once.
+
+:func:`classify` is the one classifier. A failed step is retried by ``assets/retries.py``, work that
+met another commit by :func:`retry_conflicts`. Clients of one vendor's API have the waits that the
+vendor asks for (``clients/confluent.py``, ``deploy``).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_none,
+)
+from tenacity.wait import wait_base
+
+from topicberg.clients.answers import raised_in
+from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of failure that a retry may resolve; the wait doubles with each retry."""
+
+    name: str
+    retries: int
+    first_wait_seconds: float
+
+    def wait(self, retry: int) -> float:
+        """Return the seconds before a retry; the first retry has number 0."""
+        return self.first_wait_seconds * 2.0**retry
+
+
+CONFLICT = Kind("another commit came first", retries=5, first_wait_seconds=1)
+UNREACHABLE = Kind("a service does not answer", retries=4, first_wait_seconds=5)
+THROTTLED = Kind("a service throttles requests", retries=5, first_wait_seconds=10)
+
+_CONFLICT = re.compile("ValidationException|CommitFailedException|Cannot commit")
+"""What Iceberg's library in Spark says; Spark Connect and py4j pass it on as text."""
+_THROTTLING = re.compile(
+    r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|status.?code.?429|"
+    r"AWS Error (SLOW_DOWN|THROTTLING)"
+)
+_SILENT = re.compile(
+    r"StatusCode\.UNAVAILABLE|Connection (refused|reset|aborted)|UnknownHost|failed to connect|"
+    r"Unable to execute HTTP request|INVALID_HANDLE\.SESSION|SparkContext was shut down|"
+    r"Lost executor|ExecutorLostFailure|Status Code: 50[0-4]|"
+    r"AWS Error (NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT)",
+    re.IGNORECASE,
+)
+_SERVICES = (
+    *("pyspark", "py4j", "grpc", "botocore", "pyiceberg", "snowflake", "urllib3"),
+    "confluent_kafka",
+)
+"""Libraries whose errors are classified by their text: they have one class for everything.
+
+py4j raises those of a Spark that is not behind Spark Connect, as in a job of EMR Serverless.
+"""
+_SPARK = ("pyspark", "py4j")
+_AT_ONCE = wait_none()
+_CATALOG = "Iceberg's catalog"
+_NAMED_BY_TEXT = (
+    ("the object store", re.compile(r"AWS Error [A-Z_]+ during|awssdk|SdkClientException")),
+    (_CATALOG, re.compile(r"org\.apache\.iceberg\.(rest\.|exceptions\.RESTException)")),
+)
+"""What Spark, the catalog and PyArrow pass on of the services behind them."""
+_NAMED_BY_CLIENT = (
+    (_CATALOG, "pyiceberg.catalog"),
+    ("AWS", "botocore"),
+    ("Snowflake", "snowflake.connector"),
+    ("Spark", "pyspark"),
+)
+_CONFLICT_CLASSES = frozenset(
+    {
+        "pyiceberg.exceptions.CommitFailedException",
+        "pyiceberg.exceptions.CommitStateUnknownException",
+        "pyiceberg.exceptions.ValidationException",
+    }
+)
+"""Of an unknown state, the newest metadata tell whether the commit was done."""
+_SILENT_CLASSES = frozenset(
+    {
+        "botocore.exceptions.EndpointConnectionError",
+        "botocore.exceptions.ConnectTimeoutError",
+        "botocore.exceptions.ReadTimeoutError",
+        "botocore.exceptions.ConnectionClosedError",
+        "pyiceberg.exceptions.ServerError",
+        "pyiceberg.exceptions.ServiceUnavailableError",
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.ConnectTimeout",
+        "requests.exceptions.ReadTimeout",
+        "snowflake.connector.errors.OperationalError",
+    }
+)
+"""By exact name, so that no library is imported, and no subclass such as an SSL error counts."""
+
+
+def classify(error: BaseException) -> Kind | None:
+    """Return the kind of a failure, from the error and its causes; None: no retry resolves it."""
+    for each in _causes(error):
+        if kind := _classify(each):
+            return kind
+    return None
+
+
+def _classify(error: BaseException) -> Kind | None:
+    """Return the kind of one error: by its type, and by its text where the type says nothing."""
+    if isinstance(error, CommitConflictError):
+        return CONFLICT
+    if isinstance(error, ThrottledError):
+        return THROTTLED
+    if isinstance(error, UnreachableError | ConnectionError | TimeoutError):
+        return UNREACHABLE
+    name = f"{type(error).__module__}.{type(error).__name__}"
+    if name in _CONFLICT_CLASSES:
+        return CONFLICT
+    if name in _SILENT_CLASSES:
+        return UNREACHABLE
+    if name.startswith(_SERVICES) or _of_arrow(error):
+        text = str(error)
+        if _THROTTLING.search(text):
+            return THROTTLED
+        if _SILENT.search(text):
+            return UNREACHABLE
+        if name.startswith(_SPARK) and _CONFLICT.search(text):
+            return CONFLICT
+    return None
+
+
+# --- commits ---
+
+
+@contextmanager
+def conflicts(what: str) -> Iterator[None]:
+    """Raise the libraries' errors of a commit that came second as one of topicberg's.
+
+    :param what: the object, as in ``table shop.orders``
+    :raises CommitConflictError: another commit came first
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, TopicbergError) or _classify(error) is not CONFLICT:
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        raise CommitConflictError(f"{what}: {reason}") from error
+
+
+def retry_conflicts(
+    work: Callable[[], Result],
+    attempts: int,
+    *,
+    wait: wait_base = _AT_ONCE,
+    exhausted: CommitConflictError | None = None,
+) -> Result:
+    """Do the work again while another commit comes first.
+
+    :param work: reads the newest state each time; see :func:`conflicts`
+    :param exhausted: raised after the last attempt, instead of its error
+    :raises CommitConflictError: every attempt met another commit
+    """
+
+    def log(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        logger.info("%s; attempt %d of %d", error, state.attempt_number + 1, attempts)
+
+    def give_up(state: RetryCallState) -> NoReturn:
+        assert state.outcome is not None  # noqa: S101  tenacity calls it after an attempt
+        error = state.outcome.exception()
+        assert error is not None  # noqa: S101  only errors are retried
+        if exhausted is None:
+            raise error
+        raise exhausted from error
+
+    retrying = Retrying(
+        retry=retry_if_exception_type(CommitConflictError),
+        stop=stop_after_attempt(attempts),
+        wait=wait,
+        before_sleep=log,
+        retry_error_callback=give_up,
+    )
+    return retrying(work)
+
+
+# --- messages ---
+
+
+def unavailable_service(error: BaseException) -> str | None:
+    """Return which service did not answer, of an error of a vendor's client; None: it is unknown.
+
+    The clients' texts name an address at best, often that of another service.
+    """
+    for each in _causes(error):
+        for service, pattern in _NAMED_BY_TEXT:
+            if pattern.search(str(each)):
+                return service
+    for each in _causes(error):
+        for service, library in _NAMED_BY_CLIENT:
+            if raised_in(each.__traceback__, library):
+                return service
+    return None
+
+
+def availability_hint(service: str | None) -> str:
+    """Return the hint of an error about a service that does not answer."""
+    if service == _CATALOG:  # it tries for minutes to read a table's metadata, without an error
+        return "`topicberg status` shows whether it runs, and the object store (s3) that it reads"
+    return f"`topicberg status` shows {'whether it runs' if service else 'which'}"
+
+
+def with_service(error: BaseException) -> BaseException:
+    """Return the error to report: it names the service if a vendor's client got no answer."""
+    if any(isinstance(each, TopicbergError) for each in _causes(error)):
+        return error
+    service = unavailable_service(error)
+    if service is None or classify(error) != UNREACHABLE:
+        return error
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    named = UnreachableError(
+        f"{service} does not answer: {reason[:300]}",
+        hint=availability_hint(service),
+    )
+    named.__cause__ = error
+    return named
+
+
+def without_jvm(error: BaseException) -> BaseException:
+    """Return an analysis error of Spark as one message, without plan and stack trace of the JVM.
+
+    Any other error is returned unchanged: its trace may be what explains it.
+    """
+    if not type(error).__module__.startswith("pyspark"):
+        return error
+    from pyspark.errors import AnalysisException, ParseException
+
+    if not isinstance(error, AnalysisException | ParseException):
+        return error
+    text = str(error).partition("JVM stacktrace:")[0].strip()
+    reason = next(iter(text.splitlines()), type(error).__name__).rstrip(";")
+    cut = TopicbergError(
+        f"Spark refuses the query: {reason}",
+        hint="correct the name or expression in the function of the table, or in what it reads",
+    )
+    cut.__suppress_context__ = True
+    return cut
+
+
+def _of_arrow(error: BaseException) -> bool:
+    """Return whether it is PyArrow's error of the object store, which has no class of its own."""
+    return type(error) is OSError and "AWS Error " in str(error)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,0 +1,176 @@
+"""Which faults exist, from observations alone: no Dagster is needed to decide it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from topicberg.alerts import Alert, AlertState, Notice, evaluate
+from topicberg.alerts.evaluation import MAX_PENDING, QUEUED_TOO_LONG, UNCHECKED_TICKS
+from topicberg.alerts.observation import (
+    Automation,
+    CheckRuns,
+    EndedRun,
+    FailedCheck,
+    Observation,
+    QueuedRuns,
+    SpecErrors,
+    StaleAsset,
+    StepError,
+)
+from topicberg.checks.finding import Finding
+from topicberg.errors import TopicbergError, split_hint
+
+NOW = datetime(2026, 3, 4, 12, 30, tzinfo=UTC)
+RUNNING = CheckRuns("check_tables", "check_tables_schedule", True, False, NOW)
+QUIET = Observation(at=NOW, check_runs=RUNNING, assets=frozenset({"iceberg/orders"}))
+
+
+def faults(seen: Observation, state: AlertState | None = None) -> list[Alert]:
+    return [*evaluate(state or AlertState(), seen, "http://ui/")[1].values()]
+
+
+def text(error: TopicbergError) -> str:
+    """As Dagster stores an error."""
+    return f"topicberg.errors.{type(error).__name__}: {error}"
+
+
+def run(*chain: str, kind: str = "shop") -> EndedRun:
+    orders = frozenset({"iceberg/orders"})
+    errors = (StepError(chain),) if chain else ()
+    return EndedRun("r1", kind, not chain, False, NOW, orders, frozenset(), errors=errors)
+
+
+def test_evaluation_of_nothing_wrong_has_no_fault() -> None:
+    assert faults(QUIET) == []
+
+
+def test_alert_of_a_check_has_its_finding_as_it_is() -> None:
+    finding = Finding(
+        passed=False,
+        what="a|b *c* <d> [e](f)",
+        remediation="run `topicberg sync orders` *now*",
+        since=NOW - timedelta(hours=1),
+        severity="warning",
+        cause="iceberg/orders:tableflow",
+    )
+    failed = [FailedCheck("glue/orders", "pointer", finding)]
+    (alert,) = faults(replace(QUIET, failed_checks=failed))
+    assert alert.key == "check glue/orders:pointer"
+    assert (alert.what, alert.remediation) == (finding.what, finding.remediation)
+    assert (alert.since, alert.severity) == (finding.since, "warning")
+    assert alert.cause == "check iceberg/orders:tableflow"
+    assert alert.link == "http://ui/assets/glue/orders?view=checks&checkDetail=pointer"
+
+
+def test_alert_of_a_run_quotes_the_innermost_own_error() -> None:
+    inner = TopicbergError("the disk is full", hint="`free it`")
+    chain = ("dagster.StepError: a step failed", text(inner), "java.io.IOException: 28")
+    (alert,) = faults(replace(QUIET, runs=[run(*chain)]))
+    assert (alert.key, alert.what, alert.remediation) == (
+        "run shop",
+        "the disk is full",
+        "`free it`",
+    )
+    (alert,) = faults(replace(QUIET, runs=[run("a.B: one", "c.D: two")]))
+    assert alert.what == "two"
+    assert "re-execute it from failure" in (alert.remediation or "")
+
+
+def test_failed_run_is_a_fault_until_a_run_did_its_work() -> None:
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[run("a.B: one")]), "http://ui")
+    assert list(now) == ["run shop"]
+    state = state.model_copy(update={"alerts": now})
+    assert len(faults(QUIET, state)) == 1
+    assert faults(replace(QUIET, runs=[run(kind="other")]), state) == []
+    assert faults(replace(QUIET, assets=frozenset()), state) == []
+
+
+def test_many_failed_runs_keep_a_bounded_state() -> None:
+    days = [f"2026-01-{day:02}" for day in range(1, 29)]
+    runs = [
+        replace(run("a.B: one"), first=f"{day}-{hour:02}", last=f"{day}-{hour:02}")
+        for day in days
+        for hour in range(24)
+    ]
+    state, now = evaluate(AlertState(), replace(QUIET, runs=runs), "http://ui")
+    assert len(state.pending) == MAX_PENDING
+    assert list(now) == ["run shop"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_checks_that_do_not_run_are_a_fault_in_time(stopped: bool) -> None:
+    silent = replace(RUNNING, ended_at=NOW - timedelta(hours=1), stack_stopped=stopped)
+    off = Automation(RUNNING.schedule, "schedule", running=False)
+    seen, state = replace(QUIET, check_runs=silent, automations=[off]), AlertState()
+    for _ in range(UNCHECKED_TICKS - 1):
+        state, now = evaluate(state, seen, "http://ui")
+        assert now == {}
+    now = evaluate(state, seen, "http://ui")[1]
+    assert list(now) == ([] if stopped else ["checks"])
+    if not stopped:
+        assert "check_tables_schedule is off" in now["checks"].what
+        assert now["checks"].since == silent.ended_at
+
+
+def test_stale_asset_is_a_fault_unless_a_check_explains_it() -> None:
+    since = NOW - timedelta(hours=1)
+
+    def reported(*checks: datetime | None) -> bool:
+        stale = [StaleAsset("iceberg/orders", "error", since, checks)]
+        return bool(faults(replace(QUIET, stale_assets=stale)))
+
+    assert reported()
+    assert reported(None)
+    assert reported(since - timedelta(minutes=1))
+    assert not reported(since + timedelta(minutes=1))
+
+
+def test_queue_is_a_fault_when_its_oldest_run_waits() -> None:
+    queued = QueuedRuns(7, "r9", "shop", NOW - QUEUED_TOO_LONG)
+    (alert,) = faults(replace(QUIET, queued=queued))
+    assert "runs in the queue: 7; the oldest, of shop" in alert.what
+    assert faults(replace(QUIET, queued=replace(queued, since=NOW))) == []
+
+
+def test_failing_sensor_is_a_fault_with_its_hint() -> None:
+    error = StepError((text(TopicbergError("no key", hint="`set it`")),))
+    failing = Automation("orders_snapshots", "sensor", True, failed_at=NOW, error=error)
+    (alert,) = faults(replace(QUIET, automations=[failing]))
+    assert (alert.title, alert.what) == ("sensor orders_snapshots fails", "no key")
+    assert alert.remediation == "`set it`"
+
+
+def test_wrong_spec_is_a_fault_that_quotes_it() -> None:
+    (alert,) = faults(replace(QUIET, specs=SpecErrors(now="orders.yaml: partitions")))
+    assert "orders.yaml: partitions" in alert.what
+    (alert,) = faults(replace(QUIET, specs=SpecErrors(at_load="orders.yaml: partitions")))
+    assert "reload" in (alert.remediation or "")
+
+
+def test_state_of_an_older_version_is_read() -> None:
+    """Its cursor has other names; a daemon that is updated reports nothing twice."""
+    alert = faults(replace(QUIET, runs=[run("a.B: one\n  → `fix it`")]))[0]
+    stored = json.loads(alert.model_dump_json())
+    stored["mend"] = stored.pop("remediation")
+    notice = {"state": "recovered", "alert": stored, "at": NOW.isoformat()}
+    state = AlertState.parse(
+        json.dumps(
+            {
+                "alerts": {"run shop": stored},
+                "undelivered": [["slack", notice]],
+                "undone": [{"kind": "run shop", "assets": ["iceberg/orders"]}],
+            }
+        )
+    )
+    assert state.alerts == {"run shop": alert}
+    assert state.undelivered == [("slack", Notice(state="resolved", alert=alert, at=NOW))]
+    assert len(faults(QUIET, state)) == 1
+
+
+@pytest.mark.parametrize("hint", [None, "`fix it`"])
+def test_split_hint_is_the_inverse_of_the_text(hint: str | None) -> None:
+    assert split_hint(str(TopicbergError("a: b", hint=hint))) == ("a: b", hint)
