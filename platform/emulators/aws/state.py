@@ -18,9 +18,10 @@ from typing import Any, cast
 
 import cloudpickle
 
+from emulators.aws.own import OWN
 from topicberg.errors import StackError
 
-SERVICES = ("glue", "iam", "secretsmanager", "ssm", "sts")
+SERVICES = (*OWN, "glue", "iam", "secretsmanager", "ssm", "sts")
 FILE = "aws-state.bin"
 
 Backends = dict[str, dict[str, dict[str, Any]]]
@@ -37,6 +38,8 @@ def backends(service: str) -> Any:
 
     Untyped on purpose: each service has a class of its own.
     """
+    if service in OWN:
+        return OWN[service]
     from moto import backends as index
 
     return cast(Any, index).get_backend(service)
