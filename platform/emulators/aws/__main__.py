@@ -277,7 +277,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise StackError(f"the AWS stand-in cannot listen on {host}:{port}: {error}") from None
+        raise StackError(f"the AWS emulator cannot listen on {host}:{port}: {error}") from None
     server = make_server(
         *(host, port, guarded(application, Guard())),
         threaded=True,
@@ -290,7 +290,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    logger.info("AWS stand-in on http://%s:%d serves %s", host, port, ", ".join(SERVICES))
+    logger.info("AWS emulator on http://%s:%d serves %s", host, port, ", ".join(SERVICES))
     server.serve_forever()
     server.server_close()
 

@@ -1,4 +1,4 @@
-"""The AWS stand-in's memory on disk: one file, replaced as a whole after every change.
+"""The AWS emulator's memory on disk: one file, replaced as a whole after every change.
 
 The file is a line that says who wrote it, then a checksum and a pickle of moto's backends. A pickle
 of another moto or Python can load and be wrong, so such a file is refused rather than guessed at.
