@@ -249,7 +249,9 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         context.log.info(f"wrote {count(written.rows, 'row')}")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
-        if derived.chart and written.rows:  # one for all: each partition would store it
+        has_spark = bool(lakehouse.endpoints().spark_connect)
+        if derived.chart and written.rows and has_spark:
+            # One for all: each partition would store it.
             unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
             drawn = asked.back(CHART_PARTITIONS * unit)
             frame = read_window(spark.spark_session, plan.target, plan.target_time, drawn)

@@ -17,19 +17,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-import botocore.session
-from botocore.model import OperationModel, Shape, StructureShape
-from botocore.validate import ParamValidator
+from botocore.model import OperationModel
+
+from emulators.aws.shapes import check, routes, service
 
 APPLICATION = "00fm4oe0607u5a1d"
 ROLE = "arn:aws:iam::000000000000:role/topicberg-job"
 TOKEN = "the-key-to-the-spark-ui"
-SERVICE = botocore.session.get_session().get_service_model("emr-serverless")
+SERVICE = service("emr-serverless")
 DRIVER_ENVIRONMENT = "spark.emr-serverless.driverEnv."
-ROUTES = [
-    (o, o.http["method"], re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", o.http["requestUri"]))
-    for o in map(SERVICE.operation_model, SERVICE.operation_names)
-]
+ROUTES = routes(SERVICE)
 
 
 class Job(Protocol):
@@ -138,35 +135,6 @@ def environment(request: Mapping[str, Any]) -> dict[str, str]:
     words = shlex.split(request["jobDriver"]["sparkSubmit"]["sparkSubmitParameters"])
     confs = dict(word.split("=", 1) for word in words if word.startswith(DRIVER_ENVIRONMENT))
     return {name.removeprefix(DRIVER_ENVIRONMENT): text for name, text in confs.items()}
-
-
-def check(value: Any, shape: Shape | None) -> str:
-    """What is wrong with parameters: types, what is required, lengths, patterns, unknown names."""
-    if shape is None:
-        return ""
-    report = ParamValidator().validate(value, shape)
-    return "; ".join(filter(None, [report.generate_report(), *patterns(value, shape)]))
-
-
-def patterns(value: Any, shape: Shape) -> Iterator[str]:
-    if isinstance(shape, StructureShape):
-        for name in value.keys() - shape.members.keys():
-            yield f"{shape.name} has no {name}"
-        for name in value.keys() & shape.members.keys():
-            yield from patterns(value[name], shape.members[name])
-    elif shape.type_name == "list":
-        for each in value:
-            yield from patterns(each, shape.member)  # type: ignore[attr-defined]
-    elif shape.type_name == "map":
-        for key, each in value.items():
-            yield from patterns(key, shape.key)  # type: ignore[attr-defined]
-            yield from patterns(each, shape.value)  # type: ignore[attr-defined]
-    elif isinstance(value, str):
-        pattern, most = shape.metadata.get("pattern"), shape.metadata.get("max")
-        if pattern and not re.fullmatch(pattern, value):
-            yield f"{shape.name}: {value!r} does not match {pattern}"
-        if most and len(value) > most:
-            yield f"{shape.name}: longer than {most}"
 
 
 def snake(operation: OperationModel) -> str:

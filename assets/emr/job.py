@@ -42,7 +42,8 @@ def _compute(pipes: PipesContext) -> Written:
     if derived is None or code_version(derived, lake) != pipes.code_version:
         raise TopicbergError(
             f"table {request.table}: the code of the EMR Serverless application is not Dagster's",
-            hint="build its image from the commit that Dagster runs; see docs/production.md",
+            hint="run `topicberg deploy create`, which uploads this code, or build the image from "
+            "the commit that Dagster runs; see docs/production.md",
         )
     spark = SparkSession.builder.getOrCreate()
     try:

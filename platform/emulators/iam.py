@@ -1,12 +1,13 @@
 """Whether a vendor could take on a role of the local IAM, and what it could do then.
 
-As far as the policies of `topicberg deploy` go: Allow alone, ``*`` in actions and resources, and
-the external id as the only condition.
+Trust policies are evaluated with their principals, actions, conditions and denials. Of permission
+policies only Allow is, with ``*`` in actions and resources, as `topicberg deploy` writes them.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -50,18 +51,55 @@ def problem(
 
 
 def _trusts(role: Document, principal: str, external_id: str) -> bool:
-    return any(
-        _applies(statement, "Action", "sts:AssumeRole")
-        and bool({principal, "*"} & set(_principals(statement)))
-        and external_id
-        in _many(statement.get("Condition", {}).get("StringEquals", {}).get("sts:ExternalId"))
+    """Return whether the trust policy allows sts:AssumeRole: a Deny wins."""
+    context = {"sts:externalid": external_id, "aws:principalarn": principal}
+    context["aws:principalaccount"] = principal.split(":")[4]
+    effects = {
+        statement.get("Effect")
         for statement in _statements(role["AssumeRolePolicyDocument"])
-    )
+        if _matches(statement.get("Action"), "sts:AssumeRole", ignore_case=True)
+        and _is_principal(statement, principal)
+        and _holds(
+            statement.get("Condition", {}), context, unknown=statement.get("Effect") == "Deny"
+        )
+    }
+    return "Allow" in effects and "Deny" not in effects
 
 
-def _principals(statement: Document) -> list[str]:
-    principals = statement.get("Principal", {})
-    return _many(principals.get("AWS") if isinstance(principals, dict) else principals)
+def _is_principal(statement: Document, principal: str) -> bool:
+    """Whether a statement is about the principal: itself, its whole account, or everybody."""
+    account = principal.split(":")[4]
+    named = statement.get("Principal", {})
+    found = _many(named.get("AWS") if isinstance(named, dict) else named)
+    return bool({principal, account, f"arn:aws:iam::{account}:root", "*"} & set(found))
+
+
+def _holds(conditions: Document, context: dict[str, str], *, unknown: bool) -> bool:
+    """Return whether all conditions hold.
+
+    :param unknown: what a condition counts for whose operator or key is not known here
+    """
+    for operator, tests in conditions.items():
+        kind = operator.removesuffix("IfExists")
+        negated = kind.startswith(("StringNot", "ArnNot"))
+        matches = _OPERATORS.get(kind.replace("Not", "", 1) if negated else kind)
+        for key, values in tests.items():
+            value = context.get(key.lower())
+            if matches is None or value is None:
+                if not unknown:
+                    return False
+            elif negated == any(matches(value, str(one)) for one in _many(values)):
+                return False
+    return True
+
+
+_OPERATORS: dict[str, Callable[[str, str], bool]] = {
+    "StringEquals": str.__eq__,
+    "StringEqualsIgnoreCase": lambda value, wanted: value.lower() == wanted.lower(),
+    "StringLike": fnmatchcase,
+    "ArnEquals": fnmatchcase,
+    "ArnLike": fnmatchcase,
+}
 
 
 def _granted(client: Any, role: str) -> list[Document]:
@@ -80,8 +118,14 @@ def _allows(statement: Document, action: str, resource: str) -> bool:
 
 
 def _applies(statement: Document, field: str, value: str) -> bool:
-    patterns = _many(statement.get(field))
-    return statement.get("Effect") == "Allow" and any(fnmatchcase(value, one) for one in patterns)
+    return statement.get("Effect") == "Allow" and _matches(statement.get(field), value)
+
+
+def _matches(patterns: Any, value: str, *, ignore_case: bool = False) -> bool:
+    if ignore_case:
+        value = value.lower()
+        patterns = [str(one).lower() for one in _many(patterns)]
+    return any(fnmatchcase(value, one) for one in _many(patterns))
 
 
 def _statements(document: Any) -> list[Document]:

@@ -67,6 +67,22 @@ class Names:
     def snowflake_policy(self) -> str:
         return self.of("snowflake_s3_glue_role_access_policy")
 
+    @property
+    def emr_application(self) -> str:
+        return self.of("tableflow_spark")
+
+    @property
+    def emr_role(self) -> str:
+        return self.of("tableflow_spark_job_role")
+
+    @property
+    def emr_policy(self) -> str:
+        return self.of("tableflow_spark_job_policy")
+
+    @property
+    def athena_workgroup(self) -> str:
+        return self.of("tableflow_athena")
+
     def connector(self, topic: str) -> str:
         """Return the name of a connector, which needs no prefix within its cluster."""
         if topic == "stock_trades":

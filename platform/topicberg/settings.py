@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
@@ -96,9 +96,42 @@ class Settings(BaseSettings):
         description="the catalog in which Snowflake finds the topics' tables: Glue, Glue's Iceberg "
         "REST API, Snowflake Open Catalog, or another Iceberg REST catalog",
     )
+    snowflake_refresh_seconds: int = Field(
+        default=30,
+        ge=1,
+        le=86400,
+        description="how often Snowflake asks the catalog for new snapshots of refreshed tables",
+    )
     snowflake_linked_database: bool = Field(
         default=False, description="a database that follows that catalog by itself; not with glue"
     )
+    compute: Literal["emr", "none"] | None = Field(
+        default=None,
+        description="emr: `topicberg deploy` creates an EMR Serverless application, which computes "
+        "the derived tables; none: it creates none; by default it creates one unless "
+        "TOPICBERG_SPARK_REMOTE is set",
+    )
+    spark_remote: SecretStr | None = Field(
+        default=None, exclude=True, description="the Spark Connect endpoint of a cloud deployment"
+    )
+    emr_release: str = Field(
+        default="emr-spark-8.0.0",
+        pattern=r"^emr-(spark-)?\d+\.\d+\.\d+(-\d{8})?$",
+        description="release of that application; it needs Spark 4",
+    )
+    emr_image: str | None = Field(
+        default=None,
+        pattern=r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[^\s:@]+(:[\w.-]+|@sha256:[0-9a-f]{64})$",
+        description="image of that application, built from docs/production/emr.Dockerfile; without "
+        "it `topicberg deploy` uploads the code",
+    )
+    athena: bool = Field(
+        default=True, description="`topicberg deploy` creates a workgroup of Athena, for queries"
+    )
+    emr_max_vcpu: int = Field(
+        default=16, ge=4, le=4000, description="what all of its job runs may use together"
+    )
+
     catalogs_patience_seconds: float = Field(
         default=300,
         ge=0,
@@ -149,6 +182,11 @@ class Settings(BaseSettings):
         return self.deployment == "local" or "cluster_id" in self.model_fields_set
 
     @property
+    def on_emr(self) -> bool:
+        """Whether the deployment has an EMR Serverless application of its own."""
+        return self.compute == "emr" or (self.compute is None and self.spark_remote is None)
+
+    @property
     def own_engine(self) -> bool:
         """Whether topicberg's engine writes the tables."""
         return self.deployment == "local" or self.tableflow == "topicberg"
@@ -183,7 +221,8 @@ class EmrSettings(BaseSettings):
 
 
 def emr_settings() -> EmrSettings | None:
-    """Return the settings of EMR Serverless; None: compute where ``TOPICBERG_SPARK_REMOTE`` is.
+    """Return the application that computes the derived tables: that of the environment, else the
+    one that ``topicberg deploy`` created. None: compute where ``TOPICBERG_SPARK_REMOTE`` is.
 
     :raises TopicbergError: names every setting that is missing or invalid, if any is set
     """
@@ -196,7 +235,7 @@ def emr_settings() -> EmrSettings | None:
         each["type"] == "missing" and not EmrSettings.model_fields.keys() & each["input"].keys()
         for each in errors
     ):
-        return None
+        return _deployed_emr(settings())
     problems = [
         f"TOPICBERG_EMR_{str(each['loc'][0]).upper()}: "
         + ("missing" if each["type"] == "missing" else each["msg"])
@@ -208,8 +247,18 @@ def emr_settings() -> EmrSettings | None:
     )
 
 
+def _deployed_emr(config: Settings) -> EmrSettings | None:
+    """Return the application of the deployment, if its derived tables are computed there."""
+    if config.deployment == "local" or not config.on_emr:
+        return None
+    found = noted(config)[0].get(DEPLOYED_EMR)
+    return EmrSettings.model_validate(found) if found else None
+
+
 DEPLOYED_FILE = "deployment.json"
 """In the state directory: names that only a deployment's accounts know. None is secret."""
+DEPLOYED_EMR = "emr"
+"""In that file: the settings of the EMR Serverless application that ``deploy`` created."""
 DEPLOYED_NAMES = ("cluster_id", "bucket", "derived_bucket", "aws_account_id")
 
 
@@ -221,7 +270,7 @@ class DeployedSettings(Settings):
         from_bucket = name == "derived_bucket" and "bucket" in stated("model_fields_set")
         if name in DEPLOYED_NAMES and name not in stated("model_fields_set") and not from_bucket:
             raise TopicbergError(
-                f"the cloud deployment's {name} is not known: {_deployed(self)[1]}",
+                f"the cloud deployment's {name} is not known: {noted(self)[1]}",
                 hint="run `topicberg deploy status` once, which writes that file, or set "
                 + ", ".join(f"TOPICBERG_{each.upper()}" for each in DEPLOYED_NAMES),
             )
@@ -237,7 +286,7 @@ def settings() -> Settings:
     stated = Settings()
     if stated.deployment == "local":
         return stated
-    found = _deployed(stated)[0]
+    found = noted(stated)[0]
     return DeployedSettings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
 
 
@@ -246,7 +295,7 @@ def is_deployed(config: Settings) -> bool:
     return config.deployment == "cloud" or (config.state_dir / DEPLOYED_FILE).exists()
 
 
-def _deployed(config: Settings) -> tuple[dict[str, Any], str]:
+def noted(config: Settings) -> tuple[dict[str, Any], str]:
     """Return the names that ``topicberg deploy`` wrote, and why one may be missing."""
     path = config.state_dir / DEPLOYED_FILE
     try:

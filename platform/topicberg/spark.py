@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from topicberg.errors import UnreachableError
+from topicberg.errors import TopicbergError, UnreachableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +28,16 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     """Fail at once if nothing listens: a Spark Connect client would retry for ten minutes.
 
     :param remote: ``sc://host:port``
+    :raises TopicbergError: the deployment has none
     :raises UnreachableError: no connection within ``timeout`` seconds
     """
+    if not remote:
+        raise TopicbergError(
+            "this deployment has no Spark Connect endpoint; EMR Serverless computes only "
+            "derived tables",
+            hint="set TOPICBERG_SPARK_REMOTE, and TOPICBERG_COMPUTE=emr to keep the derived tables "
+            "on EMR Serverless",
+        )
     address = urlsplit(remote)
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout).close()

@@ -28,10 +28,12 @@ import resources.lakehouse
 from assets.lake import Lake, find_derived
 from assets.partitions import RANGE_END, RANGE_START
 from definitions import defs
+from topicberg.cli.demo import materialize_derived
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.local import jars, spark
-from topicberg.settings import PROJECT_ROOT, settings
+from topicberg.query import run_query
+from topicberg.settings import PROJECT_ROOT, Settings, settings
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
 from topicberg.transforms.derived import TableName, spark_name
@@ -131,6 +133,16 @@ def service(stack: Endpoints, tmp_path: Path) -> Iterator[EmrServerless]:
                 job.process.wait()
 
 
+class WithEmr(Endpoints):
+    """The stack with an EMR Serverless that runs jobs."""
+
+    emr: str
+
+    def boto3(self, service: str, config: Settings | None = None, options: Any = None) -> Any:
+        there = {"aws": self.emr} if service == "emr-serverless" else {}
+        return Endpoints.boto3(self.model_copy(update=there), service, config, options)
+
+
 @pytest.fixture
 def on_emr(
     service: EmrServerless, stack: Endpoints, monkeypatch: pytest.MonkeyPatch
@@ -148,17 +160,17 @@ def on_emr(
         }.items():
             monkeypatch.setenv(f"TOPICBERG_EMR_{name}", text)
         # The stack's AWS has no EMR Serverless that runs anything: only this address differs.
-        elsewhere = stack.model_copy(update={"aws": service.url})
+        elsewhere = WithEmr(**dict(stack), emr=service.url)
         monkeypatch.setattr(resources.lakehouse, "connect", lambda: elsewhere)
 
     return choose
 
 
-def trades(number: int) -> list[dict[str, Any]]:
+def trades(number: int, start: datetime = START) -> list[dict[str, Any]]:
     random = Random(7)
     return [
         {
-            "$$timestamp": START + timedelta(seconds=random.randrange(-600, 3 * 3600)),
+            "$$timestamp": start + timedelta(seconds=random.randrange(-600, 3 * 3600)),
             "symbol": random.choice(["ZVV", "ZBZX"]),
             "price": random.randrange(1, 999),
             "quantity": random.randrange(1, 5001),
@@ -192,7 +204,27 @@ def contents(table: TableName) -> list[dict[str, Any]]:
         return ordered(rows(session.table(spark_name(table))))
 
 
-def test_both_ways_write_the_same(
+@pytest.mark.slow
+def test_0_the_end_of_create_leads_to_snowflake(
+    stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
+) -> None:
+    """As in the cloud, where no Spark Connect is: only job runs compute."""
+    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+    source = lake.origin("stock_trades").table.identifier
+    now = datetime.now(UTC) - timedelta(hours=4)
+    with spark_session() as session:
+        topic_frame(session, "stock_trades", trades(300, now)).writeTo(spark_name(source)).append()
+    on_emr()
+    computed = materialize_derived(settings(), stack, {"airline.flight"}, {TABLE, "airline_flight"})
+    assert computed == [TABLE]
+    name = lake.table(lake.derived_by_name[TABLE]).snowflake_name
+    counted = run_query(f"SELECT count(*) FROM {name}", "snowflake", stack, settings())
+    held = stack.catalog(settings()).load_table(lake.table(lake.derived_by_name[TABLE]).identifier)
+    assert counted.rows[0][0] == held.scan().count() > 0
+    assert service.operations().count("StartJobRun") == 1
+
+
+def test_1_both_ways_write_the_same(
     stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:
     lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))

@@ -27,6 +27,7 @@ from topicberg.errors import TopicbergError
 from topicberg.topics import load_topics
 
 TOPICS = ("stock_trades", "airline.sunset")
+KEYS_SEEN = ("cloud", "tableflow", "kafka_app_manager")
 TABLE = "snowflake/table/airline_sunset"
 
 
@@ -97,6 +98,20 @@ def test_3_the_first_records_end_the_waiting(vendors: Vendors) -> None:
     assert vendors.plan(*TOPICS) == {}
 
 
+def test_3_debug_shows_requests_without_secrets(
+    vendors: Vendors, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG", "topicberg.requests"):
+        world = seen(vendors)
+    lines = [one.getMessage() for one in caplog.records if one.name == "topicberg.requests"]
+    for begin in ("Confluent: GET http", "AWS: IAM GetRole: 200", "Snowflake as SYSADMIN: SHOW"):
+        assert any(line.startswith(begin) for line in lines), begin
+    values = world.need("snowflake/user_keys").facts["values"]
+    secrets = {world.active_key(f"key/{name}").secret.get_secret_value() for name in KEYS_SEEN}
+    secrets |= {value for name, value in values.items() if "private_key" in name}
+    assert not [line for line in lines for secret in secrets if secret in line]
+
+
 def test_4_the_service_user_creates_derived_tables(vendors: Vendors) -> None:
     """With its own role: neither the topics' bucket nor an admin is needed."""
     world = seen(vendors)
@@ -128,6 +143,11 @@ NEW = {
     "confluent/role_binding/tableflow_subjects",
     "confluent/acl/app_connector",
     "aws/derived_bucket",
+    "aws/compute_bucket",
+    "aws/athena_workgroup",
+    "aws/emr/application",
+    "aws/policy/emr",
+    "aws/role/emr",
     "snowflake/derived_volume",
     "snowflake/grant/reader/derived_volume",
     "snowflake/role_grant/to_sysadmin",
@@ -165,7 +185,7 @@ def older(vendors: Vendors) -> None:
     for one in reversed(engine.in_order(graph)):
         if one.key in NEW:
             engine.remove(one, world, world.need(one.key))
-        if isinstance(one, Policy):
+        elif isinstance(one, Policy):
             document = one.grants(world)
             text = json.dumps(document).replace(world.derived_bucket, "x").replace(":*", ":x")
             world.aws("iam").create_policy_version(

@@ -27,13 +27,13 @@ from emr_service import (
     TOKEN,
     EmrServerless,
     Scripted,
-    check,
     environment,
     serving,
 )
 from pydantic import SecretStr
 
 from assets.emr import client, job, write_window_on_emr
+from emulators.aws.shapes import check
 from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError

@@ -25,12 +25,15 @@ import uvicorn
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
 from moto.server import ThreadedMotoServer
+from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from pyiceberg.catalog.glue import GlueCatalog
 from stackless import Stackless
 from starlette.applications import Starlette
 from test_confluent_stand_in import NOWHERE
 
+from emulators.aws.athena import PRIMARY, Athena
+from emulators.aws.emr_serverless import EmrServerless
 from emulators.confluent.account import Account as Organization
 from emulators.confluent.account import Delays
 from emulators.snowflake.account import Account, Context
@@ -56,6 +59,7 @@ DELAYS = Delays(
     tableflow=0.3,
     listing=0.6,
 )
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/topicberg:1"
 ADMIN_SECRET = "/snowflake/admin"
 CONFLUENT_KINDS = (
     *("environment", "cluster", "registry", "subject", "service account", "key", "role binding"),
@@ -92,10 +96,13 @@ class Vendors:
     snowflake: Account
     snowflake_port: int
     aws: str
+    emr: EmrServerless
+    athena: Athena
 
     def open(self, *topics: str, **changes: Any) -> tuple[World, list[Resource]]:
         """A deployment of these topics, as a new process sees it."""
-        config = Settings.model_validate({"deployment": "cloud", "prefix": "demo", **changes})
+        given = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE}
+        config = Settings.model_validate(given | changes)
         deploy = DeploySettings.model_validate(
             {
                 "confluent_api_key": "LOCALKEY",
@@ -159,6 +166,9 @@ class Vendors:
         parameters = self.client("ssm").describe_parameters()["Parameters"]
         lock = self.open()[0].names.lock  # stays, as documented
         found |= {f"parameter {one['Name']}" for one in parameters if one["Name"] != lock}
+        emr = [one for one in self.emr.applications.values() if one.state != "TERMINATED"]
+        found |= {f"EMR application {one.name}" for one in emr}
+        found |= {f"workgroup {name}" for name in self.athena.workgroups if name != PRIMARY}
         organization = self.confluent.account.store
         for kind in CONFLUENT_KINDS:
             found |= {f"{kind} {one.name}" for one in organization.all(kind)}
@@ -211,6 +221,15 @@ def in_this_process(folder: Path) -> Iterator[Vendors]:
 def _vendors(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Vendors]:
     # moto does not evaluate conditions and would deny everything in a bucket that demands TLS.
     patch.setattr(FakeBucket, "get_permission", lambda *_: PermissionResult.NEUTRAL)
+    with serving() as (emr, athena, own):
+        for name in URL_VARIABLES:
+            patch.setenv(name, own)
+        yield from _with_moto(folder, patch, emr, athena)
+
+
+def _with_moto(
+    folder: Path, patch: pytest.MonkeyPatch, emr: EmrServerless, athena: Athena
+) -> Iterator[Vendors]:
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()
@@ -234,7 +253,7 @@ def _vendors(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Vendors]:
     organization.delays = DELAYS
     account = Account(folder / "snowflake")
     confluent = Stackless(organization)
-    vendors = Vendors(confluent, account, theirs.getsockname()[1], url)
+    vendors = Vendors(confluent, account, theirs.getsockname()[1], url, emr, athena)
     confluent.engine = vendors.materialize
     _admin(account, vendors.client("secretsmanager"))
     server = Server(account, Logins(account, "ROOT", "secret"))

@@ -1,7 +1,8 @@
 """AWS's control-plane APIs for the local stack: moto in this process, made durable and guarded.
 
 ``python -m emulators.aws --host 127.0.0.1 --port P --state-dir D`` serves Glue, IAM, STS,
-Secrets Manager and SSM Parameter Store. What moto leaves to be wished for is added here:
+Secrets Manager and SSM Parameter Store; Athena's workgroups and EMR Serverless's applications are
+not moto's (:mod:`emulators.aws.own`). What moto lacks is added here:
 
 * every change is on disk before its answer leaves (:mod:`emulators.aws.state`), so that a
   kill -9 loses nothing that a client was told;
@@ -10,6 +11,7 @@ Secrets Manager and SSM Parameter Store. What moto leaves to be wished for is ad
 * Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
 * Secrets Manager's GetSecretValue follows ``AWSCURRENT`` when UpdateSecretVersionStage moves it.
 
+No query of Athena and no job of EMR Serverless runs: requests for them are refused.
 S3 is not served: objects and buckets are S3Proxy's, in the local stack as for Spark and DuckDB.
 ``GET /health`` answers without a signature.
 """
@@ -32,7 +34,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from emulators.aws.auth import Refusal, authenticate
+from emulators.aws import athena, emr_serverless
+from emulators.aws.auth import authenticate, speaks_json
+from emulators.aws.own import ATHENA, EMR
+from emulators.aws.refusal import Refusal
 from emulators.aws.state import SERVICES, State, backends
 from topicberg.errors import StackError
 from topicberg.security.guard import Guard
@@ -82,7 +87,6 @@ class Application:
     def _answer(self, environ: Environ, body: bytes) -> Answer:
         if environ["PATH_INFO"] == "/health":
             return _json({"status": "ok", "services": list(SERVICES)})
-        action = _action(environ, body)
         with self._lock:
             try:
                 service, region = authenticate(environ, body)
@@ -90,17 +94,18 @@ class Application:
                     raise Refusal(
                         HTTPStatus.NOT_IMPLEMENTED,
                         "UnsupportedOperation",
-                        f"not supported by the local AWS stand-in: {service} (it serves "
+                        f"not supported by the local AWS emulator: {service} (it serves "
                         f"{', '.join(SERVICES)}; objects and buckets are the object store's)",
                     )
+                action = _action(environ, body, service)
                 keep = None
                 if action == "UpdateTable":
                     keep = _guard_update_table(body, region)
                 elif action == "UpdateSecretVersionStage":
                     keep = _follow_current(body, region)
+                answer = self._forward(environ, body, service, region)
             except Refusal as refusal:
                 return _refused(environ, refusal)
-            answer = self._forward(environ, body)
             if keep is not None and answer.ok:
                 keep()
             if action.startswith(READS):
@@ -120,8 +125,18 @@ class Application:
                 )
             return answer
 
-    def _forward(self, environ: Environ, body: bytes) -> Answer:
-        """moto's answer, complete."""
+    def _forward(self, environ: Environ, body: bytes, service: str, region: str) -> Answer:
+        """Return moto's answer, complete, or that of a service which is not moto's.
+
+        :raises Refusal: such a service refuses
+        """
+        if service == emr_serverless.SERVICE:
+            emr = EMR.of(os.environ["MOTO_ACCOUNT_ID"], region)
+            request = (environ["REQUEST_METHOD"], environ["PATH_INFO"])
+            return _json(emr.answer(*request, environ.get("QUERY_STRING", ""), body))
+        if service == athena.SERVICE:
+            workgroups = ATHENA.of(os.environ["MOTO_ACCOUNT_ID"], region)
+            return _json(workgroups.answer(_action(environ, body, service), body))
         status: list[Any] = []
 
         def start_response(*args: Any) -> Callable[[bytes], None]:
@@ -139,8 +154,12 @@ class Application:
         return Answer(status[0], status[1], content)
 
 
-def _action(environ: Environ, body: bytes) -> str:
+def _action(environ: Environ, body: bytes, service: str) -> str:
     """The API's action: ``X-Amz-Target: AWSGlue.GetTable`` or ``Action=GetTable`` in a form."""
+    if service == emr_serverless.SERVICE:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        operation, _ = emr_serverless.operation_of(method, path)
+        return operation.name if operation else ""
     target = environ.get("HTTP_X_AMZ_TARGET")
     if target:
         return str(target).rpartition(".")[2]
@@ -211,8 +230,10 @@ def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer
 
 def _refused(environ: Environ, refusal: Refusal) -> Answer:
     """An error in the shape of the protocol that the client speaks: JSON, or XML of Query APIs."""
-    if environ.get("HTTP_X_AMZ_TARGET"):
-        return _json({"__type": refusal.code, "message": refusal.message}, refusal.status)
+    if speaks_json(environ):
+        answer = _json({"__type": refusal.code, "message": refusal.message}, refusal.status)
+        answer.headers.append(("x-amzn-ErrorType", refusal.code))
+        return answer
     from xml.sax.saxutils import escape
 
     body = (
@@ -256,7 +277,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise StackError(f"the AWS stand-in cannot listen on {host}:{port}: {error}") from None
+        raise StackError(f"the AWS emulator cannot listen on {host}:{port}: {error}") from None
     server = make_server(
         *(host, port, guarded(application, Guard())),
         threaded=True,
@@ -269,7 +290,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    logger.info("AWS stand-in on http://%s:%d serves %s", host, port, ", ".join(SERVICES))
+    logger.info("AWS emulator on http://%s:%d serves %s", host, port, ", ".join(SERVICES))
     server.serve_forever()
     server.server_close()
 

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from emulators.aws.refusal import Refusal
 from emulators.aws.state import backends
 
 AUTHORIZATION = re.compile(
@@ -20,16 +21,6 @@ AUTHORIZATION = re.compile(
     r"(?P<service>[^/]+)/aws4_request, ?SignedHeaders=(?P<headers>[^,]+), ?"
     r"Signature=(?P<signature>[0-9a-f]{64})$"
 )
-
-
-class Refusal(Exception):
-    """An answer that is an AWS error: HTTP status, AWS's error code, message."""
-
-    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
 
 
 class Scope(NamedTuple):
@@ -44,7 +35,7 @@ def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
 
     :raises Refusal: no signature, an unknown or inactive key, or a wrong secret
     """
-    as_json = "HTTP_X_AMZ_TARGET" in environ
+    as_json = speaks_json(environ)
     parts = AUTHORIZATION.match(environ.get("HTTP_AUTHORIZATION", ""))
     if parts is None:
         raise Refusal(
@@ -69,6 +60,12 @@ def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
     return Scope(parts["service"].lower(), parts["region"])
 
 
+def speaks_json(environ: dict[str, Any]) -> bool:
+    """Whether a request is of one of AWS's JSON protocols: by its target, or REST."""
+    rest = environ["PATH_INFO"].startswith(("/applications", "/tags/"))
+    return "HTTP_X_AMZ_TARGET" in environ or rest
+
+
 def _secret(key: str) -> str | None:
     """The secret of an access key, or None when the key does not exist or is inactive."""
     if key == os.environ["AWS_ACCESS_KEY_ID"]:
@@ -91,9 +88,9 @@ def _signature(environ: dict[str, Any], body: bytes, parts: re.Match[str], secre
         for name in parts["headers"].split(";")
     }
     query = environ.get("QUERY_STRING", "")
-    url = (
-        f"http://{environ['HTTP_HOST']}{quote(environ['PATH_INFO'])}{'?' + query if query else ''}"
-    )
+    # As it was sent: an encoded slash, as of an ARN in a path, is part of the signature.
+    path = environ.get("RAW_URI", "").partition("?")[0] or quote(environ["PATH_INFO"])
+    url = f"http://{environ['HTTP_HOST']}{path}{'?' + query if query else ''}"
     request = AWSRequest(method=environ["REQUEST_METHOD"], url=url, data=body, headers=headers)
     request.context["timestamp"] = environ.get("HTTP_X_AMZ_DATE", "")
     signer = SigV4Auth(Credentials(parts["key"], secret), parts["service"], parts["region"])

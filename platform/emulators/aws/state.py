@@ -1,4 +1,4 @@
-"""The AWS stand-in's memory on disk: one file, replaced as a whole after every change.
+"""The AWS emulator's memory on disk: one file, replaced as a whole after every change.
 
 The file is a line that says who wrote it, then a checksum and a pickle of moto's backends. A pickle
 of another moto or Python can load and be wrong, so such a file is refused rather than guessed at.
@@ -18,9 +18,10 @@ from typing import Any, cast
 
 import cloudpickle
 
+from emulators.aws.own import OWN
 from topicberg.errors import StackError
 
-SERVICES = ("glue", "iam", "secretsmanager", "ssm", "sts")
+SERVICES = (*OWN, "glue", "iam", "secretsmanager", "ssm", "sts")
 FILE = "aws-state.bin"
 
 Backends = dict[str, dict[str, dict[str, Any]]]
@@ -37,6 +38,8 @@ def backends(service: str) -> Any:
 
     Untyped on purpose: each service has a class of its own.
     """
+    if service in OWN:
+        return OWN[service]
     from moto import backends as index
 
     return cast(Any, index).get_backend(service)

@@ -114,15 +114,25 @@ def create_integration(config: Settings) -> str:
             f"CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = {text(config.aws_account_id)}) "
             f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = {text(role_arn(config))} "
             f"SIGV4_SIGNING_REGION = {text(config.aws_region)} "
-            f"SIGV4_EXTERNAL_ID = {text(config.prefix)}) ENABLED = TRUE"
+            f"SIGV4_EXTERNAL_ID = {text(config.prefix)}) {_polling(config)}"
         )
     return (
         f"{begin}CATALOG_SOURCE = GLUE TABLE_FORMAT = ICEBERG "
         f"GLUE_AWS_ROLE_ARN = {text(role_arn(config))} "
         f"GLUE_CATALOG_ID = {text(config.aws_account_id)} "
         f"GLUE_REGION = {text(config.aws_region)} "
-        f"CATALOG_NAMESPACE = {text(config.cluster_id)} ENABLED = TRUE"
+        f"CATALOG_NAMESPACE = {text(config.cluster_id)} {_polling(config)}"
     )
+
+
+def _polling(config: Settings) -> str:
+    """Return the end of a statement that creates or changes a catalog integration."""
+    return f"REFRESH_INTERVAL_SECONDS = {config.snowflake_refresh_seconds} ENABLED = TRUE"
+
+
+def set_polling(config: Settings, integration: str) -> str:
+    """Return the statement that enables an integration with the interval of the settings."""
+    return f"ALTER CATALOG INTEGRATION {quote(integration)} SET {_polling(config)}"
 
 
 @dataclass(frozen=True)

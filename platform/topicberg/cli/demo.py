@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from assets import Lake
+    from assets.derived import DerivedTable
     from assets.tables import LakeTable
     from topicberg.endpoints import Endpoints
     from topicberg.query import Engine
@@ -191,6 +192,64 @@ def materialize(
     return found
 
 
+def materialize_derived(
+    config: Settings, endpoints: Endpoints, waiting: set[str], only: set[str] | None = None
+) -> list[str]:
+    """Compute derived tables up to now and register them in Glue and Snowflake.
+
+    Not upsert views, published topics and checks of data, which need Spark Connect.
+
+    :param waiting: topics that have no table yet; what is derived from them is left out
+    :param only: names of the tables; None: all
+    :returns: the names of the tables
+    :raises TopicbergError: a run failed
+    """
+    from topicberg.dagster.home import dagster_home
+
+    os.environ["DAGSTER_HOME"] = str(dagster_home(config))
+    os.chdir(config.project_root)
+
+    import dagster as dg
+
+    from assets.tables import CATALOGS
+    from definitions import defs
+
+    lake, computed = _lake(config), []
+    hours = _all_hours(lake, config, endpoints)
+    with dg.DagsterInstance.get() as instance:
+        for table in _in_order(lake):
+            root = lake.root(table)
+            if root.name in waiting or not hours.get(root.name):
+                continue
+            if only is not None and table.name not in only:
+                continue
+            keys = [lake.table(table).key(system) for system in CATALOGS]
+            result = dg.materialize(
+                [defs.resolve_assets_def(key) for key in keys],
+                instance=instance,
+                tags=_range_from(root, min(hours[root.name])),
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+                raise_on_error=False,
+            )
+            if not result.success:
+                raise TopicbergError(
+                    f"table {table.name}: run {result.run_id} failed: {_failure(result)}",
+                    hint="the Dagster UI shows the run; materialize the table again there",
+                )
+            computed.append(table.name)
+    return computed
+
+
+def _in_order(lake: Lake) -> list[DerivedTable]:
+    """Return the derived tables, each after those that it is computed from."""
+
+    def depth(table: DerivedTable) -> int:
+        found = [lake.derived_by_name[one] for one in table.sources if one in lake.derived_by_name]
+        return 1 + max(map(depth, found), default=0)
+
+    return sorted(lake.derived, key=lambda table: (depth(table), table.name))
+
+
 def _failure(result: dg.ExecuteInProcessResult) -> str:
     for event in result.all_events:
         if event.is_step_failure:
@@ -207,11 +266,16 @@ def _partition_range(
 
     :param topic: defines the partitions
     """
+    first = min([int(since.timestamp()) // 3600, *_uncomputed_hours(config, endpoints)])
+    return _range_from(topic, first)
+
+
+def _range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
+    """Return the tags of the partitions from an hour (since 1970) until now."""
     from assets.partitions import partition_key, partition_keys, time_partitions
 
     partitions = time_partitions(topic)
-    first = min([int(since.timestamp()) // 3600, *_uncomputed_hours(config, endpoints)])
-    start = partition_keys(partitions, [range(first, first + 1)], since)
+    start = partition_keys(partitions, [range(hour, hour + 1)], datetime.now(UTC))
     return {
         "dagster/asset_partition_range_start": min(start),
         "dagster/asset_partition_range_end": partition_key(partitions, datetime.now(UTC)),
@@ -225,8 +289,7 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
     """
     from pyiceberg.exceptions import NoSuchTableError
 
-    from topicberg.iceberg.snapshots import affected_hours, report
-    from topicberg.iceberg.summaries import ancestry
+    from topicberg.iceberg.snapshots import report
 
     lake, catalog = _lake(config), endpoints.catalog(config)
 
@@ -240,13 +303,24 @@ def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
     trades, totals = (rows(lake.origin(name).table.identifier) for name in (TOPIC, TOTALS))
     if trades == totals and all(rows(lake.table(each).identifier) for each in lake.derived):
         return set()
+    return {hour for hours in _all_hours(lake, config, endpoints).values() for hour in hours}
+
+
+def _all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, set[int]]:
+    """Return the hours (since 1970) with records of each append-only topic that has a table."""
+    from topicberg.iceberg.snapshots import affected_hours
+    from topicberg.iceberg.summaries import ancestry
+
+    catalog = endpoints.catalog(config)
     return {
-        hours.start
+        spec.name: {
+            hours.start
+            for snapshot in ancestry(table)
+            for hours in affected_hours(table, snapshot, spec.event_time)
+        }
         for spec in (table.root for table in lake.tables if table.reported)
         if spec.write_mode == "append" and catalog.table_exists(spec.table_identifier(config))
         for table in [catalog.load_table(spec.table_identifier(config))]
-        for snapshot in ancestry(table)
-        for hours in affected_hours(table, snapshot, spec.event_time)
     }
 
 

@@ -64,6 +64,31 @@ Retain = Annotated[
         "--number-of-api-keys-to-retain", help="keys alive of each kind; at least 2, default 2"
     ),
 ]
+NoCompute = Annotated[
+    bool,
+    typer.Option(
+        "--no-compute",
+        help="without an EMR Serverless application; one that exists is deleted",
+    ),
+]
+
+
+def _trace(debug: bool) -> bool:
+    if debug:
+        from topicberg.clients import trace
+
+        trace.enable()
+    return debug
+
+
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        callback=_trace,
+        help="log every request to the vendors, without bodies, headers and secrets",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 Target = Annotated[
     list[str] | None,
@@ -88,21 +113,26 @@ def plan(
     confluent_api_secret: ConfluentSecret = None,
     snowflake_warehouse: Warehouse = None,
     admin_user_secrets_root_path: AdminSecrets = None,
+    debug: Debug = False,
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
+    no_compute: NoCompute = False,
     everything: Annotated[bool, typer.Option("--all", help="also what stays as it is")] = False,
     target: Target = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="also write the plan to this file, as JSON")
     ] = None,
 ) -> None:
-    """Show what `create` would do, by vendor. Exit code 1 when that is not nothing."""
-    world, graph = _open(_flags(**_given(locals())))
+    """Show what `create` would do, by vendor, what the deployment costs a month by order of
+    magnitude, and which quotas it meets. Exit code 1 if there are changes."""
+    world, graph = _open(_flags(**_given(locals())), compute=not no_compute)
     steps = _plan(world, _targeted(graph, target))
     if out is not None:
         out.write_text(json.dumps([_document(world, step) for step in steps], indent=2) + "\n")
         echo(f"wrote {out}", err=True)
-    if _show(steps, everything=everything):
+    changes = _show(steps, everything=everything)
+    _preview(world, graph)
+    if changes:
         raise typer.Exit(1)
 
 
@@ -113,13 +143,15 @@ def create(
     confluent_api_secret: ConfluentSecret = None,
     snowflake_warehouse: Warehouse = None,
     admin_user_secrets_root_path: AdminSecrets = None,
+    debug: Debug = False,
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
+    no_compute: NoCompute = False,
     target: Target = None,
 ) -> None:
-    """Make what is missing, mend what differs; run it again after anything.
+    """Create what is missing, change what differs, and compute the derived tables once.
 
-    In the local deployment it starts the stack if it is down, and computes the derived tables once.
+    In the local deployment it starts the stack if it is down.
     """
     from collections import Counter
 
@@ -129,11 +161,13 @@ def create(
 
     if settings().deployment == "local":
         _start_stack()
-    world, graph = _open(_flags(**_given(locals())))
+    world, graph = _open(_flags(**_given(locals())), compute=not no_compute)
     graph = _targeted(graph, target)
     with exclusive(world), world.noting(), _reporting() as report:
         engine.create(graph, world, report)
-    if world.config.deployment == "local" and not target:
+    if not no_compute and not target and world.config.deployment == "cloud":
+        _compute_in_cloud(world)
+    if not no_compute and not target and world.config.deployment == "local":
         _compute_derived(world)
         if world.waiting:  # the computation also creates tables of topics without records
             with exclusive(world), _reporting() as report:
@@ -153,6 +187,7 @@ def delete(
     confluent_api_secret: ConfluentSecret = None,
     snowflake_warehouse: Warehouse = None,
     admin_user_secrets_root_path: AdminSecrets = None,
+    debug: Debug = False,
     day_count: DayCount = None,
     purge_secrets: Annotated[
         bool,
@@ -210,6 +245,8 @@ def status(
     confluent_api_secret: ConfluentSecret = None,
     snowflake_warehouse: Warehouse = None,
     admin_user_secrets_root_path: AdminSecrets = None,
+    debug: Debug = False,
+    no_compute: NoCompute = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
@@ -218,7 +255,7 @@ def status(
     from topicberg.deploy.resource import Action
 
     given = _given(locals())
-    world, graph = _open(_flags(**given))
+    world, graph = _open(_flags(**given), compute=not no_compute)
     steps = _plan(world, graph)
     world.note()
     if as_json:
@@ -236,6 +273,7 @@ def rotate(
     confluent_api_secret: ConfluentSecret = None,
     snowflake_warehouse: Warehouse = None,
     admin_user_secrets_root_path: AdminSecrets = None,
+    debug: Debug = False,
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
     now: Annotated[bool, typer.Option("--now", help="whatever their age")] = False,
@@ -304,6 +342,41 @@ def _compute_derived(world: World) -> None:
     materialize(world.config, endpoints, datetime.now(UTC))
 
 
+def _compute_in_cloud(world: World) -> None:
+    """Compute the tables derived from topics that have records, where Dagster would.
+
+    What fails does not undo the deployment: Dagster computes the same later.
+    """
+    import os
+
+    from topicberg.cli.demo import materialize_derived
+    from topicberg.endpoints import load_endpoints
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import emr_settings, settings
+
+    if world.deploy.profile:
+        os.environ["AWS_PROFILE"] = world.deploy.profile
+    settings.cache_clear()  # the names of the deployment are known now
+    later = "Dagster computes them: start its daemon with this deployment's settings"
+    where = "EMR Serverless" if emr_settings() else "TOPICBERG_SPARK_REMOTE"
+    if emr_settings() is None and world.config.spark_remote is None:
+        echo(f"the derived tables are not computed here: there is no Spark. {later}")
+        return
+    waiting = {
+        spec.name
+        for spec in world.specs
+        if not spec.tableflow.enabled or f"snowflake/table/{spec.asset_name}" in world.waiting
+    }
+    echo(f"computing the derived tables by {where}: minutes for each", err=True)
+    try:
+        computed = materialize_derived(settings(), load_endpoints(settings()), waiting)
+    except TopicbergError as error:
+        echo(f"warning: the derived tables are not complete: {error}", fg="yellow", err=True)
+        echo(f"everything else is created. {later}")
+        return
+    echo(f"computed and registered in Snowflake: {', '.join(computed) or 'no table yet'}")
+
+
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     """The flags among a command's arguments that are settings."""
     from topicberg.deploy.settings import DeploySettings
@@ -311,14 +384,17 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in DeploySettings.model_fields if name in arguments}
 
 
-def _open(flags: dict[str, Any]) -> tuple[World, list[Resource]]:
-    """:raises TopicbergError: settings are missing or wrong, or an account refuses them"""
+def _open(flags: dict[str, Any], *, compute: bool = True) -> tuple[World, list[Resource]]:
+    """
+    :param compute: False: without an EMR Serverless application
+    :raises TopicbergError: settings are missing or wrong, or an account refuses them"""
     from topicberg.deploy.platform import resources
     from topicberg.deploy.preflight import check
     from topicberg.deploy.world import open_world
     from topicberg.settings import Settings
 
-    world = open_world(Settings(), flags)
+    config = Settings() if compute else Settings(compute="none")
+    world = open_world(config, flags)
     check(world)
     return world, resources(world.config, world.specs)
 
@@ -417,6 +493,33 @@ def _show(steps: list[Step], *, everything: bool) -> int:
         told = ", ".join(f"{count} to {action}" for action, count in counts.items())
         echo(f"{told}; {kept} are as they should be{later}")
     return sum(counts.values())
+
+
+def _preview(world: World, graph: list[Resource]) -> None:
+    """Print what the whole deployment costs and which quotas it meets."""
+    from topicberg.deploy.costs import AS_OF, costs, usage
+
+    found = costs(graph, world.config, world.live)
+    total = sum(one.usd for one in found)
+    kinds: dict[str, list[Any]] = {}
+    for one in found:
+        kinds.setdefault(one.resource.kind, []).append(one)
+    echo(f"about ${total:,.0f} a month (order of magnitude, list prices of {AS_OF})", bold=True)
+    for kind, some in sorted(kinds.items(), key=lambda item: -sum(one.usd for one in item[1])):
+        usd, number = sum(one.usd for one in some), f" x {len(some)}" if len(some) > 1 else ""
+        echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
+    used = [each for each in usage(graph, world.config) if each.used]
+    listed = ", ".join(f"{each.quota.name} {each.used} of {each.quota.limit:,}" for each in used)
+    echo(f"default quotas: {listed}")
+    for each in used:
+        if each.passed:
+            quota = each.quota
+            echo(
+                f"warning: {each.used} {quota.name} pass the default quota of {quota.limit:,} of "
+                f"each {quota.scope}; ask the vendor for more: https://{quota.source}",
+                fg="yellow",
+                err=True,
+            )
 
 
 def _vendor(step: Step) -> str:

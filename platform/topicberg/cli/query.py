@@ -30,6 +30,7 @@ class EngineName(StrEnum):
     duckdb = "duckdb"
     spark = "spark"
     snowflake = "snowflake"
+    athena = "athena"
 
 
 class Format(StrEnum):
@@ -46,7 +47,10 @@ def query(
     sql: Annotated[str, typer.Argument(help='For example "SELECT count(*) FROM stock_trades".')],
     engine: Annotated[
         EngineName,
-        typer.Option(help="DuckDB and Spark read the Iceberg catalog, Snowflake its own tables."),
+        typer.Option(
+            help="DuckDB and Spark read the Iceberg catalog, Snowflake its own tables, Athena "
+            "those of AWS Glue."
+        ),
     ] = EngineName.duckdb,
     form: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = Format.table,
     limit: Annotated[
@@ -54,13 +58,13 @@ def query(
         typer.Option(min=1, help=f"Rows to show; by default {TABLE_ROWS} as a table, else all."),
     ] = None,
 ) -> None:
-    """Query the tables with any of the three engines.
+    """Query the tables with any of the engines.
 
     The name of a table is enough. Its full name consists of the cluster id and the topic
     ("lkc-local".stock_trades), or, for derived tables, of the pipeline and the table
     (stock_trades.stock_trades_with_totals).
 
-    DuckDB and Snowflake quote names with "", Spark with ``: "$$offset".
+    DuckDB, Snowflake and Athena quote names with "", Spark with ``: "$$offset".
     In Snowflake all tables are in one schema, in upper case.
     """
     from topicberg.query import run_query

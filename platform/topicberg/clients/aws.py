@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,21 @@ def aws_session(**how: Any) -> boto3.Session:
     session.events.register("creating-client-class", _extend)
     session.events.register("after-call", _known)
     return session
+
+
+def login_hint(error: BaseException, profile: str | None) -> str | None:
+    """Return how to renew a login that expired; None: the error is about something else.
+
+    :param profile: of AWS; None: that of the environment
+    """
+    from botocore.exceptions import ClientError, SSOError, TokenRetrievalError
+
+    expired = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
+    code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
+    if not (isinstance(error, SSOError | TokenRetrievalError) or code in expired):
+        return None
+    name = profile or os.environ.get("AWS_PROFILE")
+    return f"run `aws sso login{f' --profile {name}' if name else ''}`"
 
 
 def _extend(base_classes: list[type], **_: Any) -> None:

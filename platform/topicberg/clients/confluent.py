@@ -26,6 +26,7 @@ import requests
 from pydantic import SecretStr
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
+from topicberg.clients import trace
 from topicberg.clients.answers import AnswerError, checked, unusable
 from topicberg.errors import TopicbergError
 
@@ -196,6 +197,7 @@ class Api:
         what = f"{method} {self.url}{path}"
         if method != "GET":
             self.check_lease()
+        began = time.monotonic()
         try:
             response = self._session().request(
                 method,
@@ -209,6 +211,7 @@ class Api:
             raise _TransientError(_silent(what, error), done=False) from None
         except requests.RequestException as error:
             raise _TransientError(_silent(what, error), done=True) from None
+        trace.confluent(what, response.status_code, began)
         if 200 <= response.status_code < 300:
             return _expected(what, response, expected)
         self._refuse(what, response)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from topicberg.catalogs.snowflake import Names as SnowflakeNames
 from topicberg.catalogs.snowflake import topic_integration
-from topicberg.deploy.aws.bucket import Bucket, DerivedBucket
+from topicberg.deploy.aws import emr
+from topicberg.deploy.aws.athena import Workgroup
+from topicberg.deploy.aws.bucket import Bucket, ComputeBucket, DerivedBucket
 from topicberg.deploy.aws.glue import GlueDatabase, pipelines
 from topicberg.deploy.aws.iam import (
     Policy,
@@ -82,6 +84,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_keys(names),
         *_aws(names, config),
         *_namespaces(names, specs),
+        *_compute(names, config),
         *_integrations(names),
         *_snowflake(names, config),
     ]
@@ -212,6 +215,33 @@ def _aws(names: Names, config: Settings) -> Iterator[Resource]:
     for client, values in (("consumer", consumer), ("producer", PRODUCER)):
         path = names.confluent_secret(f"{client}_kafka_client")
         yield Parameters(f"aws/ssm/{client}", path, values=values)
+
+
+def _compute(names: Names, config: Settings) -> Iterator[Resource]:
+    """What computes the derived tables, unless there is a Spark elsewhere."""
+    bucket = "aws/compute_bucket"
+    in_cloud = config.deployment == "cloud"  # the local stack computes by itself
+    yield ComputeBucket(bucket, "of code, logs and query results", wanted=in_cloud)
+    yield Workgroup("aws/athena_workgroup", names.athena_workgroup, (bucket,), wanted=config.athena)
+    wanted = config.on_emr
+    uploads = wanted and in_cloud and config.emr_image is None
+    yield emr.Code(emr.CODE_KEY, "of this project", (bucket,), (bucket,), uploads)
+    yield emr.Application(emr.APPLICATION, names.emr_application, (bucket,), wanted=wanted)
+    yield Policy(
+        emr.POLICY,
+        names.emr_policy,
+        (CLUSTER, "aws/bucket", "aws/derived_bucket", bucket),
+        wanted=wanted,
+        grants=emr.emr_policy,
+    )
+    yield Role(
+        emr.ROLE,
+        names.emr_role,
+        (emr.POLICY, emr.APPLICATION),
+        wanted=wanted,
+        trust=emr.emr_trust,
+        policy=emr.POLICY,
+    )
 
 
 def _namespaces(names: Names, specs: list[TopicSpec]) -> Iterator[Resource]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from topicberg.clients.aws import login_hint
 from topicberg.deploy.confluent.organization import organization
 from topicberg.deploy.snowflake.session import role_problems
 from topicberg.errors import TopicbergError
@@ -27,6 +28,7 @@ def check(world: World) -> None:
         ("Snowflake's admin user", lambda: _take_roles(world)),
     ]
     problems = []
+    hint = "docs/cloud.md says what is needed"
     for name, ask in asked:
         try:
             ask()
@@ -34,12 +36,13 @@ def check(world: World) -> None:
             problems.append(f"{name}: {error.message}")
         except (BotoCoreError, ClientError) as error:
             problems.append(f"{name}: {error}")
+            hint = login_hint(error, world.deploy.profile) or hint
         except SnowflakeError as error:  # e.g. a network policy, before anything costs money
             problems.append(f"{name} cannot log in: {error.msg}")
     if problems:
         raise TopicbergError(
             "nothing was touched, because:\n  " + "\n  ".join(problems),
-            hint="docs/cloud.md says what is needed",
+            hint=hint,
         )
 
 

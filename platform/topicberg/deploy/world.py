@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from topicberg.clients import trace
 from topicberg.clients.aws import aws_session
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey, Secrets
@@ -23,7 +24,14 @@ from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
 from topicberg.files import replace_file
 from topicberg.naming import Names
-from topicberg.settings import DEPLOYED_FILE, DEPLOYED_NAMES, Settings, derived_from
+from topicberg.settings import (
+    DEPLOYED_EMR,
+    DEPLOYED_FILE,
+    DEPLOYED_NAMES,
+    Settings,
+    derived_from,
+    noted,
+)
 from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:
@@ -186,6 +194,7 @@ class World:
             client = self._aws_session.client(service, config=options)
         client.meta.events.register("before-parse", _without_body)
         client.meta.events.register("needs-retry", _too_many)
+        trace.aws(client)
         return client
 
     @cached_property
@@ -226,6 +235,11 @@ class World:
         return derived_from(self.bucket)
 
     @property
+    def compute_bucket(self) -> str:
+        """For code, logs and results of queries: what is lost with it can be made again."""
+        return f"{self.bucket[:55]}-compute"
+
+    @property
     def seen(self) -> Settings:
         """The settings with what only the accounts know."""
         known = {
@@ -241,6 +255,13 @@ class World:
         if self.config.deployment == "local" or CLUSTER not in self.live:
             return
         seen = {name: getattr(self.seen, name) for name in ("prefix", *DEPLOYED_NAMES)}
+        from topicberg.deploy.aws.emr import runtime_settings
+
+        emr = runtime_settings(self)
+        if emr is None and self.config.on_emr:  # it was not looked at, e.g. with --target
+            emr = noted(self.config)[0].get(DEPLOYED_EMR)
+        if emr is not None:
+            seen[DEPLOYED_EMR] = emr
         replace_file(self.config.state_dir / DEPLOYED_FILE, json.dumps(seen, indent=2) + "\n")
 
     @contextmanager

@@ -15,7 +15,7 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint, glue_rest_uri
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
-from topicberg.settings import Settings
+from topicberg.settings import DEPLOYED_FILE, Settings, emr_settings
 
 SECRETS_SECONDS = 300.0
 """How long read secrets are cached."""
@@ -44,7 +44,8 @@ class CloudSettings(Addresses):
     """A bearer token for that catalog; Glue's has none."""
     s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """Endpoint of an object store that is not Amazon's."""
-    spark_remote: str
+    spark_remote: str = ""
+    """Empty: there is none, and EMR Serverless computes the derived tables."""
     snowflake_account: str | None = None
     snowflake_user: str | None = None
     snowflake_password: SecretStr | None = None
@@ -63,6 +64,14 @@ def connect(config: Settings) -> Endpoints:
             f"settings of the cloud deployment are missing or invalid: {names}",
             hint="set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
         ) from None
+    has_emr = config.compute == "none" or emr_settings() is not None
+    if not cloud.spark_remote and (config.own_engine or not has_emr):
+        raise TopicbergError(
+            "the cloud deployment has no Spark: there is neither TOPICBERG_SPARK_REMOTE nor an EMR "
+            f"Serverless application in {config.state_dir / DEPLOYED_FILE}",
+            hint="set TOPICBERG_SPARK_REMOTE, or run `topicberg deploy create`, which creates the "
+            "application; `topicberg deploy status` writes that file on another machine",
+        )
     bootstrap, reader, writer = _kafka(cloud, config)
     registry, user_info = _registry(cloud, config)
     return Endpoints(
@@ -180,7 +189,7 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.clients.aws import aws_session
+    from topicberg.clients.aws import aws_session, login_hint
     from topicberg.clients.secrets import Secrets
 
     at, values = _read.get(path, (0.0, {}))
@@ -192,7 +201,8 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
     except (BotoCoreError, ClientError) as error:
         raise TopicbergError(
             f"{_of_secret(path, config)}: {error}",
-            hint="grant secretsmanager:GetSecretValue on it to the user of this process, or run "
+            hint=login_hint(error, None)
+            or "grant secretsmanager:GetSecretValue on it to the user of this process, or run "
             "`topicberg deploy create` to create it",
         ) from None
     if not found:

@@ -1,4 +1,4 @@
-"""Queries of the tables by any of the three engines that read them.
+"""Queries of the tables by any of the engines that read them.
 
 Unqualified names work in all of them: topic tables and derived tables are found by their name only
 (a topic's table first, if a pipeline has one of the same name). Names with dots or hyphens are
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
-Engine = Literal["duckdb", "spark", "snowflake"]
+Engine = Literal["duckdb", "spark", "snowflake", "athena"]
 
 CONNECT_SECONDS = 5.0
 LOGIN_SECONDS = 15
@@ -49,6 +49,7 @@ _QUOTES: dict[Engine, str] = {
       | `(?:[^`]|``)*`
     """,
     "snowflake": r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"]|"")*" """,
+    "athena": r"""'(?:[^']|'')*' | "(?:[^"]|"")*" """,
 }
 _QUOTED = {
     engine: re.compile(rf"(?P<comment>{_COMMENT})|{quotes}", re.DOTALL | re.VERBOSE)
@@ -59,10 +60,14 @@ _LEFT = r"""['"`]|--|/\*|\*/|(?<![A-Za-z_])\$\w*\$"""
 _UNCLEAR: dict[Engine, re.Pattern[str]] = {
     "duckdb": re.compile(_LEFT),
     "spark": re.compile(_LEFT),
+    "athena": re.compile(_LEFT),
     "snowflake": re.compile(rf"{_LEFT}|//"),  # a comment; DuckDB divides by it
 }
 """What is left of them if it is not sure where they end; no query needs ``$$…$$``."""
-_SEPARATORS: dict[Engine, str] = {"duckdb": ";", "spark": ";", "snowflake": r";|->>"}
+_SEPARATORS: dict[Engine, str] = {
+    **{"duckdb": ";", "spark": ";", "athena": ";"},
+    "snowflake": r";|->>",
+}
 """Snowflake runs every statement of ``a ->> b``; DuckDB takes a value out of JSON by it."""
 
 
@@ -248,10 +253,20 @@ def _ask_snowflake(
         return _limited(columns, rows, max_rows)
 
 
+def _ask_athena(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> QueryResult:
+    from topicberg.query.athena import ask
+
+    columns, rows = ask(sql, endpoints, config, max_rows)
+    return _limited(columns, rows, max_rows)
+
+
 _ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], QueryResult]] = {
     "duckdb": _ask_duckdb,
     "spark": _ask_spark,
     "snowflake": _ask_snowflake,
+    "athena": _ask_athena,
 }
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from botocore.exceptions import ClientError
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
-_RULE = "incomplete-uploads"
+LOG_DAYS = 30
+"""Logs of job runs, their messages and results of queries are kept so many days."""
+JOBS, RESULTS, CODE = "jobs/", "athena/", "code/"
+"""Folders of the bucket for computing."""
 _TLS_ONLY = "topicberg-tls-only"
 _BLOCK = {
     "BlockPublicAcls": True,
@@ -46,6 +49,15 @@ class Bucket(Resource):
     kind = "S3 bucket"
     holds_data = True
     replaced_for = frozenset({"region"})
+    lifecycle: ClassVar[dict[str, dict[str, Any]]] = {
+        "incomplete_uploads_days": {
+            "ID": "incomplete-uploads",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": UPLOAD_DAYS},
+        }
+    }
+    """Field → the rule that it is about."""
 
     def bucket(self, world: World) -> str:
         """Return its name, which may carry the account's number."""
@@ -127,16 +139,12 @@ class Bucket(Resource):
             found = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
             kept_tags = [one for one in found if one["Key"] != name]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(world)]})
-        if "incomplete_uploads_days" in changes:
-            rule: dict[str, Any] = {
-                "ID": _RULE,
-                "Status": "Enabled",
-                "Filter": {"Prefix": ""},
-                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": UPLOAD_DAYS},
-            }
-            kept = [one for one in _rules(s3, bucket) if one.get("ID") != _RULE]
+        own = self.lifecycle
+        if changes.keys() & own.keys():  # a call that replaces all of them
+            ids = {rule["ID"] for rule in own.values()}
+            kept = [one for one in _rules(s3, bucket) if one.get("ID") not in ids]
             s3.put_bucket_lifecycle_configuration(
-                Bucket=bucket, LifecycleConfiguration={"Rules": [*kept, rule]}
+                Bucket=bucket, LifecycleConfiguration={"Rules": [*kept, *own.values()]}
             )
 
     def delete(self, world: World, live: Live) -> None:
@@ -154,6 +162,31 @@ class DerivedBucket(Bucket):
 
     def bucket(self, world: World) -> str:
         return world.derived_bucket
+
+
+class ComputeBucket(Bucket):
+    """For the code, the logs and the messages of job runs, and for results of Athena's queries."""
+
+    holds_data = False
+    lifecycle: ClassVar[dict[str, dict[str, Any]]] = {
+        **Bucket.lifecycle,
+        **{
+            field: {
+                "ID": f"expired-{folder.strip('/')}",
+                "Status": "Enabled",
+                "Filter": {"Prefix": folder},
+                "Expiration": {"Days": LOG_DAYS},
+            }
+            for field, folder in (("log_days", JOBS), ("result_days", RESULTS))
+        },
+    }
+
+    def bucket(self, world: World) -> str:
+        return world.compute_bucket
+
+    def desired(self, world: World) -> Fields:
+        fields = super().desired(world)
+        return {**fields, "log_days": LOG_DAYS, "result_days": LOG_DAYS} if fields else {}
 
 
 def _read(ask: Callable[[], Any]) -> Any:
@@ -210,12 +243,19 @@ def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
     return found or []
 
 
-def _uploads(s3: Any, bucket: str) -> int | None:
-    for rule in _rules(s3, bucket):
-        if rule.get("ID") == _RULE and rule["Status"] == "Enabled":
-            days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
-            return int(days) if days else None
-    return None
+def _days(rule_id: str, *path: str) -> Callable[[Any, str], int | None]:
+    """Return what reads the days of a rule; None: there is no such rule, or it is off."""
+
+    def read(s3: Any, bucket: str) -> int | None:
+        for rule in _rules(s3, bucket):
+            if rule.get("ID") == rule_id and rule["Status"] == "Enabled":
+                found: Any = rule
+                for name in path:
+                    found = found.get(name) or {}
+                return int(found) if found else None
+        return None
+
+    return read
 
 
 _SETTINGS: dict[str, Callable[[Any, str], Any]] = {
@@ -223,7 +263,11 @@ _SETTINGS: dict[str, Callable[[Any, str], Any]] = {
     "public_access": _public_access,
     "policy": _policy,
     "versioning": _versioning,
-    "incomplete_uploads_days": _uploads,
+    "incomplete_uploads_days": _days(
+        "incomplete-uploads", "AbortIncompleteMultipartUpload", "DaysAfterInitiation"
+    ),
+    "log_days": _days("expired-jobs", "Expiration", "Days"),
+    "result_days": _days("expired-athena", "Expiration", "Days"),
 }
 
 

@@ -75,7 +75,7 @@ def snowflake_trust(world: World) -> Document:
     return document(*statements)
 
 
-def _glue_arns(world: World, *databases: str) -> list[str]:
+def glue_arns(world: World, *databases: str) -> list[str]:
     begin = f"arn:aws:glue:{world.region}:{world.account}"
     found = [f"{begin}:catalog"]
     for database in databases:
@@ -153,7 +153,7 @@ def snowflake_policy(world: World) -> Document:
                 "glue:GetTable",
                 "glue:GetTables",
             ],
-            "Resource": _glue_arns(world, world.cluster, *derived),
+            "Resource": glue_arns(world, world.cluster, *derived),
         },
     )
 

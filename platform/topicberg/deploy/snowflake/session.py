@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from topicberg.catalogs.snowflake import NOT_THERE, ask, logging_in
+from topicberg.clients import trace
 from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
@@ -39,7 +41,11 @@ class Session:
         self.take(role)
         if not statement.lstrip().upper().startswith(_READS):
             self.check_lease()
-        columns, rows = ask(self.connection, statement)
+        began = time.monotonic()
+        try:
+            columns, rows = ask(self.connection, statement)
+        finally:
+            trace.snowflake(statement, role, began)
         names = [column.lower() for column in columns]
         return [dict(zip(names, row, strict=True)) for row in rows]
 

@@ -21,6 +21,7 @@ from topicberg.catalogs.snowflake import (
     parsed,
     quote,
     role_arn,
+    set_polling,
     set_rest_secret,
     text,
     topic_integration,
@@ -226,6 +227,7 @@ class Integration(Resource):
                 "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
                 "namespace": properties["CATALOG_NAMESPACE"],
                 "enabled": properties["ENABLED"].lower(),
+                "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
             },
             {
                 "principal": properties[f"{begin}_AWS_IAM_USER_ARN"],
@@ -242,6 +244,7 @@ class Integration(Resource):
             "region": world.region,
             "namespace": world.cluster,
             "enabled": "true",
+            "refresh_seconds": world.config.snowflake_refresh_seconds,
         }
 
     def create(self, world: World) -> None:
@@ -286,6 +289,7 @@ class RestIntegration(Resource):
                 "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
                 "namespace": properties["CATALOG_NAMESPACE"],
                 "enabled": properties["ENABLED"].lower(),
+                "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
             },
         )
 
@@ -300,6 +304,7 @@ class RestIntegration(Resource):
             "scopes": f"[{login.scope}]",
             "namespace": world.cluster,
             "enabled": "true",
+            "refresh_seconds": world.config.snowflake_refresh_seconds,
         }
 
     def create(self, world: World) -> None:
@@ -367,7 +372,7 @@ def _describe(world: World, name: str) -> dict[str, str] | None:
 
 def _enable(world: World, name: str) -> None:
     with world.snowflake() as session:
-        session.run(f"ALTER CATALOG INTEGRATION {quote(name)} SET ENABLED = TRUE", INTEGRATOR)
+        session.run(set_polling(world.config, name), INTEGRATOR)
 
 
 def _drop_integration(world: World, name: str) -> None:

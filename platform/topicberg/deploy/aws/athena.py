@@ -1,0 +1,89 @@
+"""Athena's workgroup: where results go, how long, and how much one query may read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topicberg.deploy.aws.bucket import RESULTS
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+SCAN_LIMIT = 100 * 1024**3
+"""Bytes that one query may read: at about 5 USD a terabyte, half a dollar."""
+
+
+@dataclass(frozen=True)
+class Workgroup(Resource):
+    kind = "Athena workgroup"
+
+    def find(self, world: World) -> Live | None:
+        athena = world.aws("athena")
+        try:
+            found = athena.get_work_group(WorkGroup=self.name)["WorkGroup"]
+        except athena.exceptions.InvalidRequestException as error:
+            if "not found" in str(error):
+                return None
+            raise
+        configuration = found.get("Configuration", {})
+        results = configuration.get("ResultConfiguration", {})
+        name, _ = world.names.tag
+        tags = athena.list_tags_for_resource(ResourceARN=self._arn(world))["Tags"]
+        return Live(
+            self.name,
+            {
+                "results": results.get("OutputLocation"),
+                "enforced": configuration.get("EnforceWorkGroupConfiguration"),
+                "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
+                "state": found["State"],
+                "tag": next((one["Value"] for one in tags if one["Key"] == name), None),
+            },
+        )
+
+    def desired(self, world: World) -> Fields:
+        return {
+            "results": f"s3://{world.compute_bucket}/{RESULTS}",
+            "enforced": True,
+            "scan_limit": SCAN_LIMIT,
+            "state": "ENABLED",
+            "tag": world.names.tag[1],
+        }
+
+    def create(self, world: World) -> None:
+        wanted = self.desired(world)
+        name, value = world.names.tag
+        world.aws("athena").create_work_group(
+            Name=self.name,
+            Description="Queries of topicberg's tables",
+            Configuration={
+                "ResultConfiguration": {"OutputLocation": wanted["results"]},
+                "EnforceWorkGroupConfiguration": True,
+                "PublishCloudWatchMetricsEnabled": False,
+                "BytesScannedCutoffPerQuery": SCAN_LIMIT,
+            },
+            Tags=[{"Key": name, "Value": value}],
+        )
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        athena, wanted = world.aws("athena"), self.desired(world)
+        if "tag" in changes:
+            name, value = world.names.tag
+            athena.tag_resource(ResourceARN=self._arn(world), Tags=[{"Key": name, "Value": value}])
+        if changes.keys() - {"tag"}:
+            updates: dict[str, Any] = {
+                "ResultConfigurationUpdates": {"OutputLocation": wanted["results"]},
+                "EnforceWorkGroupConfiguration": True,
+                "BytesScannedCutoffPerQuery": SCAN_LIMIT,
+            }
+            athena.update_work_group(
+                WorkGroup=self.name, ConfigurationUpdates=updates, State="ENABLED"
+            )
+
+    def delete(self, world: World, live: Live) -> None:
+        """With its history of queries; their results are in the bucket, which is emptied."""
+        world.aws("athena").delete_work_group(WorkGroup=live.id, RecursiveDeleteOption=True)
+
+    def _arn(self, world: World) -> str:
+        return f"arn:aws:athena:{world.region}:{world.account}:workgroup/{self.name}"

@@ -1,0 +1,363 @@
+"""An EMR Serverless application that computes the derived tables, and the code that its jobs run.
+
+It costs nothing while no job runs: it has no pre-initialized capacity, starts with a job run and
+stops when it is idle. Its name is not unique for AWS: of several, the one with the deployment's tag
+is taken.
+https://docs.aws.amazon.com/emr-serverless/latest/APIReference/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topicberg.deploy.aws import archive
+from topicberg.deploy.aws.bucket import CODE, JOBS
+from topicberg.deploy.aws.glue import pipelines
+from topicberg.deploy.aws.iam import Document, document, glue_arns
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.wait import until
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from topicberg.deploy.world import World
+
+APPLICATION = "aws/emr/application"
+CODE_KEY = "aws/emr/code"
+ROLE = "aws/role/emr"
+POLICY = "aws/policy/emr"
+IDLE_MINUTES = 15
+GB_PER_VCPU = 4
+WORKER_VCPU, WORKER_MEMORY = 2, 6
+"""Of the driver and of each executor; Spark adds a tenth of the memory."""
+WORKERS = 4
+"""Of one job run, at most: its driver, and three executors."""
+STATE_SECONDS = 600.0
+"""How long an application may take to start or to stop, and a job run to be cancelled."""
+ACTIVE = ["SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "CANCELLING", "QUEUED"]
+IN_IMAGE = "/opt/topicberg"
+PYTHON = "/usr/bin/python3.11"
+"""Of the release's image: the code is written for it."""
+
+
+def emr_trust(world: World) -> Document:
+    """Let EMR Serverless take the role, for job runs of this application only."""
+    arn = world.need(APPLICATION).facts["arn"]
+    return document(
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "emr-serverless.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+            "Condition": {
+                "StringEquals": {"aws:SourceAccount": world.account},
+                "ArnLike": {"aws:SourceArn": [arn, f"{arn}/*"]},
+            },
+        }
+    )
+
+
+def emr_policy(world: World) -> Document:
+    """Read the topics' tables, write the derived ones in S3 and Glue, and write logs."""
+    topics, derived, compute = (
+        f"arn:aws:s3:::{name}"
+        for name in (world.bucket, world.derived_bucket, world.compute_bucket)
+    )
+    databases = [world.names.namespace(pipeline) for pipeline in pipelines(world.specs)]
+    return document(
+        {
+            "Effect": "Allow",
+            "Action": ["s3:GetBucketLocation", "s3:ListBucket"],
+            "Resource": [topics, derived],
+        },
+        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{topics}/*"},
+        {
+            "Effect": "Allow",
+            "Action": [
+                "s3:GetObject",
+                "s3:PutObject",
+                "s3:DeleteObject",
+                "s3:AbortMultipartUpload",
+            ],
+            "Resource": f"{derived}/*",
+        },
+        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{compute}/{CODE}*"},
+        {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": f"{compute}/{JOBS}*"},
+        {
+            "Effect": "Allow",
+            "Action": [
+                "glue:GetCatalog",
+                "glue:GetDatabase",
+                "glue:GetDatabases",
+                "glue:GetTable",
+                "glue:GetTables",
+            ],
+            "Resource": glue_arns(world, world.cluster, *databases),
+        },
+        {
+            "Effect": "Allow",
+            "Action": ["glue:CreateTable", "glue:UpdateTable"],
+            "Resource": glue_arns(world, *databases),
+        },
+    )
+
+
+def runtime_settings(world: World) -> dict[str, str] | None:
+    """Return the settings with which Dagster starts job runs; None: there is no application.
+
+    See :class:`topicberg.settings.EmrSettings`.
+    """
+    if not {APPLICATION, ROLE} <= world.live.keys():
+        return None
+    code = world.live.get(CODE_KEY)
+    if code is None and world.config.emr_image is None:
+        return None
+    executors = min(WORKERS, world.config.emr_max_vcpu // WORKER_VCPU) - 1
+    properties = {
+        **{f"spark.{kind}.cores": str(WORKER_VCPU) for kind in ("driver", "executor")},
+        **{f"spark.{kind}.memory": f"{WORKER_MEMORY}g" for kind in ("driver", "executor")},
+        "spark.executor.instances": "1",
+        "spark.dynamicAllocation.maxExecutors": str(executors),
+    }
+    if code is None:
+        python, entry = f"{IN_IMAGE}/.venv/bin/python", f"local://{IN_IMAGE}/assets/emr/job.py"
+        drivers = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": python}
+        workers = {"PYSPARK_PYTHON": python}
+    else:
+        folder = f"s3://{world.compute_bucket}/{CODE}{code.fields['version']}"
+        entry = f"{folder}/{archive.ENTRY_POINT}"
+        properties["spark.archives"] = f"{folder}/{archive.ARCHIVE}#{archive.UNPACKED}"
+        drivers = {"PYSPARK_DRIVER_PYTHON": PYTHON, "PYSPARK_PYTHON": PYTHON}
+        workers = {"PYSPARK_PYTHON": PYTHON, "PYTHONPATH": archive.PYTHONPATH}
+    properties |= {f"spark.emr-serverless.driverEnv.{k}": text for k, text in drivers.items()}
+    properties |= {f"spark.executorEnv.{k}": text for k, text in workers.items()}
+    return {
+        "application_id": world.need(APPLICATION).id,
+        "execution_role_arn": world.need(ROLE).id,
+        "entry_point": entry,
+        "log_uri": f"s3://{world.compute_bucket}/{JOBS}",
+        "spark_submit_parameters": " ".join(
+            f"--conf {name}={text}" for name, text in properties.items()
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Code(Resource):
+    """What a job run executes: this project and its dependencies, in a folder named by its hash."""
+
+    kind = "code of the EMR Serverless jobs"
+
+    def find(self, world: World) -> Live | None:
+        """Return the newest one that is complete: the entry point is uploaded last."""
+        s3 = world.aws("s3")
+        found = [
+            (one["LastModified"], one["Key"].split("/")[1])
+            for page in s3.get_paginator("list_objects_v2").paginate(
+                Bucket=world.compute_bucket, Prefix=CODE
+            )
+            for one in page.get("Contents", [])
+            if one["Key"].endswith(f"/{archive.ENTRY_POINT}")
+        ]
+        if not found:
+            return None
+        versions = {version for _, version in found}
+        wanted = archive.version(world.config.project_root)
+        newest = wanted if wanted in versions else max(found)[1]
+        return Live(f"s3://{world.compute_bucket}/{CODE}{newest}/", {"version": newest})
+
+    def desired(self, world: World) -> Fields:
+        return {"version": archive.version(world.config.project_root)}
+
+    def create(self, world: World) -> None:
+        """Upload it. Earlier versions stay, since a job run may use one."""
+        folder = f"{CODE}{archive.version(world.config.project_root)}"
+        s3 = world.aws("s3")
+        with archive.built(world.config.project_root) as path, path.open("rb") as file:
+            key = f"{folder}/{archive.ARCHIVE}"
+            s3.put_object(Bucket=world.compute_bucket, Key=key, Body=file)
+        s3.put_object(
+            Bucket=world.compute_bucket,
+            Key=f"{folder}/{archive.ENTRY_POINT}",
+            Body=archive.entry_point().encode(),
+        )
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        self.create(world)
+
+    def delete(self, world: World, live: Live) -> None:
+        s3 = world.aws("s3")
+        pages = s3.get_paginator("list_objects_v2").paginate(
+            Bucket=world.compute_bucket, Prefix=CODE
+        )
+        for one in [one for page in pages for one in page.get("Contents", [])]:
+            s3.delete_object(Bucket=world.compute_bucket, Key=one["Key"])
+
+
+@dataclass(frozen=True)
+class Application(Resource):
+    """The application, of type Spark."""
+
+    kind = "EMR Serverless application"
+    unique = False
+
+    def find(self, world: World) -> Live | None:
+        name, value = world.names.tag
+
+        def is_ours(one: dict[str, Any]) -> bool:
+            return bool(one.get("tags", {}).get(name) == value)
+
+        found = self._all(world)
+        found.sort(key=lambda one: (not is_ours(one), one["createdAt"], one["applicationId"]))
+        if not found:
+            return None
+        application = found[0]
+        fields = {
+            "release": application["releaseLabel"],
+            "architecture": application.get("architecture"),
+            "maximum_capacity": application.get("maximumCapacity"),
+            "auto_start": application.get("autoStartConfiguration", {}).get("enabled"),
+            "auto_stop_minutes": _idle_minutes(application),
+            "image": application.get("imageConfiguration", {}).get("imageUri"),
+            "log_uri": _log_uri(application),
+            "tag": application.get("tags", {}).get(name),
+        }
+        facts = {
+            "arn": application["arn"],
+            "state": application["state"],
+            "others": [one["applicationId"] for one in found[1:] if is_ours(one)],
+        }
+        return Live(application["applicationId"], fields, facts)
+
+    def _all(self, world: World) -> list[dict[str, Any]]:
+        """Return the applications of this name that are not deleted."""
+        emr = world.aws("emr-serverless")
+        pages = emr.get_paginator("list_applications").paginate()
+        return [
+            emr.get_application(applicationId=one["id"])["application"]
+            for page in pages
+            for one in page["applications"]
+            if one.get("name") == self.name and one["state"] != "TERMINATED"
+        ]
+
+    def desired(self, world: World) -> Fields:
+        fields = {
+            "release": world.config.emr_release,
+            "architecture": "X86_64",
+            "maximum_capacity": _capacity(world),
+            "auto_start": True,
+            "auto_stop_minutes": IDLE_MINUTES,
+            "log_uri": f"s3://{world.compute_bucket}/{JOBS}",
+            "tag": world.names.tag[1],
+        }
+        # An image cannot be taken away from an application, so none is not compared.
+        return {**fields, "image": world.config.emr_image} if world.config.emr_image else fields
+
+    def _request(self, world: World) -> dict[str, Any]:
+        wanted = self.desired(world)
+        image = wanted.get("image")
+        return {
+            "releaseLabel": wanted["release"],
+            "architecture": wanted["architecture"],
+            "maximumCapacity": wanted["maximum_capacity"],
+            "autoStartConfiguration": {"enabled": True},
+            "autoStopConfiguration": {"enabled": True, "idleTimeoutMinutes": IDLE_MINUTES},
+            "monitoringConfiguration": {"s3MonitoringConfiguration": {"logUri": wanted["log_uri"]}},
+            **({"imageConfiguration": {"imageUri": image}} if image else {}),
+        }
+
+    def create(self, world: World) -> None:
+        name, value = world.names.tag
+        world.aws("emr-serverless").create_application(
+            name=self.name, type="SPARK", tags={name: value}, **self._request(world)
+        )
+
+    def settle(self, world: World, live: Live) -> None:
+        """Wait until it can take job runs; the first one starts it."""
+        self._wait(world, live.id, "CREATED", "STARTED", "STOPPED")
+
+    def orphans(self, world: World, live: Live) -> list[str]:
+        others: list[str] = live.facts["others"]
+        return others
+
+    def update(self, world: World, live: Live, changes: Changes) -> None:
+        emr = world.aws("emr-serverless")
+        if "tag" in changes:
+            name, value = world.names.tag
+            emr.tag_resource(resourceArn=live.facts["arn"], tags={name: value})
+        for other in live.facts["others"] if "unused" in changes else []:
+            self._end(world, other)
+        if not changes.keys() - {"tag", "unused"}:
+            return
+        if running := _job_runs(world, live.id):
+            raise TopicbergError(
+                f"{self.title} cannot be changed while it has {len(running)} job runs: "
+                f"{', '.join(running[:5])}",
+                hint="run the command again when they have ended, or cancel their runs in Dagster",
+            )
+        self._stop(world, live.id)
+        emr.update_application(applicationId=live.id, **self._request(world))
+
+    def delete(self, world: World, live: Live) -> None:
+        for identity in (live.id, *live.facts["others"]):
+            self._end(world, identity)
+
+    def _end(self, world: World, identity: str) -> None:
+        """Delete an application; AWS demands that it is stopped, and stops none with job runs."""
+        emr = world.aws("emr-serverless")
+        for run in _job_runs(world, identity):
+            emr.cancel_job_run(applicationId=identity, jobRunId=run)
+        until(
+            lambda: not _job_runs(world, identity),
+            f"{self.title} has no job runs",
+            STATE_SECONDS,
+            sleep=world.sleep,
+        )
+        self._stop(world, identity)
+        emr.delete_application(applicationId=identity)
+
+    def _stop(self, world: World, identity: str) -> None:
+        emr = world.aws("emr-serverless")
+        state = self._wait(world, identity, "CREATED", "STARTED", "STOPPED", "STOPPING")
+        if state == "STARTED":
+            emr.stop_application(applicationId=identity)
+        self._wait(world, identity, "CREATED", "STOPPED")
+
+    def _wait(self, world: World, identity: str, *states: str) -> str:
+        emr = world.aws("emr-serverless")
+
+        def reached() -> str | None:
+            application = emr.get_application(applicationId=identity)["application"]
+            state: str = application["state"]
+            if state == "TERMINATED":
+                raise TopicbergError(
+                    f"{self.title} {identity} is terminated: {application.get('stateDetails', '')}",
+                    hint="run `topicberg deploy create` to create it again",
+                )
+            return state if state in states else None
+
+        what = f"{self.title} is {' or '.join(states)}"
+        return until(reached, what, STATE_SECONDS, sleep=world.sleep)
+
+
+def _capacity(world: World) -> dict[str, str]:
+    vcpu = world.config.emr_max_vcpu
+    return {"cpu": f"{vcpu} vCPU", "memory": f"{vcpu * GB_PER_VCPU} GB"}
+
+
+def _idle_minutes(application: dict[str, Any]) -> int | None:
+    """Return when it stops by itself; None: never."""
+    found = application.get("autoStopConfiguration", {})
+    return found.get("idleTimeoutMinutes") if found.get("enabled") else None
+
+
+def _log_uri(application: dict[str, Any]) -> str | None:
+    monitoring = application.get("monitoringConfiguration", {})
+    found: str | None = monitoring.get("s3MonitoringConfiguration", {}).get("logUri")
+    return found
+
+
+def _job_runs(world: World, identity: str) -> list[str]:
+    """Return the ids of the job runs that have not ended."""
+    emr = world.aws("emr-serverless")
+    pages = emr.get_paginator("list_job_runs").paginate(applicationId=identity, states=ACTIVE)
+    return [one["id"] for page in pages for one in page["jobRuns"]]

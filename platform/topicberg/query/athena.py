@@ -1,0 +1,146 @@
+"""SQL by Amazon Athena, on the tables that AWS Glue knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError
+from topicberg.naming import Names
+from topicberg.settings import Settings
+
+FIRST_SECONDS, LONGEST_SECONDS = 0.3, 3.0
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+class AthenaError(TopicbergError):
+    """Athena refused the query, or could not run it."""
+
+
+def ask(
+    sql: str,
+    endpoints: Endpoints,
+    config: Settings,
+    max_rows: int | None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return columns and rows, at most ``max_rows`` and one more.
+
+    Interrupting it stops the query, which would go on and cost.
+
+    :raises AthenaError: with Athena's own words
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from topicberg.clients.aws import login_hint
+
+    if config.deployment == "local":
+        raise AthenaError(
+            "Athena is a service of AWS, and the local AWS emulator runs no queries",
+            hint="use --engine duckdb, or set TOPICBERG_DEPLOYMENT=cloud",
+        )
+    client = endpoints.boto3("athena", config)
+    workgroup = Names(config.prefix).athena_workgroup
+    query = ""
+    try:
+        query = client.start_query_execution(
+            QueryString=sql,
+            WorkGroup=workgroup,
+            QueryExecutionContext={"Catalog": "AwsDataCatalog", "Database": config.cluster_id},
+        )["QueryExecutionId"]
+        _wait(client, query, sleep)
+        return _rows(client, query, max_rows)
+    except ClientError as error:
+        problem = error.response["Error"]
+        missing = "WorkGroup" in problem["Message"] and "not found" in problem["Message"]
+        raise AthenaError(
+            f"athena: {problem['Code']}: {problem['Message']}",
+            hint=f"run `topicberg deploy create`, which creates workgroup {workgroup}"
+            if missing
+            else login_hint(error, None)
+            or "check that your AWS profile may use Athena, Glue and both buckets",
+        ) from None
+    except BotoCoreError as error:
+        raise AthenaError(
+            f"athena: {error}",
+            hint=login_hint(error, None) or "check the profile: `aws sts get-caller-identity`",
+        ) from None
+    except KeyboardInterrupt:
+        if query:
+            client.stop_query_execution(QueryExecutionId=query)
+        raise
+
+
+def _wait(client: Any, query: str, sleep: Callable[[float], None]) -> None:
+    """:raises AthenaError: it failed or was cancelled"""
+    seconds = FIRST_SECONDS
+    while True:
+        found = client.get_query_execution(QueryExecutionId=query)["QueryExecution"]["Status"]
+        if found["State"] in ENDED:
+            break
+        sleep(seconds)
+        seconds = min(LONGEST_SECONDS, seconds * 1.5)
+    if found["State"] == "SUCCEEDED":
+        return
+    reason = found.get("AthenaError", {}).get("ErrorMessage") or found.get("StateChangeReason")
+    raise AthenaError(
+        f"athena: query {query} is {found['State']}: {reason or 'Athena gives no reason'}",
+        hint='check the names: Athena quotes them with "", e.g. "lkc-abc"."airline.sunset"',
+    )
+
+
+def _rows(
+    client: Any, query: str, max_rows: int | None
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return the results. Of a SELECT, the first row repeats the names of the columns."""
+    names: tuple[str, ...] = ()
+    kinds: list[str] = []
+    rows: list[tuple[Any, ...]] = []
+    first = True
+    for page in client.get_paginator("get_query_results").paginate(QueryExecutionId=query):
+        found = page["ResultSet"]
+        columns = found["ResultSetMetadata"]["ColumnInfo"]
+        names = tuple(one["Name"] for one in columns)
+        kinds = [one["Type"] for one in columns]
+        texts = [
+            [cell.get("VarCharValue") for cell in row.get("Data", [])] for row in found["Rows"]
+        ]
+        if first and texts and tuple(texts[0]) == names:
+            texts = texts[1:]
+        first = False
+        for row in texts:
+            # SHOW and EXPLAIN answer lines, which may have fewer cells.
+            row += [None] * (len(names) - len(row))
+            rows.append(tuple(_value(*pair) for pair in zip(row, kinds, strict=False)))
+            if max_rows is not None and len(rows) > max_rows:
+                return names, rows
+    return names, rows
+
+
+def _value(text: str | None, kind: str) -> Any:
+    """Return a value as Python has it; text of what has no such type, e.g. of an array."""
+    if text is None:
+        return None
+    convert = _KINDS.get(kind)
+    return convert(text) if convert else text
+
+
+def _timestamp(text: str) -> datetime:
+    """Return the time; Athena writes ``2026-01-01 10:00:00.123 UTC`` with a zone."""
+    return datetime.fromisoformat(text.removesuffix(" UTC") + ("+00:00" if " UTC" in text else ""))
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("tinyint", "smallint", "integer", "bigint"), int),
+    **dict.fromkeys(("real", "float", "double"), float),
+    "decimal": Decimal,
+    "boolean": lambda text: text == "true",
+    "date": date.fromisoformat,
+    "timestamp": _timestamp,
+    "timestamp with time zone": _timestamp,
+    "varbinary": lambda text: bytes.fromhex(text.replace(" ", "")),
+}

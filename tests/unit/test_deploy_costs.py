@@ -1,0 +1,64 @@
+"""The preview of costs and quotas of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topicberg.deploy.aws.emr import Application
+from topicberg.deploy.confluent.organization import Cluster
+from topicberg.deploy.confluent.tableflow import TableflowTopic
+from topicberg.deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Live, Resource
+from topicberg.deploy.world import CLUSTER
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec, load_topics
+
+
+def graph(topics: list[TopicSpec] | None = None, **changes: Any) -> tuple[list[Resource], Settings]:
+    config = Settings.model_validate({"deployment": "cloud", "prefix": "demo", **changes})
+    return resources(config, load_topics(config) if topics is None else topics), config
+
+
+def by_kind(found: list[Resource], config: Settings, kind: type[Resource], **live: Live) -> float:
+    every = costs(found, config, live)
+    return sum(one.usd for one in every if isinstance(one.resource, kind))
+
+
+def test_each_tableflow_topic_costs_by_the_hour() -> None:
+    found, config = graph()
+    topics = [one for one in found if isinstance(one, TableflowTopic) and one.wanted]
+    expected = len(topics) * PRICES["tableflow"].usd * HOURS
+    assert by_kind(found, config, TableflowTopic) == pytest.approx(expected)
+    assert expected > 0
+
+
+def test_an_existing_standard_cluster_costs_as_one() -> None:
+    found, config = graph()
+    assert by_kind(found, config, Cluster) == 0
+    live = {CLUSTER: Live("lkc-1", {"type": "Standard"})}
+    assert by_kind(found, config, Cluster, **live) == PRICES["standard"].usd * HOURS
+
+
+def test_what_is_not_wanted_costs_nothing() -> None:
+    assert by_kind(*graph(), Application) > 0
+    assert by_kind(*graph(compute="none"), Application) == 0
+
+
+def test_the_default_deployment_meets_no_quota() -> None:
+    assert [one.quota.name for one in usage(*graph()) if one.passed] == []
+
+
+def test_a_plan_that_passes_a_quota_is_noticed() -> None:
+    (spec,) = [one for one in load_topics() if one.name == "stock_trades"]
+    large = spec.model_copy(update={"partitions": 5000})
+    found = {one.quota.name: one for one in usage(*graph([large], emr_max_vcpu=64))}
+    assert (found["partitions"].used, found["partitions"].passed) == (5000, True)
+    assert (found["vCPU of EMR Serverless"].used, found["ACLs"].passed) == (64, False)
+
+
+def test_every_figure_names_its_source() -> None:
+    pages = [one.source for one in PRICES.values()] + [one.source for one in QUOTAS]
+    assert all("." in page and "/" in page for page in pages)

@@ -1,0 +1,345 @@
+"""The EMR Serverless application of a deployment: its life, its rights, and its settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto import mock_aws
+from moto.iam.access_control import PermissionResult
+from moto.s3.models import FakeBucket
+from own_aws import URL_VARIABLES, serving
+from pydantic import SecretStr
+
+from emulators.aws.emr_serverless import EmrServerless
+from topicberg.deploy import engine
+from topicberg.deploy.aws import archive, emr
+from topicberg.deploy.aws.bucket import LOG_DAYS
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Live, Resource, Step
+from topicberg.deploy.settings import DeploySettings
+from topicberg.deploy.world import CLUSTER, World
+from topicberg.errors import TopicbergError
+from topicberg.settings import DEPLOYED_FILE, EmrSettings, Settings, emr_settings, settings
+from topicberg.topics import load_topics
+
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/topicberg:1"
+WORKGROUP = "aws/athena_workgroup"
+FACTS = {
+    CLUSTER: Live("lkc-1"),
+    "aws/bucket": Live("demo-123456789012"),
+    "aws/derived_bucket": Live("demo-123456789012-derived"),
+}
+KEYS = ("aws/compute_bucket", WORKGROUP, emr.CODE_KEY, emr.APPLICATION, emr.POLICY, emr.ROLE)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmrServerless]:
+    # moto evaluates no conditions and would deny everything in a bucket that demands TLS.
+    monkeypatch.setattr(FakeBucket, "get_permission", lambda *_: PermissionResult.NEUTRAL)
+    with serving() as (service, _, url), mock_aws():
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+            **dict.fromkeys(URL_VARIABLES, url),
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield service
+
+
+@pytest.fixture
+def opened(service: EmrServerless, tmp_path: Path) -> Callable[..., tuple[World, list[Resource]]]:
+    """A deployment as a new process sees it, and its resources of EMR Serverless."""
+
+    def opened(**changes: Any) -> tuple[World, list[Resource]]:
+        given = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE, "state_dir": tmp_path}
+        config = Settings.model_validate(given | changes)
+        deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
+        specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
+        world = World(config, deploy, specs, live=dict(FACTS))
+        world.sleep = lambda seconds: time.sleep(min(seconds, 0.05))
+        return world, [one for one in resources(config, specs) if one.key in KEYS]
+
+    return opened
+
+
+def silent(*_: object) -> None:
+    """Report nothing."""
+
+
+def created(opened: Callable[..., tuple[World, list[Resource]]], **changes: Any) -> World:
+    world, graph = opened(**changes)
+    engine.create(graph, world, silent)
+    return world
+
+
+def planned(opened: Callable[..., tuple[World, list[Resource]]], **changes: Any) -> dict[str, Step]:
+    world, graph = opened(**changes)
+    return {s.resource.key: s for s in engine.plan(graph, world) if s.action != "keep"}
+
+
+def deleted(opened: Callable[..., tuple[World, list[Resource]]]) -> dict[str, str]:
+    world, graph = opened()
+    return engine.delete(engine.existing(graph, world, silent), world, silent)
+
+
+def states(service: EmrServerless) -> list[str]:
+    return [one.state for one in service.applications.values()]
+
+
+def test_create_makes_an_application_that_costs_nothing_idle(service: Any, opened: Any) -> None:
+    world = created(opened)
+    (application,) = service.applications.values()
+    found = application.configuration
+    assert found["releaseLabel"] == "emr-spark-8.0.0"
+    assert found["maximumCapacity"] == {"cpu": "16 vCPU", "memory": "64 GB"}
+    assert found["autoStartConfiguration"] == {"enabled": True}
+    assert found["autoStopConfiguration"] == {"enabled": True, "idleTimeoutMinutes": 15}
+    assert "initialCapacity" not in found
+    assert application.tags == {"topicberg": "demo"}
+    assert planned(opened) == {}
+    rules = world.aws("s3").get_bucket_lifecycle_configuration(Bucket=world.compute_bucket)["Rules"]
+    expired = {one["Filter"]["Prefix"]: one["Expiration"] for one in rules if "Expiration" in one}
+    assert expired == {folder: {"Days": LOG_DAYS} for folder in ("jobs/", "athena/")}
+
+
+def test_drift_of_the_workgroup_is_changed_in_place(service: Any, opened: Any) -> None:
+    world = created(opened)
+    athena = world.aws("athena")
+    updates = {"ResultConfigurationUpdates": {"OutputLocation": "s3://other/"}}
+    athena.update_work_group(
+        WorkGroup="demo_athena", ConfigurationUpdates=updates, State="DISABLED"
+    )
+    assert set(planned(opened)[WORKGROUP].changes) == {"results", "state"}
+    created(opened)
+    assert planned(opened) == {}
+    found = athena.get_work_group(WorkGroup="demo_athena")["WorkGroup"]["Configuration"]
+    location = found["ResultConfiguration"]["OutputLocation"]
+    assert location == "s3://demo-123456789012-compute/athena/"
+
+
+def test_capacity_and_release_change_in_place(service: Any, opened: Any) -> None:
+    world = created(opened)
+    identity = world.need(emr.APPLICATION).id
+    world.aws("emr-serverless").start_application(applicationId=identity)
+    changes = {"emr_max_vcpu": 32, "emr_release": "emr-spark-8.1.0"}
+    step = planned(opened, **changes)[emr.APPLICATION]
+    assert (step.action, set(step.changes)) == ("change", {"maximum_capacity", "release"})
+    created(opened, **changes)
+    assert planned(opened, **changes) == {}
+    assert list(service.applications) == [identity]
+
+
+def test_an_application_with_job_runs_is_not_changed(service: Any, opened: Any) -> None:
+    created(opened)
+    (application,) = service.applications.values()
+    application.jobs["00job"] = "RUNNING"
+    with pytest.raises(TopicbergError, match="cannot be changed while it has 1 job runs: 00job"):
+        created(opened, emr_max_vcpu=32)
+
+
+def test_delete_cancels_stops_and_leaves_nothing(service: Any, opened: Any) -> None:
+    world = created(opened)
+    (application,) = service.applications.values()
+    world.aws("emr-serverless").start_application(applicationId=application.id)
+    application.jobs |= {"00done": "SUCCESS", "00job": "RUNNING"}
+    assert deleted(opened) == {}
+    assert application.jobs == {"00done": "SUCCESS", "00job": "CANCELLED"}
+    assert states(service) == ["TERMINATED"]
+    assert world.aws("s3").list_buckets()["Buckets"] == []
+    assert world.aws("iam").list_roles()["Roles"] == []
+    assert world.aws("iam").list_policies(Scope="Local")["Policies"] == []
+
+
+def test_a_second_one_of_ours_is_deleted_anothers_stays(service: Any, opened: Any) -> None:
+    world = created(opened)
+    client = world.aws("emr-serverless")
+    more = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "demo_spark"}
+    client.create_application(**more, tags={"topicberg": "demo"})
+    client.create_application(**more, tags={"team": "data"})
+    assert set(planned(opened)[emr.APPLICATION].changes) == {"unused"}
+    created(opened)
+    assert states(service) == ["CREATED", "TERMINATED", "CREATED"]
+    assert planned(opened) == {}
+
+
+def test_without_compute_what_exists_is_deleted(service: Any, opened: Any) -> None:
+    created(opened)
+    for changes in ({"compute": "none"}, {"spark_remote": SecretStr("sc://spark:15002")}):
+        plan = planned(opened, **changes)
+        assert {key: step.action.value for key, step in plan.items()} == dict.fromkeys(
+            (emr.APPLICATION, emr.POLICY, emr.ROLE), "delete"
+        )
+    created(opened, compute="none")
+    assert states(service) == ["TERMINATED"]
+    assert planned(opened, compute="none") == {}
+
+
+def test_dagster_finds_the_application(
+    service: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = created(opened)
+    world.note()
+    opened()[0].note()  # a part of the graph, in which the application is not looked at
+    noted = json.loads((tmp_path / DEPLOYED_FILE).read_text())["emr"]
+    wanted = EmrSettings.model_validate(noted)
+    assert wanted.application_id == world.need(emr.APPLICATION).id
+    assert wanted.execution_role_arn.endswith(":role/demo_spark_job_role")
+    assert wanted.log_uri == "s3://demo-123456789012-compute/jobs/"
+    assert wanted.entry_point == "local:///opt/topicberg/assets/emr/job.py"
+    words = shlex.split(wanted.spark_submit_parameters)
+    assert "spark.dynamicAllocation.maxExecutors=3" in words
+    for name, value in {
+        "DEPLOYMENT": "cloud",
+        "PREFIX": "demo",
+        "STATE_DIR": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(f"TOPICBERG_{name}", value)
+    settings.cache_clear()
+    try:
+        assert emr_settings() == wanted
+        monkeypatch.setenv("TOPICBERG_SPARK_REMOTE", "sc://spark:15002/;token=abc")
+        settings.cache_clear()
+        assert emr_settings() is None
+        assert "abc" not in settings().model_dump_json()
+        monkeypatch.setenv("TOPICBERG_COMPUTE", "emr")
+        settings.cache_clear()
+        assert emr_settings() == wanted
+    finally:
+        settings.cache_clear()
+
+
+def test_only_job_runs_of_the_application_get_the_role(service: Any, opened: Any) -> None:
+    world = created(opened)
+    role = world.aws("iam").get_role(RoleName="demo_spark_job_role")["Role"]
+    (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
+    arn = world.need(emr.APPLICATION).facts["arn"]
+    assert statement["Principal"] == {"Service": "emr-serverless.amazonaws.com"}
+    assert statement["Condition"]["ArnLike"] == {"aws:SourceArn": [arn, f"{arn}/*"]}
+
+
+def test_the_role_writes_derived_tables_and_logs_only(service: Any, opened: Any) -> None:
+    world = created(opened)
+    document = emr.emr_policy(world)
+    writes: dict[str, set[str]] = {}
+    for statement in document["Statement"]:
+        assert "*" not in statement["Action"]
+        where = statement["Resource"]
+        for arn in where if isinstance(where, list) else [where]:
+            for action in statement["Action"]:
+                if not action.partition(":")[2].startswith(("Get", "List")):
+                    writes.setdefault(arn, set()).add(action)
+    derived = "arn:aws:s3:::demo-123456789012-derived/*"
+    glue = {"glue:CreateTable", "glue:UpdateTable"}
+    begin = "arn:aws:glue:us-east-1:123456789012"
+    assert writes == {
+        derived: {"s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"},
+        "arn:aws:s3:::demo-123456789012-compute/jobs/*": {"s3:PutObject"},
+        f"{begin}:catalog": glue,
+        f"{begin}:database/demo_stock_trades": glue,
+        f"{begin}:table/demo_stock_trades/*": glue,
+    }
+
+
+def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_path: Path) -> None:
+    root = small_project(tmp_path / "clone")
+    changes = {"emr_image": None, "project_root": root}
+    archive.version.cache_clear()
+    world = created(opened, **changes)
+    assert planned(opened, **changes) == {}
+    found = emr.runtime_settings(world)
+    assert found is not None
+    version = world.need(emr.CODE_KEY).fields["version"]
+    folder = f"s3://demo-123456789012-compute/code/{version}"
+    assert found["entry_point"] == f"{folder}/job.py"
+    archives = f"spark.archives={folder}/topicberg.tar.gz#topicberg"
+    assert archives in found["spark_submit_parameters"]
+    (root / "assets" / "new.py").write_text("x = 1\n")
+    archive.version.cache_clear()
+    assert set(planned(opened, **changes)[emr.CODE_KEY].changes) == {"version"}
+    created(opened, **changes)
+    archive.version.cache_clear()
+    assert planned(opened, **changes) == {}
+
+
+def small_project(root: Path) -> Path:
+    """Make a project without dependencies: nothing is downloaded."""
+    (root / "assets" / "emr").mkdir(parents=True)
+    (root / "assets" / "__init__.py").touch()
+    (root / "assets" / "emr" / "__init__.py").touch()
+    (root / "assets" / "emr" / "job.py").write_text(
+        "import marker\n\n\ndef main():\n    print('computed', marker.here())\n"
+    )
+    folder = root / "platform" / "topicberg"
+    folder.mkdir(parents=True)
+    (folder.parent / "topics").mkdir()
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").touch()
+    (root / archive.LOCK).write_text("# nothing\npyspark==4.1.3 \\\n    --hash=sha256:0\n")
+    return root
+
+
+def test_the_archive_has_the_project_and_no_spark(tmp_path: Path) -> None:
+    root = small_project(tmp_path / "clone")
+    with archive.built(root) as path, tarfile.open(path) as tar:
+        assert {"project/assets/emr/job.py", "project/assets/__init__.py"} <= set(tar.getnames())
+        assert not [name for name in tar.getnames() if "pycache" in name or "pyspark" in name]
+
+
+def test_dependencies_that_are_missing_are_reported(tmp_path: Path) -> None:
+    root = small_project(tmp_path / "clone")
+    wrong = "no-such-package-of-topicberg==1 --hash=sha256:" + 64 * "0"
+    (root / archive.LOCK).write_text(f"{wrong}\n")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(TopicbergError, match="cannot be downloaded") as caught,
+        archive.built(root),
+    ):
+        patch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    assert "TOPICBERG_EMR_IMAGE" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"releaseLabel": "spark-4"}, "does not exist"),
+        ({"type": "FLINK"}, "Unsupported engine"),
+        ({"name": "with space"}, "does not match"),
+        ({"maximumCapacity": {"cpu": "many", "memory": "1 GB"}}, "does not match"),
+        ({"autoStopConfiguration": {"idleTimeoutMinutes": 99999}}, "10080"),
+    ],
+)
+def test_the_emulator_refuses_as_aws_does(
+    service: Any, changes: dict[str, Any], reason: str
+) -> None:
+    client = boto3.client("emr-serverless", region_name="us-east-1")
+    request = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "one"} | changes
+    with pytest.raises(ClientError, match=reason):
+        client.create_application(**request)
+
+
+def test_the_emulator_keeps_to_the_states(service: Any) -> None:
+    client = boto3.client("emr-serverless", region_name="us-east-1")
+    made = client.create_application(releaseLabel="emr-spark-8.0.0", type="SPARK", name="one")
+    here = {"applicationId": made["applicationId"]}
+    with pytest.raises(ClientError, match=r"Current status: CREATING"):
+        client.delete_application(**here)
+    time.sleep(0.35)
+    client.start_application(**here)
+    time.sleep(0.35)
+    with pytest.raises(ClientError, match=r"Current status: STARTED"):
+        client.update_application(**here)
+    with pytest.raises(ClientError, match=r"(?s)UnsupportedOperation.*runs no jobs"):
+        client.start_job_run(
+            **here,
+            executionRoleArn="arn:aws:iam::123456789012:role/job",
+            jobDriver={"sparkSubmit": {"entryPoint": "s3://b/job.py"}},
+        )
