@@ -198,9 +198,11 @@ def reread(
     The topic is read once from its beginning; readers of the table see one commit.
     """
     from topicberg.settings import settings
+    from topicberg.tableflow.reread import require_upsert
     from topicberg.tableflow.reread import reread as run_reread
 
     spec, table, endpoints = _open(topic)
+    require_upsert(spec)
     if not yes:
         question = f"Delete the rows of {'.'.join(table.name())} whose keys the topic lacks?"
         typer.confirm(question, abort=True)

@@ -111,11 +111,10 @@ class TopicKeys:
         return self.high, self.low, self.partition, self.offset, self.deletes
 
 
-def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings) -> Reread:
-    """Delete the rows whose keys the topic does not have, in one commit.
+def require_upsert(spec: TopicSpec) -> None:
+    """Check that the topic's table can miss deletes.
 
-    :raises SpecError: the table is not in write mode upsert, or was not written by this engine
-    :raises CommitConflictError: others kept committing to the table
+    :raises SpecError: it is not in write mode upsert
     """
     if spec.write_mode != "upsert":
         raise SpecError(
@@ -123,6 +122,15 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
             "record and misses no deletes",
             hint="do nothing: only upsert tables can miss deletes",
         )
+
+
+def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings) -> Reread:
+    """Delete the rows whose keys the topic does not have, in one commit.
+
+    :raises SpecError: the table is not in write mode upsert, or was not written by this engine
+    :raises CommitConflictError: others kept committing to the table
+    """
+    require_upsert(spec)
     index = KeyIndex(key_folder(config, spec.name), table, key_columns(spec))
     started_ms, records = int(time.time() * 1000), 0
     keys = TopicKeys.of([], index)
