@@ -62,20 +62,20 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
     )
     def make(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         from topicberg.deploy import engine
+        from topicberg.deploy.context import open_context
         from topicberg.deploy.lock import exclusive
-        from topicberg.deploy.world import open_world
 
-        world = open_world(Settings())
+        deployment = open_context(Settings())
         chosen = [one for key, one in graph.items() if key in context.selected_asset_keys]
-        with exclusive(world, WAIT_SECONDS):
-            steps = {step.resource.key: step for step in engine.plan(graph.values(), world)}
+        with exclusive(deployment, WAIT_SECONDS):
+            steps = {step.resource.key: step for step in engine.plan(graph.values(), deployment)}
             engine.create(
-                chosen, world, lambda one, what: context.log.info("%s: %s", what, one.title)
+                chosen, deployment, lambda one, what: context.log.info("%s: %s", what, one.title)
             )
         for one in engine.in_order(chosen):
-            if one.key in world.waiting:
+            if one.key in deployment.waiting:
                 continue
-            live = world.need(one.key)
+            live = deployment.need(one.key)
             yield dg.MaterializeResult(
                 asset_key=asset_key(one.key), metadata=_metadata(steps[one.key], live.id)
             )

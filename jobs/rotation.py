@@ -11,15 +11,15 @@ WAIT_SECONDS = 30 * 60.0
 @dg.op(retry_policy=dg.RetryPolicy(max_retries=2, delay=300))
 def rotate_due_keys(context: dg.OpExecutionContext) -> int:
     """Rotate what ``TOPICBERG_DAY_COUNT`` says is due. Returns how many keys were."""
+    from topicberg.deploy.context import open_context
     from topicberg.deploy.lock import exclusive
     from topicberg.deploy.platform import resources
     from topicberg.deploy.rotate import rotate
-    from topicberg.deploy.world import open_world
 
-    world = open_world(Settings())
-    graph = resources(world.config, world.specs)
-    with exclusive(world, WAIT_SECONDS):
-        return rotate(graph, world, context.log.info)
+    deployment = open_context(Settings())
+    graph = resources(deployment.config, deployment.specs)
+    with exclusive(deployment, WAIT_SECONDS):
+        return rotate(graph, deployment, context.log.info)
 
 
 @dg.job(description="Rotates every key that is due; the keys before stay alive for a period.")

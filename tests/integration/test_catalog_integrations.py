@@ -9,6 +9,7 @@ import pytest
 from snowflake.connector.errors import ProgrammingError
 
 from topicberg.catalogs.snowflake import Names, create_table
+from topicberg.deploy.context import CLUSTER, DeployContext, open_context
 from topicberg.deploy.resource import Live, Resource, compare
 from topicberg.deploy.snowflake.storage import (
     INTEGRATOR,
@@ -18,7 +19,6 @@ from topicberg.deploy.snowflake.storage import (
     Volume,
     wait_until_verified,
 )
-from topicberg.deploy.world import CLUSTER, World, open_world
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
@@ -32,108 +32,112 @@ LOGIN = {
     "catalog_client_secret": SECRET,
     "catalog_scope": "PRINCIPAL_ROLE:ALL",
 }
-MakeWorld = Callable[[str], World]
+MakeContext = Callable[[str], DeployContext]
 
 
 @pytest.fixture
-def make_world(stack: Endpoints) -> Iterator[MakeWorld]:
-    """``make_world(kind of catalog)``: a deployment of the test's own."""
-    made: list[World] = []
+def make_context(stack: Endpoints) -> Iterator[MakeContext]:
+    """``make_context(kind of catalog)``: a deployment of the test's own."""
+    made: list[DeployContext] = []
 
-    def make(catalog: str) -> World:
+    def make(catalog: str) -> DeployContext:
         update: dict[str, Any] = {"prefix": "kinds", "snowflake_catalog": catalog}
         config = Settings.model_validate(settings().model_dump() | update)
-        world = open_world(config, LOGIN)
-        world.sleep = lambda _: None
-        world.remember(CLUSTER, Live("lkc-kinds"))
-        made.append(world)
-        return world
+        context = open_context(config, LOGIN)
+        context.sleep = lambda _: None
+        context.remember(CLUSTER, Live("lkc-kinds"))
+        made.append(context)
+        return context
 
     yield make
-    for world in made:
-        names = Names.of(world.config)
+    for context in made:
+        names = Names.of(context.config)
         for kind, name in (("integration", names.integration), ("rest", names.rest_integration)):
-            Integration(kind, name).delete(world, Live(name))
-        Volume("volume", names.volume).delete(world, Live(names.volume))
+            Integration(kind, name).delete(context, Live(name))
+        Volume("volume", names.volume).delete(context, Live(names.volume))
 
 
-def created(resource: Resource, world: World) -> Live:
+def created(resource: Resource, context: DeployContext) -> Live:
     """It is there, and not different from what is wanted."""
-    resource.create(world)
-    live = resource.find(world)
+    resource.create(context)
+    live = resource.find(context)
     assert live is not None
-    assert compare(live.fields, resource.desired(world)) == {}
+    assert compare(live.fields, resource.desired(context)) == {}
     return live
 
 
 @pytest.mark.parametrize("catalog", ["glue", "glue_rest"])
-def test_glue_by_both_of_its_doors(make_world: MakeWorld, catalog: str) -> None:
-    world = make_world(catalog)
-    integration = Integration("snowflake/integration", Names.of(world.config).integration)
-    facts = created(integration, world).facts
+def test_glue_by_both_of_its_doors(make_context: MakeContext, catalog: str) -> None:
+    context = make_context(catalog)
+    integration = Integration("snowflake/integration", Names.of(context.config).integration)
+    facts = created(integration, context).facts
     assert facts["principal"].startswith("arn:aws:iam::")
     assert facts["external_id"] == ("kinds" if catalog == "glue_rest" else facts["external_id"])
 
 
-def test_changing_the_door_replaces_the_integration(make_world: MakeWorld) -> None:
-    created(Integration("i", Names.of(make_world("glue").config).integration), make_world("glue"))
-    world = make_world("glue_rest")
-    integration = Integration("i", Names.of(world.config).integration)
-    live = integration.find(world)
+def test_changing_the_door_replaces_the_integration(make_context: MakeContext) -> None:
+    created(
+        Integration("i", Names.of(make_context("glue").config).integration), make_context("glue")
+    )
+    context = make_context("glue_rest")
+    integration = Integration("i", Names.of(context.config).integration)
+    live = integration.find(context)
     assert live is not None
-    assert set(compare(live.fields, integration.desired(world))) & integration.replaced_for
+    assert set(compare(live.fields, integration.desired(context))) & integration.replaced_for
 
 
-def test_glues_rest_api_is_verified(make_world: MakeWorld) -> None:
-    world = make_world("glue_rest")
-    name = Names.of(world.config).integration
-    created(Integration("snowflake/integration", name), world)
+def test_glues_rest_api_is_verified(make_context: MakeContext) -> None:
+    context = make_context("glue_rest")
+    name = Names.of(context.config).integration
+    created(Integration("snowflake/integration", name), context)
     with pytest.raises(TopicbergError, match="lkc-kinds"):  # no such database yet
-        _verify_at_once(world, name)
-    glue = world.aws("glue")
+        _verify_at_once(context, name)
+    glue = context.aws("glue")
     glue.create_database(DatabaseInput={"Name": "lkc-kinds"})
     try:
-        _verify_at_once(world, name)
+        _verify_at_once(context, name)
     finally:
         glue.delete_database(Name="lkc-kinds")
 
 
-def _verify_at_once(world: World, name: str) -> None:
+def _verify_at_once(context: DeployContext, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topicberg.deploy.snowflake.storage.VERIFY_SECONDS", 0.0)
-        wait_until_verified(world, name)
+        wait_until_verified(context, name)
 
 
 @pytest.mark.parametrize("catalog", ["open_catalog", "iceberg_rest"])
-def test_other_catalogs_are_kept_and_cannot_be_reached(make_world: MakeWorld, catalog: str) -> None:
-    world = make_world(catalog)
-    names = Names.of(world.config)
+def test_other_catalogs_are_kept_and_cannot_be_reached(
+    make_context: MakeContext, catalog: str
+) -> None:
+    context = make_context(catalog)
+    names = Names.of(context.config)
     integration = RestIntegration("snowflake/rest_integration", names.rest_integration)
-    live = created(integration, world)
+    live = created(integration, context)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topicberg.deploy.snowflake.storage.VERIFY_SECONDS", 0.0)
         with pytest.raises(TopicbergError, match="cannot reach a catalog at https://org-open"):
-            integration.settle(world, live)
-    Volume("snowflake/volume", names.volume).create(world)
+            integration.settle(context, live)
+    Volume("snowflake/volume", names.volume).create(context)
     with pytest.raises(ProgrammingError, match="cannot reach a catalog"):
-        _run(world, create_table(names, "T", "ns", "t", integration=names.rest_integration))
-    with world.snowflake() as session:
+        _run(context, create_table(names, "T", "ns", "t", integration=names.rest_integration))
+    with context.snowflake() as session:
         described = session.run(f'DESC CATALOG INTEGRATION "{names.rest_integration}"', INTEGRATOR)
     assert SECRET not in str(described)
 
 
-def _run(world: World, statement: str) -> None:
-    with world.snowflake() as session:
+def _run(context: DeployContext, statement: str) -> None:
+    with context.snowflake() as session:
         for each in ("DATABASE", "SCHEMA"):
-            name = Names.of(world.config).database + (".KINDS_SCHEMA" if each == "SCHEMA" else "")
+            name = Names.of(context.config).database + (".KINDS_SCHEMA" if each == "SCHEMA" else "")
             session.run(f"CREATE {each} IF NOT EXISTS {name}", INTEGRATOR)
         try:
             session.run(statement, INTEGRATOR)
         finally:
-            session.run(f"DROP DATABASE {Names.of(world.config).database}", INTEGRATOR)
+            session.run(f"DROP DATABASE {Names.of(context.config).database}", INTEGRATOR)
 
 
-def test_linked_database_is_refused_as_unsupported(make_world: MakeWorld) -> None:
-    world = make_world("glue_rest")
+def test_linked_database_is_refused_as_unsupported(make_context: MakeContext) -> None:
+    context = make_context("glue_rest")
     with pytest.raises(ProgrammingError, match="LINKED_CATALOG"):
-        LinkedDatabase("d", Names.of(world.config).linked_database).create(world)
+        LinkedDatabase("d", Names.of(context.config).linked_database).create(context)

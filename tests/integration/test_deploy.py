@@ -26,11 +26,11 @@ from topicberg.deploy import engine
 from topicberg.deploy.aws.iam import document
 from topicberg.deploy.confluent import keys
 from topicberg.deploy.confluent.keys import RotatingKey
+from topicberg.deploy.context import DeployContext, open_context
 from topicberg.deploy.lock import LockedError, exclusive
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Action, Resource, Step
 from topicberg.deploy.rotate import rotate
-from topicberg.deploy.world import World, open_world
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topics
@@ -54,26 +54,26 @@ class Platform:
         self.stack = stack
         self.proxies = proxies
 
-    def open(self) -> tuple[World, list[Resource]]:
-        world = open_world(settings())
-        return world, resources(world.config, world.specs)
+    def open(self) -> tuple[DeployContext, list[Resource]]:
+        context = open_context(settings())
+        return context, resources(context.config, context.specs)
 
     def create(self) -> None:
-        world, graph = self.open()
-        engine.create(graph, world, lambda *_: None)
+        context, graph = self.open()
+        engine.create(graph, context, lambda *_: None)
 
     def plan(self) -> dict[str, Step]:
         """What differs, by key; not what waits for the first records of its topic."""
-        world, graph = self.open()
-        steps = engine.plan(graph, world)
+        context, graph = self.open()
+        steps = engine.plan(graph, context)
         right = (Action.KEEP, Action.WAIT)
         return {step.resource.key: step for step in steps if step.action not in right}
 
     def delete(self) -> dict[str, str]:
-        world, graph = self.open()
-        world.purge_secrets = True
-        found = engine.existing(graph, world, lambda *_: None)
-        return engine.delete(found, world, lambda *_: None)
+        context, graph = self.open()
+        context.purge_secrets = True
+        found = engine.existing(graph, context, lambda *_: None)
+        return engine.delete(found, context, lambda *_: None)
 
     @contextmanager
     def failing(self) -> Iterator[None]:
@@ -128,14 +128,14 @@ def _kill_create(after: int) -> None:
                 break
 
 
-def _ours(world: World) -> list[dict[str, object]]:
-    keys = world.cloud.pages("/iam/v2/api-keys")
+def _ours(context: DeployContext) -> list[dict[str, object]]:
+    keys = context.cloud.pages("/iam/v2/api-keys")
     return [key for key in keys if key["spec"]["display_name"].endswith("(topicberg)")]
 
 
-def _foreign_table(world: World) -> str:
-    names = Names.of(world.config)
-    return create_table(names, "BY_HAND", world.cluster, "stock_trades", auto_refresh=True)
+def _foreign_table(context: DeployContext) -> str:
+    names = Names.of(context.config)
+    return create_table(names, "BY_HAND", context.cluster, "stock_trades", auto_refresh=True)
 
 
 def test_1_create_through_faults_and_kills_ends_with_an_empty_plan(
@@ -150,60 +150,60 @@ def test_1_create_through_faults_and_kills_ends_with_an_empty_plan(
     monkeypatch.setattr(keys, "YOUNG", timedelta(0))  # keys of the killed ones
     platform.create()
 
-    world, graph = platform.open()
+    context, graph = platform.open()
     for path in ("/org/v2/environments", "/iam/v2/service-accounts"):
-        names = [one["display_name"] for one in world.cloud.pages(path)]
+        names = [one["display_name"] for one in context.cloud.pages(path)]
         assert len(names) == len(set(names)), "a duplicate"
-    assert len(_ours(world)) == sum(isinstance(one, RotatingKey) for one in graph)
+    assert len(_ours(context)) == sum(isinstance(one, RotatingKey) for one in graph)
 
 
 def test_2_create_alone_leads_to_totals_in_snowflake(platform: Platform) -> None:
     subprocess.run([str(TOPICBERG), "deploy", "create"], check=True, timeout=1500)
-    world, graph = platform.open()
-    engine.plan(graph, world)
-    assert world.live["snowflake/table/stock_trades"].fields["auto_refresh"]
-    names = Names.of(world.config)
+    context, graph = platform.open()
+    engine.plan(graph, context)
+    assert context.live["snowflake/table/stock_trades"].fields["auto_refresh"]
+    names = Names.of(context.config)
     for table in ("STOCK_TRADES", "STOCK_TRADES_WITH_TOTALS"):
         statement = f"SELECT COUNT(*) AS rows_ FROM {names.table(table)}"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             assert session.run(statement, "ACCOUNTADMIN")[0]["rows_"] > 0
 
 
 def test_3_two_at_once_do_not_meet(platform: Platform) -> None:
-    world, _ = platform.open()
-    with exclusive(world), pytest.raises(LockedError), exclusive(world):
+    context, _ = platform.open()
+    with exclusive(context), pytest.raises(LockedError), exclusive(context):
         pass
-    with exclusive(world):
+    with exclusive(context):
         pass
 
 
 def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
-    world, graph = platform.open()
-    engine.plan(graph, world)
-    account = world.need("confluent/service_account/app_consumer").id
-    world.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
+    context, graph = platform.open()
+    engine.plan(graph, context)
+    account = context.need("confluent/service_account/app_consumer").id
+    context.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
     binding = "confluent/role_binding/stock_trades_connector_subject"
-    world.cloud.delete(f"/iam/v2/role-bindings/{world.need(binding).id}")
+    context.cloud.delete(f"/iam/v2/role-bindings/{context.need(binding).id}")
     access = next(one for one in graph if one.key == "confluent/acl/stock_trades_app_producer")
-    access.delete(world, world.need(access.key))
-    connector = world.need("confluent/connector/stock_trades")
-    world.cloud.put(
-        f"/connect/v1/environments/{world.environment}/clusters/{world.cluster}"
+    access.delete(context, context.need(access.key))
+    connector = context.need("confluent/connector/stock_trades")
+    context.cloud.put(
+        f"/connect/v1/environments/{context.environment}/clusters/{context.cluster}"
         "/connectors/SampleSourceConnector/pause"
     )
     assert connector.fields["state"] == "RUNNING"
-    dead = world.active_key("key/kafka_app_consumer").id
-    world.cloud.delete(f"/iam/v2/api-keys/{dead}")
+    dead = context.active_key("key/kafka_app_consumer").id
+    context.cloud.delete(f"/iam/v2/api-keys/{dead}")
     by_hand = {
         "Effect": "Allow",
         "Principal": {"Service": "glue.amazonaws.com"},
         "Action": "sts:AssumeRole",
     }
-    world.aws("iam").update_assume_role_policy(
-        RoleName=world.names.tableflow_role, PolicyDocument=json.dumps(document(by_hand))
+    context.aws("iam").update_assume_role_policy(
+        RoleName=context.names.tableflow_role, PolicyDocument=json.dumps(document(by_hand))
     )
-    warehouse = world.config.snowflake_name("warehouse")
-    with world.snowflake() as session:
+    warehouse = context.config.snowflake_name("warehouse")
+    with context.snowflake() as session:
         session.run(f"ALTER WAREHOUSE {quote(warehouse)} SET WAREHOUSE_SIZE = 'LARGE'", "SYSADMIN")
     drift = platform.plan()
     assert {key: step.action.value for key, step in drift.items()} == {
@@ -222,26 +222,26 @@ def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
 
 
 def test_5_rotated_keys_overlap(platform: Platform) -> None:
-    world, graph = platform.open()
-    engine.plan(graph, world)
-    before: list[ApiKey] = [world.active_key("key/cloud")]
+    context, graph = platform.open()
+    engine.plan(graph, context)
+    before: list[ApiKey] = [context.active_key("key/cloud")]
     slots = []
     for _ in range(3):
-        platform_world, _ = platform.open()
+        platform_context, _ = platform.open()
         told: list[str] = []
         with platform.failing():
-            assert rotate(graph, platform_world, told.append, force=True) == 7
+            assert rotate(graph, platform_context, told.append, force=True) == 7
         assert not any(key.secret.get_secret_value() in "".join(told) for key in before)
-        engine.plan(graph, platform_world)
-        before.append(platform_world.active_key("key/cloud"))
+        engine.plan(graph, platform_context)
+        before.append(platform_context.active_key("key/cloud"))
         slots.append(
-            platform_world.need("snowflake/user_keys").facts["values"]["active_key_number"]
+            platform_context.need("snowflake/user_keys").facts["values"]["active_key_number"]
         )
     assert len({key.id for key in before}) == 4
     for key in before:  # none is older than a period, so each still works
-        Api(world.cloud.url, key.id, key.secret).get("/org/v2/environments")
+        Api(context.cloud.url, key.id, key.secret).get("/org/v2/environments")
     assert slots == ["2", "1", "2"]
-    current = world.secrets.read(world.names.confluent_secret("cloud"))
+    current = context.secrets.read(context.names.confluent_secret("cloud"))
     assert current == {
         "api.key": before[-1].id,
         "api.key.secret": before[-1].secret.get_secret_value(),
@@ -251,8 +251,8 @@ def test_5_rotated_keys_overlap(platform: Platform) -> None:
 
 def test_6_no_secret_lies_about(platform: Platform) -> None:
     """Not in what the command line prints, in logs, in Dagster's storage, or in readable files."""
-    world, _ = platform.open()
-    secrets = _secret_values(world) | {
+    context, _ = platform.open()
+    secrets = _secret_values(context) | {
         value.get_secret_value()
         for name, value in platform.stack
         if isinstance(value, SecretStr) and not name.endswith("access_key")  # a user's name
@@ -264,8 +264,8 @@ def test_6_no_secret_lies_about(platform: Platform) -> None:
         )
         for words in (["plan", "--all"], ["status"], ["status", "--json"], ["rotate"])
     ]
-    _run_in_dagster(world.config)
-    folder = world.config.state_dir
+    _run_in_dagster(context.config)
+    folder = context.config.state_dir
     ours = {
         str(path.relative_to(folder)): content
         for path in folder.rglob("*")
@@ -292,12 +292,12 @@ def _exposed(path: Path, folder: Path) -> bytes | None:
     return None
 
 
-def _secret_values(world: World) -> set[str]:
+def _secret_values(context: DeployContext) -> set[str]:
     """Every secret of the deployment, of keys that are alive and of those before."""
     found: set[str] = set()
-    for one in world.aws("secretsmanager").list_secrets()["SecretList"]:
-        for version in world.secrets.versions(one["Name"]):
-            values = world.secrets.read(one["Name"], version.id) or {}
+    for one in context.aws("secretsmanager").list_secrets()["SecretList"]:
+        for version in context.secrets.versions(one["Name"]):
+            values = context.secrets.read(one["Name"], version.id) or {}
             for name, value in values.items():
                 if "private_key" in name:  # also as the PEM file that it is
                     found |= {value, base64.b64decode(value).decode().splitlines()[5]}
@@ -328,18 +328,18 @@ def test_7_delete_asks_before_it_deletes(platform: Platform) -> None:
 
 
 def test_8_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> None:
-    world, graph = platform.open()
-    engine.plan(graph, world)
-    for key in world.cloud.pages("/iam/v2/api-keys"):
+    context, graph = platform.open()
+    engine.plan(graph, context)
+    for key in context.cloud.pages("/iam/v2/api-keys"):
         if "tableflow (topicberg)" in key["spec"]["display_name"]:
-            world.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
-    with world.snowflake() as session:  # what derived assets make
-        session.run(_foreign_table(world), "SYSADMIN")
+            context.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
+    with context.snowflake() as session:  # what derived assets make
+        session.run(_foreign_table(context), "SYSADMIN")
     with platform.failing():
         left = platform.delete()
     assert left == {}
-    world, graph = platform.open()
-    assert engine.existing(graph, world, lambda *_: None) == []
-    assert _ours(world) == []
-    secrets = world.aws("secretsmanager").list_secrets()["SecretList"]
-    assert [one["Name"] for one in secrets if world.names.prefix in one["Name"]] == []
+    context, graph = platform.open()
+    assert engine.existing(graph, context, lambda *_: None) == []
+    assert _ours(context) == []
+    secrets = context.aws("secretsmanager").list_secrets()["SecretList"]
+    assert [one["Name"] for one in secrets if context.names.prefix in one["Name"]] == []

@@ -26,16 +26,16 @@ from test_confluent_stand_in import NO_DELAYS, NOWHERE
 from emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
 from emulators.store import Stored
 from topicberg.clients.confluent import ApiError
+from topicberg.deploy import context as contexts
 from topicberg.deploy import engine
-from topicberg.deploy import world as worlds
 from topicberg.deploy.confluent import keys
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent.keys import RotatingKey
+from topicberg.deploy.context import ENVIRONMENT, DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource
 from topicberg.deploy.rotate import rotate
 from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.world import ENVIRONMENT, World
 from topicberg.local import state
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
@@ -89,7 +89,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stackless]:
 
 def opened(
     server: Stackless, catalog: str = "glue", longest: float = 0.01
-) -> tuple[World, list[Resource]]:
+) -> tuple[DeployContext, list[Resource]]:
     """A deployment, and its graph as far as it does not need Snowflake.
 
     :param longest: pause between two attempts
@@ -106,28 +106,30 @@ def opened(
         }
     )
     specs = [one for one in load_topics() if one.name == "stock_trades"]
-    world = World(config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, longest)))
+    context = DeployContext(
+        config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, longest))
+    )
     graph = [one for one in resources(config, specs) if "snowflake" not in one.key]
-    return world, graph
+    return context, graph
 
 
 def quiet(*_: object) -> None:
     pass
 
 
-def with_tableflow(server: Stackless, catalog: str) -> tuple[World, list[Resource]]:
+def with_tableflow(server: Stackless, catalog: str) -> tuple[DeployContext, list[Resource]]:
     """The least that Tableflow's API needs is there."""
-    world, graph = opened(server, catalog)
+    context, graph = opened(server, catalog)
     account = "confluent/service_account/app_manager"
-    made = (ENVIRONMENT, worlds.CLUSTER, account, ADMIN, "key/tableflow")
-    engine.create([one for one in graph if one.key in made], world, quiet)
-    world.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
-    return world, graph
+    made = (ENVIRONMENT, contexts.CLUSTER, account, ADMIN, "key/tableflow")
+    engine.create([one for one in graph if one.key in made], context, quiet)
+    context.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
+    return context, graph
 
 
-def create(server: Stackless, longest: float = 0.01) -> World:
-    world, graph = opened(server, longest=longest)
-    engine.create(graph, world, quiet)
+def create(server: Stackless, longest: float = 0.01) -> DeployContext:
+    context, graph = opened(server, longest=longest)
+    engine.create(graph, context, quiet)
     again, graph = opened(server)
     assert {step.action for step in engine.plan(graph, again)} == {"keep"}
     return again
@@ -135,10 +137,10 @@ def create(server: Stackless, longest: float = 0.01) -> World:
 
 def drift(server: Stackless) -> None:
     """Change by hand what can be changed, and see it."""
-    world, graph = opened(server)
-    engine.plan(graph, world)
-    account = world.need("confluent/service_account/app_consumer").id
-    world.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
+    context, graph = opened(server)
+    engine.plan(graph, context)
+    account = context.need("confluent/service_account/app_consumer").id
+    context.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
     server.topics["stock_trades"]["partitions_count"] = 3
     server.topics["stock_trades"]["configs"] |= {"cleanup.policy": "compact", "retention.ms": "1"}
     server.connectors["SampleSourceConnector"]["state"] = "PAUSED"
@@ -146,8 +148,8 @@ def drift(server: Stackless) -> None:
     table = server.enabled["stock_trades"]
     table |= {"suspended": True, "table_formats": ["DELTA"]}
     table["config"]["retention_ms"] = "86400000"
-    world, graph = opened(server)
-    assert {step.resource.key for step in engine.plan(graph, world) if step.lines()} == {
+    context, graph = opened(server)
+    assert {step.resource.key for step in engine.plan(graph, context) if step.lines()} == {
         "confluent/service_account/app_consumer",
         "confluent/topic/stock_trades",
         "confluent/connector/stock_trades",
@@ -156,15 +158,15 @@ def drift(server: Stackless) -> None:
 
 
 def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
-    world = create(server)
-    live = world.need(ENVIRONMENT)
+    context = create(server)
+    live = context.need(ENVIRONMENT)
     environment = next(one for one in opened(server)[1] if one.key == ENVIRONMENT)
-    environment.update(world, live, {"stream_governance": ("ESSENTIALS", "ADVANCED")})
+    environment.update(context, live, {"stream_governance": ("ESSENTIALS", "ADVANCED")})
     drift(server)
     create(server)
-    world, graph = opened(server)
-    assert rotate(graph, world, quiet, force=True) == 6
-    left = engine.delete(engine.existing(graph, world, quiet), world, quiet)
+    context, graph = opened(server)
+    assert rotate(graph, context, quiet, force=True) == 6
+    left = engine.delete(engine.existing(graph, context, quiet), context, quiet)
     assert left == {}
 
     assert [one for one in server.asked if one.status in MALFORMED] == []
@@ -175,11 +177,11 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
 
 def test_requests_to_open_catalog(server: Stackless) -> None:
     catalogs = server.open_catalogs = {}
-    world, graph = with_tableflow(server, "open_catalog")
+    context, graph = with_tableflow(server, "open_catalog")
     (catalog,) = [one for one in graph if one.key == "confluent/catalog_integration"]
-    engine.converge(catalog, world, quiet)
+    engine.converge(catalog, context, quiet)
     catalogs["tci-1"]["spec"]["config"]["warehouse"] = "another"
-    engine.converge(catalog, world, quiet)
+    engine.converge(catalog, context, quiet)
     assert catalogs["tci-1"]["spec"]["config"] == {
         "kind": "Snowflake",
         "endpoint": "https://org-open.snowflakecomputing.com",
@@ -190,9 +192,9 @@ def test_requests_to_open_catalog(server: Stackless) -> None:
     }
     catalogs["tci-1"]["spec"]["config"]["client_secret"] = "an older one"
     catalogs["tci-1"]["status"] = {"phase": "FAILED"}
-    live = engine.converge(catalog, world, quiet)
+    live = engine.converge(catalog, context, quiet)
     assert catalogs["tci-1"]["spec"]["config"]["client_secret"] == "hush"
-    engine.remove(catalog, world, live)
+    engine.remove(catalog, context, live)
 
     assert [one for one in server.asked if one.status in MALFORMED] == []
     changing = [one.operation for one in server.asked if "catalog-int" in one.path]
@@ -240,8 +242,8 @@ def stored(server: Stackless, kind: str) -> Stored:
 
 def actions(server: Stackless) -> dict[str, str]:
     """What is not as it should be."""
-    world, graph = opened(server)
-    steps = engine.plan(graph, world)
+    context, graph = opened(server)
+    steps = engine.plan(graph, context)
     return {one.resource.key: one.action.value for one in steps if one.action != "keep"}
 
 
@@ -291,16 +293,16 @@ def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
         for one in deployed.account.store.all(kind):
             one.created -= 7200
             deployed.account.store.put(one)
-    world, graph = opened(deployed)
-    assert rotate(graph, world, quiet, force=True) == 6
+    context, graph = opened(deployed)
+    assert rotate(graph, context, quiet, force=True) == 6
     assert before < key_ids(deployed)
     assert len(key_ids(deployed)) == len(before) + 6
     assert actions(deployed) == {}
-    world, graph = opened(deployed)
-    engine.plan(graph, world)
-    published = world.active_key("key/cloud").id
+    context, graph = opened(deployed)
+    engine.plan(graph, context)
+    published = context.active_key("key/cloud").id
     assert published in key_ids(deployed) - before
-    assert rotate(graph, world, quiet) == 0
+    assert rotate(graph, context, quiet) == 0
     assert published in key_ids(deployed)
     deployed.account.delays = NO_DELAYS
 
@@ -309,11 +311,11 @@ def test_an_orphan_is_deleted_once_no_list_can_lag(
     deployed: Stackless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key whose secret nobody stored."""
-    world, graph = opened(deployed)
-    engine.plan(graph, world)
+    context, graph = opened(deployed)
+    engine.plan(graph, context)
     key = next(one for one in graph if one.key == "key/cloud")
     assert isinstance(key, RotatingKey)
-    orphan = world.cloud.post("/iam/v2/api-keys", {"spec": key._spec(world)})["id"]
+    orphan = context.cloud.post("/iam/v2/api-keys", {"spec": key._spec(context)})["id"]
     assert actions(deployed) == {}
     monkeypatch.setattr(keys, "YOUNG", timedelta(0))
     assert actions(deployed) == {"key/cloud": "change"}
@@ -332,7 +334,7 @@ def test_an_orphan_is_deleted_once_no_list_can_lag(
 )
 def test_the_judge_judges(server: Stackless, path: str, body: Any) -> None:
     """A request that is wrong in one thing is refused, whoever is behind it."""
-    world, _ = opened(server)
+    context, _ = opened(server)
     with pytest.raises(ApiError):
-        world.cloud.post(path, body)
+        context.cloud.post(path, body)
     assert server.asked[0].status in MALFORMED

@@ -18,9 +18,9 @@ from topicberg.deploy import engine
 from topicberg.deploy.aws import iam
 from topicberg.deploy.aws.bucket import UPLOAD_DAYS, Bucket
 from topicberg.deploy.aws.glue import GlueDatabase
+from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.world import CLUSTER, World
 from topicberg.settings import DEPLOYED_FILE, Settings
 
 REGION = "eu-west-1"
@@ -35,30 +35,30 @@ FACTS = {
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+def context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DeployContext]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     config = Settings(deployment="cloud", prefix="demo", aws_region=REGION, state_dir=tmp_path)
     deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
     with mock_aws():
-        yield World(config, deploy, [], sleep=lambda _: None, live=dict(FACTS))
+        yield DeployContext(config, deploy, [], sleep=lambda _: None, live=dict(FACTS))
 
 
-def make(world: World, *resources: Any) -> None:
-    engine.create(resources, world, lambda *_: None)
+def make(context: DeployContext, *resources: Any) -> None:
+    engine.create(resources, context, lambda *_: None)
 
 
-def test_names_of_a_deployment_that_failed_are_noted(world: World) -> None:
-    with pytest.raises(engine.DeployError), world.noting():
+def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> None:
+    with pytest.raises(engine.DeployError), context.noting():
         raise engine.DeployError("one resource could not be created")
-    noted = json.loads((world.config.state_dir / DEPLOYED_FILE).read_text())
+    noted = json.loads((context.config.state_dir / DEPLOYED_FILE).read_text())
     assert noted["cluster_id"] == "lkc-1"
     assert noted["bucket"] == "demo-123456789012"
 
 
-def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(world: World) -> None:
-    make(world, BUCKET)
-    name, s3 = "demo-123456789012", world.aws("s3")
+def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(context: DeployContext) -> None:
+    make(context, BUCKET)
+    name, s3 = "demo-123456789012", context.aws("s3")
     assert s3.get_bucket_location(Bucket=name)["LocationConstraint"] == REGION
     (rule,) = s3.get_bucket_encryption(Bucket=name)["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
@@ -72,12 +72,12 @@ def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(world: World) -
     (lifecycle,) = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
     assert lifecycle["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": UPLOAD_DAYS}
     assert "Expiration" not in lifecycle, "objects are Tableflow's"
-    assert engine.plan([BUCKET], world)[0].action == "keep"
+    assert engine.plan([BUCKET], context)[0].action == "keep"
 
 
-def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(world: World) -> None:
-    make(world, BUCKET)
-    name, s3 = world.bucket, world.aws("s3")
+def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(context: DeployContext) -> None:
+    make(context, BUCKET)
+    name, s3 = context.bucket, context.aws("s3")
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     s3.delete_public_access_block(Bucket=name)
     foreign = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "x/"}}
@@ -87,13 +87,13 @@ def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(world: World) -> 
     own = {"Sid": "own", "Effect": "Deny", "Principal": "*", "Action": "s3:PutObjectAcl",
            "Resource": f"arn:aws:s3:::{name}/*"}  # fmt: skip
     s3.put_bucket_policy(Bucket=name, Policy=json.dumps({"Statement": [own]}))
-    (step,) = engine.plan([BUCKET], world)
+    (step,) = engine.plan([BUCKET], context)
     assert set(step.changes) == {
         *("versioning", "public_access", "policy"),
         *("incomplete_uploads_days", "tag"),
     }
-    make(world, BUCKET)
-    assert engine.plan([BUCKET], world)[0].action == "keep"
+    make(context, BUCKET)
+    assert engine.plan([BUCKET], context)[0].action == "keep"
     statements = json.loads(s3.get_bucket_policy(Bucket=name)["Policy"])["Statement"]
     assert [one["Sid"] for one in statements] == ["own", "topicberg-tls-only"]
     rules = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
@@ -102,29 +102,29 @@ def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(world: World) -> 
     assert {one["Key"]: one["Value"] for one in found} == {"team": "data", "topicberg": "demo"}
 
 
-def test_deleting_a_bucket_takes_versions_markers_and_uploads(world: World) -> None:
-    make(world, BUCKET)
-    name, s3 = world.bucket, world.aws("s3")
+def test_deleting_a_bucket_takes_versions_markers_and_uploads(context: DeployContext) -> None:
+    make(context, BUCKET)
+    name, s3 = context.bucket, context.aws("s3")
     s3.delete_bucket_policy(Bucket=name)  # moto evaluates none of its conditions
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     for content in (b"1", b"2"):
         s3.put_object(Bucket=name, Key="a", Body=content)
     s3.delete_object(Bucket=name, Key="a")
     s3.create_multipart_upload(Bucket=name, Key="b")
-    found = engine.existing([BUCKET], world, lambda *_: None)
-    assert engine.delete(found, world, lambda *_: None) == {}
+    found = engine.existing([BUCKET], context, lambda *_: None)
+    assert engine.delete(found, context, lambda *_: None) == {}
     assert s3.list_buckets()["Buckets"] == []
 
 
-def test_a_glue_database_goes_with_more_tables_than_a_page_has(world: World) -> None:
+def test_a_glue_database_goes_with_more_tables_than_a_page_has(context: DeployContext) -> None:
     database = GlueDatabase("aws/pipeline_database/p", "demo_p", database="demo_p")
-    make(world, database)
-    glue = world.aws("glue")
+    make(context, database)
+    glue = context.aws("glue")
     for number in range(120):
         glue.create_table(DatabaseName="demo_p", TableInput={"Name": f"t{number}"})
-    assert len(database.contents(world)) == 120
-    found = engine.existing([database], world, lambda *_: None)
-    assert engine.delete(found, world, lambda *_: None) == {}
+    assert len(database.contents(context)) == 120
+    found = engine.existing([database], context, lambda *_: None)
+    assert engine.delete(found, context, lambda *_: None) == {}
     assert glue.get_databases()["DatabaseList"] == []
 
 
@@ -139,36 +139,36 @@ ROLE = iam.Role(
 )
 
 
-def test_a_role_is_made_mended_and_deleted(world: World) -> None:
-    make(world, POLICY, ROLE)
-    client = world.aws("iam")
+def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:
+    make(context, POLICY, ROLE)
+    client = context.aws("iam")
     client.put_role_policy(
         RoleName="demo_role",
         PolicyName="by_hand",
-        PolicyDocument=json.dumps(iam.snowflake_policy(world)),
+        PolicyDocument=json.dumps(iam.snowflake_policy(context)),
     )
     client.untag_role(RoleName="demo_role", TagKeys=["topicberg"])
     for _ in range(4):  # as many versions as AWS keeps
         client.create_policy_version(
-            PolicyArn=world.need(POLICY.key).id,
-            PolicyDocument=json.dumps(iam.snowflake_policy(world)),
+            PolicyArn=context.need(POLICY.key).id,
+            PolicyDocument=json.dumps(iam.snowflake_policy(context)),
             SetAsDefault=True,
         )
-    policy, role = engine.plan([POLICY, ROLE], world)
+    policy, role = engine.plan([POLICY, ROLE], context)
     assert set(policy.changes) == {"document"}
     assert set(role.changes) == {"inline_policies", "tag"}
-    make(world, POLICY, ROLE)
-    assert {step.action for step in engine.plan([POLICY, ROLE], world)} == {"keep"}
-    found = engine.existing([POLICY, ROLE], world, lambda *_: None)
-    assert engine.delete(found, world, lambda *_: None) == {}
+    make(context, POLICY, ROLE)
+    assert {step.action for step in engine.plan([POLICY, ROLE], context)} == {"keep"}
+    found = engine.existing([POLICY, ROLE], context, lambda *_: None)
+    assert engine.delete(found, context, lambda *_: None) == {}
 
 
-def test_a_role_that_was_made_by_an_unanswered_request_is_taken(world: World) -> None:
-    make(world, POLICY)
-    world.aws("iam").create_role(RoleName="demo_role", AssumeRolePolicyDocument="{}")
-    ROLE.find(world)
-    make(world, ROLE)
-    assert engine.plan([POLICY, ROLE], world)[1].action == "keep"
+def test_a_role_that_was_made_by_an_unanswered_request_is_taken(context: DeployContext) -> None:
+    make(context, POLICY)
+    context.aws("iam").create_role(RoleName="demo_role", AssumeRolePolicyDocument="{}")
+    ROLE.find(context)
+    make(context, ROLE)
+    assert engine.plan([POLICY, ROLE], context)[1].action == "keep"
 
 
 ALLOWED = {
@@ -196,15 +196,15 @@ def _try(s3: Any, action: str, bucket: str) -> str:
 
 
 @pytest.mark.parametrize("who", ["tableflow", "snowflake"])
-def test_what_a_policy_does_not_name_is_denied(world: World, who: str) -> None:
+def test_what_a_policy_does_not_name_is_denied(context: DeployContext, who: str) -> None:
     policy = {"tableflow": POLICY, "snowflake": READS}[who]
-    make(world, BUCKET, policy)
-    client, s3 = world.aws("iam"), world.aws("s3")
-    s3.delete_bucket_policy(Bucket=world.bucket)  # moto evaluates none of its conditions
-    s3.put_object(Bucket=world.bucket, Key="table/data", Body=b"x")
+    make(context, BUCKET, policy)
+    client, s3 = context.aws("iam"), context.aws("s3")
+    s3.delete_bucket_policy(Bucket=context.bucket)  # moto evaluates none of its conditions
+    s3.put_object(Bucket=context.bucket, Key="table/data", Body=b"x")
     s3.create_bucket(Bucket="another", CreateBucketConfiguration={"LocationConstraint": REGION})
     client.create_user(UserName="visitor")
-    client.attach_user_policy(UserName="visitor", PolicyArn=world.need(policy.key).id)
+    client.attach_user_policy(UserName="visitor", PolicyArn=context.need(policy.key).id)
     key = client.create_access_key(UserName="visitor")["AccessKey"]
     visitor = boto3.client(
         "s3",
@@ -217,8 +217,8 @@ def test_what_a_policy_does_not_name_is_denied(world: World, who: str) -> None:
     def attempts(actions: tuple[str, ...], bucket: str) -> dict[str, str]:
         return {action: _try(visitor, action, bucket) for action in actions}
 
-    allowed = attempts(ALLOWED[who], world.bucket)
-    denied = attempts(DENIED[who], world.bucket)
+    allowed = attempts(ALLOWED[who], context.bucket)
+    denied = attempts(DENIED[who], context.bucket)
     elsewhere = attempts(ALLOWED[who], "another")
     assert set(allowed.values()) == {""}, allowed
     assert set(denied.values()) == {"AccessDenied"}, denied

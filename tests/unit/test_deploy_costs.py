@@ -9,10 +9,10 @@ import pytest
 from topicberg.deploy.aws.emr import Application
 from topicberg.deploy.confluent.organization import Cluster
 from topicberg.deploy.confluent.tableflow import TableflowTopic
+from topicberg.deploy.context import CLUSTER
 from topicberg.deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource
-from topicberg.deploy.world import CLUSTER
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 

@@ -11,10 +11,10 @@ from topicberg.clients.secrets import ApiKey
 from topicberg.deploy.aws import iam
 from topicberg.deploy.confluent.keys import _open, _values
 from topicberg.deploy.confluent.tableflow import config_of
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.draw import draw, places
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, compare
-from topicberg.deploy.world import World
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
@@ -25,7 +25,7 @@ CONFIG = Settings(prefix="demo")
 
 
 class Facts:
-    """As much of a world as documents are made from."""
+    """The part of a deploy context that documents are created from."""
 
     bucket = "demo-bucket"
     derived_bucket = "demo-bucket-derived"
@@ -48,10 +48,10 @@ class Facts:
             "I", {}, {"principal": "arn:aws:iam::2:user/s", "external_id": "ext-i"}
         ),
     }
-    need = World.need
+    need = DeployContext.need
 
 
-WORLD = cast(World, Facts())
+WORLD = cast(DeployContext, Facts())
 
 
 def test_confluent_is_trusted_with_its_external_id_and_may_tag() -> None:

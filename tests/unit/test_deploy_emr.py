@@ -23,10 +23,10 @@ from emulators.aws.emr_serverless import EmrServerless
 from topicberg.deploy import engine
 from topicberg.deploy.aws import archive, emr
 from topicberg.deploy.aws.bucket import LOG_DAYS
+from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource, Step
 from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.world import CLUSTER, World
 from topicberg.errors import TopicbergError
 from topicberg.settings import DEPLOYED_FILE, EmrSettings, Settings, emr_settings, settings
 from topicberg.topics import load_topics
@@ -56,17 +56,19 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmrServerless]:
 
 
 @pytest.fixture
-def opened(service: EmrServerless, tmp_path: Path) -> Callable[..., tuple[World, list[Resource]]]:
+def opened(
+    service: EmrServerless, tmp_path: Path
+) -> Callable[..., tuple[DeployContext, list[Resource]]]:
     """A deployment as a new process sees it, and its resources of EMR Serverless."""
 
-    def opened(**changes: Any) -> tuple[World, list[Resource]]:
+    def opened(**changes: Any) -> tuple[DeployContext, list[Resource]]:
         given = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE, "state_dir": tmp_path}
         config = Settings.model_validate(given | changes)
         deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
         specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
-        world = World(config, deploy, specs, live=dict(FACTS))
-        world.sleep = lambda seconds: time.sleep(min(seconds, 0.05))
-        return world, [one for one in resources(config, specs) if one.key in KEYS]
+        context = DeployContext(config, deploy, specs, live=dict(FACTS))
+        context.sleep = lambda seconds: time.sleep(min(seconds, 0.05))
+        return context, [one for one in resources(config, specs) if one.key in KEYS]
 
     return opened
 
@@ -75,20 +77,24 @@ def silent(*_: object) -> None:
     """Report nothing."""
 
 
-def created(opened: Callable[..., tuple[World, list[Resource]]], **changes: Any) -> World:
-    world, graph = opened(**changes)
-    engine.create(graph, world, silent)
-    return world
+def created(
+    opened: Callable[..., tuple[DeployContext, list[Resource]]], **changes: Any
+) -> DeployContext:
+    context, graph = opened(**changes)
+    engine.create(graph, context, silent)
+    return context
 
 
-def planned(opened: Callable[..., tuple[World, list[Resource]]], **changes: Any) -> dict[str, Step]:
-    world, graph = opened(**changes)
-    return {s.resource.key: s for s in engine.plan(graph, world) if s.action != "keep"}
+def planned(
+    opened: Callable[..., tuple[DeployContext, list[Resource]]], **changes: Any
+) -> dict[str, Step]:
+    context, graph = opened(**changes)
+    return {s.resource.key: s for s in engine.plan(graph, context) if s.action != "keep"}
 
 
-def deleted(opened: Callable[..., tuple[World, list[Resource]]]) -> dict[str, str]:
-    world, graph = opened()
-    return engine.delete(engine.existing(graph, world, silent), world, silent)
+def deleted(opened: Callable[..., tuple[DeployContext, list[Resource]]]) -> dict[str, str]:
+    context, graph = opened()
+    return engine.delete(engine.existing(graph, context, silent), context, silent)
 
 
 def states(service: EmrServerless) -> list[str]:
@@ -96,7 +102,7 @@ def states(service: EmrServerless) -> list[str]:
 
 
 def test_create_makes_an_application_that_costs_nothing_idle(service: Any, opened: Any) -> None:
-    world = created(opened)
+    context = created(opened)
     (application,) = service.applications.values()
     found = application.configuration
     assert found["releaseLabel"] == "emr-spark-8.0.0"
@@ -106,14 +112,16 @@ def test_create_makes_an_application_that_costs_nothing_idle(service: Any, opene
     assert "initialCapacity" not in found
     assert application.tags == {"topicberg": "demo"}
     assert planned(opened) == {}
-    rules = world.aws("s3").get_bucket_lifecycle_configuration(Bucket=world.compute_bucket)["Rules"]
+    rules = context.aws("s3").get_bucket_lifecycle_configuration(Bucket=context.compute_bucket)[
+        "Rules"
+    ]
     expired = {one["Filter"]["Prefix"]: one["Expiration"] for one in rules if "Expiration" in one}
     assert expired == {folder: {"Days": LOG_DAYS} for folder in ("jobs/", "athena/")}
 
 
 def test_drift_of_the_workgroup_is_changed_in_place(service: Any, opened: Any) -> None:
-    world = created(opened)
-    athena = world.aws("athena")
+    context = created(opened)
+    athena = context.aws("athena")
     updates = {"ResultConfigurationUpdates": {"OutputLocation": "s3://other/"}}
     athena.update_work_group(
         WorkGroup="demo_athena", ConfigurationUpdates=updates, State="DISABLED"
@@ -127,9 +135,9 @@ def test_drift_of_the_workgroup_is_changed_in_place(service: Any, opened: Any) -
 
 
 def test_capacity_and_release_change_in_place(service: Any, opened: Any) -> None:
-    world = created(opened)
-    identity = world.need(emr.APPLICATION).id
-    world.aws("emr-serverless").start_application(applicationId=identity)
+    context = created(opened)
+    identity = context.need(emr.APPLICATION).id
+    context.aws("emr-serverless").start_application(applicationId=identity)
     changes = {"emr_max_vcpu": 32, "emr_release": "emr-spark-8.1.0"}
     step = planned(opened, **changes)[emr.APPLICATION]
     assert (step.action, set(step.changes)) == ("change", {"maximum_capacity", "release"})
@@ -147,21 +155,21 @@ def test_an_application_with_job_runs_is_not_changed(service: Any, opened: Any) 
 
 
 def test_delete_cancels_stops_and_leaves_nothing(service: Any, opened: Any) -> None:
-    world = created(opened)
+    context = created(opened)
     (application,) = service.applications.values()
-    world.aws("emr-serverless").start_application(applicationId=application.id)
+    context.aws("emr-serverless").start_application(applicationId=application.id)
     application.jobs |= {"00done": "SUCCESS", "00job": "RUNNING"}
     assert deleted(opened) == {}
     assert application.jobs == {"00done": "SUCCESS", "00job": "CANCELLED"}
     assert states(service) == ["TERMINATED"]
-    assert world.aws("s3").list_buckets()["Buckets"] == []
-    assert world.aws("iam").list_roles()["Roles"] == []
-    assert world.aws("iam").list_policies(Scope="Local")["Policies"] == []
+    assert context.aws("s3").list_buckets()["Buckets"] == []
+    assert context.aws("iam").list_roles()["Roles"] == []
+    assert context.aws("iam").list_policies(Scope="Local")["Policies"] == []
 
 
 def test_a_second_one_of_ours_is_deleted_anothers_stays(service: Any, opened: Any) -> None:
-    world = created(opened)
-    client = world.aws("emr-serverless")
+    context = created(opened)
+    client = context.aws("emr-serverless")
     more = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "demo_spark"}
     client.create_application(**more, tags={"topicberg": "demo"})
     client.create_application(**more, tags={"team": "data"})
@@ -186,12 +194,12 @@ def test_without_compute_what_exists_is_deleted(service: Any, opened: Any) -> No
 def test_dagster_finds_the_application(
     service: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = created(opened)
-    world.note()
+    context = created(opened)
+    context.note()
     opened()[0].note()  # a part of the graph, in which the application is not looked at
     noted = json.loads((tmp_path / DEPLOYED_FILE).read_text())["emr"]
     wanted = EmrSettings.model_validate(noted)
-    assert wanted.application_id == world.need(emr.APPLICATION).id
+    assert wanted.application_id == context.need(emr.APPLICATION).id
     assert wanted.execution_role_arn.endswith(":role/demo_spark_job_role")
     assert wanted.log_uri == "s3://demo-123456789012-compute/jobs/"
     assert wanted.entry_point == "local:///opt/topicberg/assets/emr/job.py"
@@ -218,17 +226,17 @@ def test_dagster_finds_the_application(
 
 
 def test_only_job_runs_of_the_application_get_the_role(service: Any, opened: Any) -> None:
-    world = created(opened)
-    role = world.aws("iam").get_role(RoleName="demo_spark_job_role")["Role"]
+    context = created(opened)
+    role = context.aws("iam").get_role(RoleName="demo_spark_job_role")["Role"]
     (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
-    arn = world.need(emr.APPLICATION).facts["arn"]
+    arn = context.need(emr.APPLICATION).facts["arn"]
     assert statement["Principal"] == {"Service": "emr-serverless.amazonaws.com"}
     assert statement["Condition"]["ArnLike"] == {"aws:SourceArn": [arn, f"{arn}/*"]}
 
 
 def test_the_role_writes_derived_tables_and_logs_only(service: Any, opened: Any) -> None:
-    world = created(opened)
-    document = emr.emr_policy(world)
+    context = created(opened)
+    document = emr.emr_policy(context)
     writes: dict[str, set[str]] = {}
     for statement in document["Statement"]:
         assert "*" not in statement["Action"]
@@ -253,11 +261,11 @@ def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_p
     root = small_project(tmp_path / "clone")
     changes = {"emr_image": None, "project_root": root}
     archive.version.cache_clear()
-    world = created(opened, **changes)
+    context = created(opened, **changes)
     assert planned(opened, **changes) == {}
-    found = emr.runtime_settings(world)
+    found = emr.runtime_settings(context)
     assert found is not None
-    version = world.need(emr.CODE_KEY).fields["version"]
+    version = context.need(emr.CODE_KEY).fields["version"]
     folder = f"s3://demo-123456789012-compute/code/{version}"
     assert found["entry_point"] == f"{folder}/job.py"
     archives = f"spark.archives={folder}/topicberg.tar.gz#topicberg"

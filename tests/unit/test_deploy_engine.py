@@ -1,4 +1,4 @@
-"""Plan, create and delete over a graph of resources whose world is a dictionary."""
+"""Plan, create and delete over a graph of resources whose context is a dictionary."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from topicberg.clients.confluent import ConflictError, GoneError, UncertainError
 from topicberg.deploy import engine
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
+from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
 from topicberg.deploy.snowflake.storage import IcebergTable
-from topicberg.deploy.world import CLUSTER, REGISTRY, World
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topic, load_topics
@@ -31,29 +31,29 @@ class Thing(Resource):
     kind = "thing"
     replaced_for = frozenset({"color"})
 
-    def find(self, world: World) -> Live | None:
-        fields = _there(world).get(self.key)
+    def find(self, context: DeployContext) -> Live | None:
+        fields = _there(context).get(self.key)
         return None if fields is None else Live(self.key, dict(fields))
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {"size": self.size, "color": "blue"}
 
-    def create(self, world: World) -> None:
-        _there(world)[self.key] = self.desired(world)
-        _log(world).append(f"create {self.key}")
-        _stumble(world, self.key)
+    def create(self, context: DeployContext) -> None:
+        _there(context)[self.key] = self.desired(context)
+        _log(context).append(f"create {self.key}")
+        _stumble(context, self.key)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        _there(world)[self.key] |= {name: new for name, (_, new) in changes.items()}
-        _log(world).append(f"update {self.key}")
-        _stumble(world, self.key)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        _there(context)[self.key] |= {name: new for name, (_, new) in changes.items()}
+        _log(context).append(f"update {self.key}")
+        _stumble(context, self.key)
 
-    def delete(self, world: World, live: Live) -> None:
-        if self.key in cast(Any, world).vanishes:
-            _there(world).pop(self.key, None)
-        _stumble(world, self.key)
-        del _there(world)[self.key]
-        _log(world).append(f"delete {self.key}")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        if self.key in cast(Any, context).vanishes:
+            _there(context).pop(self.key, None)
+        _stumble(context, self.key)
+        del _there(context)[self.key]
+        _log(context).append(f"delete {self.key}")
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Precious(Thing):
 class TwoParts(Thing):
     """Its first request makes it with a size of 0, its second sets the size."""
 
-    def create(self, world: World) -> None:
-        _there(world)[self.key] = {**self.desired(world), "size": 0}
-        _stumble(world, self.key)
-        _there(world)[self.key] = self.desired(world)
+    def create(self, context: DeployContext) -> None:
+        _there(context)[self.key] = {**self.desired(context), "size": 0}
+        _stumble(context, self.key)
+        _there(context)[self.key] = self.desired(context)
 
 
 class Toy:
-    """As much of a world as the engine uses."""
+    """The part of a deploy context that the engine uses."""
 
     def __init__(self) -> None:
         self.there: dict[str, Fields] = {}
@@ -85,28 +85,28 @@ class Toy:
     def sleep(self, _: float) -> None:
         pass
 
-    need = World.need
-    remember = World.remember
-    forget = World.forget
+    need = DeployContext.need
+    remember = DeployContext.remember
+    forget = DeployContext.forget
 
 
-def _there(world: World) -> dict[str, Fields]:
-    return cast(Any, world).there
+def _there(context: DeployContext) -> dict[str, Fields]:
+    return cast(Any, context).there
 
 
-def _log(world: World) -> list[str]:
-    return cast(Any, world).log
+def _log(context: DeployContext) -> list[str]:
+    return cast(Any, context).log
 
 
-def _stumble(world: World, key: str) -> None:
-    trouble = cast(Any, world).trouble.get(key)
+def _stumble(context: DeployContext, key: str) -> None:
+    trouble = cast(Any, context).trouble.get(key)
     if trouble:
         raise trouble.pop(0)
 
 
 @pytest.fixture
-def world() -> World:
-    return cast(World, Toy())
+def context() -> DeployContext:
+    return cast(DeployContext, Toy())
 
 
 GRAPH = [Thing("c", "C", ("b",), ("b",)), Thing("a", "A"), Thing("b", "B", ("a",), ("a",))]
@@ -116,132 +116,134 @@ def quiet(*_: object) -> None:
     pass
 
 
-def actions(world: World, graph: list[Thing] = GRAPH) -> dict[str, str]:
-    return {step.resource.key: step.action.value for step in engine.plan(graph, world)}
+def actions(context: DeployContext, graph: list[Thing] = GRAPH) -> dict[str, str]:
+    return {step.resource.key: step.action.value for step in engine.plan(graph, context)}
 
 
-def test_create_goes_in_order_and_then_the_plan_is_empty(world: World) -> None:
-    assert actions(world) == {"a": "create", "b": "create", "c": "create"}
-    engine.create(GRAPH, world, quiet)
-    assert _log(world) == ["create a", "create b", "create c"]
-    assert set(actions(world).values()) == {"keep"}
+def test_create_goes_in_order_and_then_the_plan_is_empty(context: DeployContext) -> None:
+    assert actions(context) == {"a": "create", "b": "create", "c": "create"}
+    engine.create(GRAPH, context, quiet)
+    assert _log(context) == ["create a", "create b", "create c"]
+    assert set(actions(context).values()) == {"keep"}
 
 
-def test_an_answer_that_was_lost_makes_no_second_one(world: World) -> None:
-    cast(Any, world).trouble = {"b": [UncertainError("lost")]}
-    engine.create(GRAPH, world, quiet)
-    assert _log(world).count("create b") == 1
+def test_an_answer_that_was_lost_makes_no_second_one(context: DeployContext) -> None:
+    cast(Any, context).trouble = {"b": [UncertainError("lost")]}
+    engine.create(GRAPH, context, quiet)
+    assert _log(context).count("create b") == 1
 
 
-def test_what_was_made_in_part_is_completed(world: World) -> None:
+def test_what_was_made_in_part_is_completed(context: DeployContext) -> None:
     graph: list[Thing] = [TwoParts("a", "A")]
-    cast(Any, world).trouble = {"a": [UncertainError("lost")]}
-    engine.create(graph, world, quiet)
-    assert set(actions(world, graph).values()) == {"keep"}
+    cast(Any, context).trouble = {"a": [UncertainError("lost")]}
+    engine.create(graph, context, quiet)
+    assert set(actions(context, graph).values()) == {"keep"}
 
 
-def test_drift_is_a_change_with_its_fields(world: World) -> None:
-    engine.create(GRAPH, world, quiet)
-    _there(world)["b"]["size"] = 7
-    steps = {step.resource.key: step for step in engine.plan(GRAPH, world)}
+def test_drift_is_a_change_with_its_fields(context: DeployContext) -> None:
+    engine.create(GRAPH, context, quiet)
+    _there(context)["b"]["size"] = 7
+    steps = {step.resource.key: step for step in engine.plan(GRAPH, context)}
     assert steps["b"].changes == {"size": (7, 1)}
     assert steps["b"].lines() == ["size: 7 → 1"]
-    engine.create(GRAPH, world, quiet)
-    assert set(actions(world).values()) == {"keep"}
-    assert _log(world)[-1] == "update b"
+    engine.create(GRAPH, context, quiet)
+    assert set(actions(context).values()) == {"keep"}
+    assert _log(context)[-1] == "update b"
 
 
-def test_what_cannot_be_changed_is_replaced(world: World) -> None:
-    engine.create(GRAPH, world, quiet)
-    _there(world)["c"]["color"] = "red"
-    assert actions(world)["c"] == "replace"
-    engine.create(GRAPH, world, quiet)
-    assert _log(world)[-2:] == ["delete c", "create c"]
+def test_what_cannot_be_changed_is_replaced(context: DeployContext) -> None:
+    engine.create(GRAPH, context, quiet)
+    _there(context)["c"]["color"] = "red"
+    assert actions(context)["c"] == "replace"
+    engine.create(GRAPH, context, quiet)
+    assert _log(context)[-2:] == ["delete c", "create c"]
 
 
-def test_what_holds_data_is_never_replaced(world: World) -> None:
+def test_what_holds_data_is_never_replaced(context: DeployContext) -> None:
     graph = [Precious("a", "A")]
-    engine.create(graph, world, quiet)
-    _there(world)["a"]["color"] = "red"
+    engine.create(graph, context, quiet)
+    _there(context)["a"]["color"] = "red"
     with pytest.raises(engine.DeployError, match="color"):
-        engine.create(graph, world, quiet)
-    assert "a" in _there(world)
+        engine.create(graph, context, quiet)
+    assert "a" in _there(context)
     assert issubclass(CannotChangeError, Exception)
 
 
-def test_a_failure_stops_only_what_needs_it(world: World) -> None:
+def test_a_failure_stops_only_what_needs_it(context: DeployContext) -> None:
     graph = [*GRAPH, Thing("d", "D")]
-    cast(Any, world).trouble = {"b": [ValueError("no")]}
+    cast(Any, context).trouble = {"b": [ValueError("no")]}
     with pytest.raises(engine.DeployError, match="thing B: ValueError: no"):
-        engine.create(graph, world, quiet)
-    assert set(_there(world)) == {"a", "b", "d"}
+        engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "b", "d"}
 
 
-def test_a_part_of_the_graph(world: World) -> None:
-    engine.create(GRAPH[1:], world, quiet)
-    engine.plan(GRAPH, world)
-    engine.create(GRAPH[:1], world, quiet)
-    assert set(actions(world).values()) == {"keep"}
+def test_a_part_of_the_graph(context: DeployContext) -> None:
+    engine.create(GRAPH[1:], context, quiet)
+    engine.plan(GRAPH, context)
+    engine.create(GRAPH[:1], context, quiet)
+    assert set(actions(context).values()) == {"keep"}
 
 
-def test_delete_goes_backwards(world: World) -> None:
-    engine.create(GRAPH, world, quiet)
-    left = engine.delete(engine.existing(GRAPH, world, quiet), world, quiet)
+def test_delete_goes_backwards(context: DeployContext) -> None:
+    engine.create(GRAPH, context, quiet)
+    left = engine.delete(engine.existing(GRAPH, context, quiet), context, quiet)
     assert left == {}
-    assert _log(world)[-3:] == ["delete c", "delete b", "delete a"]
+    assert _log(context)[-3:] == ["delete c", "delete b", "delete a"]
 
 
-def test_delete_goes_on_and_keeps_what_the_rest_needs(world: World) -> None:
+def test_delete_goes_on_and_keeps_what_the_rest_needs(context: DeployContext) -> None:
     graph = [*GRAPH, Thing("d", "D")]
-    engine.create(graph, world, quiet)
-    cast(Any, world).trouble = {"b": [ConflictError("in use")] * 30}
-    left = engine.delete(engine.existing(graph, world, quiet), world, quiet)
+    engine.create(graph, context, quiet)
+    cast(Any, context).trouble = {"b": [ConflictError("in use")] * 30}
+    left = engine.delete(engine.existing(graph, context, quiet), context, quiet)
     assert set(left) == {"thing A", "thing B"}
     assert "in use" in left["thing B"]
-    assert set(_there(world)) == {"a", "b"}
-    cast(Any, world).trouble = {}
-    assert engine.delete(engine.existing(graph, world, quiet), world, quiet) == {}
+    assert set(_there(context)) == {"a", "b"}
+    cast(Any, context).trouble = {}
+    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
 
 
-def test_a_delete_waits_for_what_used_it_to_be_gone_everywhere(world: World) -> None:
-    engine.create(GRAPH, world, quiet)
-    cast(Any, world).trouble = {"b": [ConflictError("in use")] * 20}
-    assert engine.delete(engine.existing(GRAPH, world, quiet), world, quiet) == {}
+def test_a_delete_waits_for_what_used_it_to_be_gone_everywhere(context: DeployContext) -> None:
+    engine.create(GRAPH, context, quiet)
+    cast(Any, context).trouble = {"b": [ConflictError("in use")] * 20}
+    assert engine.delete(engine.existing(GRAPH, context, quiet), context, quiet) == {}
 
 
 @pytest.mark.parametrize(("status", "left"), [(403, {"thing B", "thing A"}), (404, set())])
-def test_only_a_404_says_that_it_is_gone(world: World, status: int, left: set[str]) -> None:
-    engine.create(GRAPH, world, quiet)
-    cast(Any, world).trouble = {"b": [GoneError("no", status=status)] * 8}
+def test_only_a_404_says_that_it_is_gone(
+    context: DeployContext, status: int, left: set[str]
+) -> None:
+    engine.create(GRAPH, context, quiet)
+    cast(Any, context).trouble = {"b": [GoneError("no", status=status)] * 8}
     if status == 404:
-        cast(Any, world).vanishes = {"b"}
-    assert set(engine.delete(engine.existing(GRAPH, world, quiet), world, quiet)) == left
+        cast(Any, context).vanishes = {"b"}
+    assert set(engine.delete(engine.existing(GRAPH, context, quiet), context, quiet)) == left
 
 
 @dataclass(frozen=True)
 class Late(Thing):
     """Cannot be created before somebody else has done something."""
 
-    def waits(self, world: World) -> str:
-        return "" if "event" in _there(world) else "for the event"
+    def waits(self, context: DeployContext) -> str:
+        return "" if "event" in _there(context) else "for the event"
 
 
-def test_what_waits_stops_nothing_and_is_no_failure(world: World) -> None:
+def test_what_waits_stops_nothing_and_is_no_failure(context: DeployContext) -> None:
     graph: list[Thing] = [
         Late("b", "B", ("a",)),
         Thing("c", "C", ("b",), ("b",)),
         Thing("a", "A"),
         Thing("d", "D", ("b",)),
     ]
-    assert actions(world, graph) == {"a": "create", "b": "wait", "c": "wait", "d": "create"}
-    engine.create(graph, world, quiet)
-    assert set(_there(world)) == {"a", "d"}
-    assert cast(Any, world).waiting == dict.fromkeys("bc", "for the event")
-    assert actions(world, graph) == {"a": "keep", "b": "wait", "c": "wait", "d": "keep"}
-    _there(world)["event"] = {}
-    engine.create(graph, world, quiet)
-    assert set(actions(world, graph).values()) == {"keep"}
-    assert cast(Any, world).waiting == {}
+    assert actions(context, graph) == {"a": "create", "b": "wait", "c": "wait", "d": "create"}
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "d"}
+    assert cast(Any, context).waiting == dict.fromkeys("bc", "for the event")
+    assert actions(context, graph) == {"a": "keep", "b": "wait", "c": "wait", "d": "keep"}
+    _there(context)["event"] = {}
+    engine.create(graph, context, quiet)
+    assert set(actions(context, graph).values()) == {"keep"}
+    assert cast(Any, context).waiting == {}
 
 
 @dataclass(frozen=True)
@@ -250,29 +252,29 @@ class Twin(Thing):
 
     unique = False
 
-    def find(self, world: World) -> Live | None:
-        looks = cast(Any, world).looks
-        made = _log(world).count(f"create {self.key}")
+    def find(self, context: DeployContext) -> Live | None:
+        looks = cast(Any, context).looks
+        made = _log(context).count(f"create {self.key}")
         looks[self.key] = looks.get(self.key, 0) + bool(made)
-        return super().find(world) if looks[self.key] > 4 else None
+        return super().find(context) if looks[self.key] > 4 else None
 
 
-def test_an_unanswered_request_makes_no_twin(world: World) -> None:
+def test_an_unanswered_request_makes_no_twin(context: DeployContext) -> None:
     """A Kafka cluster, say: its second one would run, and cost, unseen."""
-    cast(Any, world).looks = {}
-    cast(Any, world).trouble = {"a": [UncertainError("lost")]}
-    engine.create([Twin("a", "A")], world, quiet)
-    assert _log(world) == ["create a"]
+    cast(Any, context).looks = {}
+    cast(Any, context).trouble = {"a": [UncertainError("lost")]}
+    engine.create([Twin("a", "A")], context, quiet)
+    assert _log(context) == ["create a"]
     assert not next(one for one in resources(CONFIG, []) if one.key == CLUSTER).unique
 
 
-def test_what_is_not_wanted_any_more_is_deleted_first(world: World) -> None:
-    engine.create(GRAPH, world, quiet)
+def test_what_is_not_wanted_any_more_is_deleted_first(context: DeployContext) -> None:
+    engine.create(GRAPH, context, quiet)
     graph = [replace(GRAPH[0], wanted=False), *GRAPH[1:]]
-    assert actions(world, graph) == {"a": "keep", "b": "keep", "c": "delete"}
-    engine.create(graph, world, quiet)
-    assert set(_there(world)) == {"a", "b"}
-    assert set(actions(world, graph).values()) == {"keep"}
+    assert actions(context, graph) == {"a": "keep", "b": "keep", "c": "delete"}
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "b"}
+    assert set(actions(context, graph).values()) == {"keep"}
 
 
 def test_tableflow_that_is_turned_off_is_deleted_with_its_table() -> None:

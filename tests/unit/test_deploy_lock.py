@@ -30,6 +30,7 @@ from pydantic import SecretStr
 
 from topicberg.clients.confluent import ApiError
 from topicberg.deploy import lock
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.lock import (
     LEASE_SECONDS,
     MARGIN_SECONDS,
@@ -41,7 +42,6 @@ from topicberg.deploy.lock import (
 )
 from topicberg.deploy.settings import DeploySettings
 from topicberg.deploy.snowflake.session import Session
-from topicberg.deploy.world import World
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
@@ -359,18 +359,18 @@ class Lost:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def context(monkeypatch: pytest.MonkeyPatch) -> DeployContext:
     """Of a deploy that lost its lease; no address answers."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("topicberg.deploy.world.AWS_ATTEMPTS", 1)
+    monkeypatch.setattr("topicberg.deploy.context.AWS_ATTEMPTS", 1)
     deploy = DeploySettings(
         confluent_api_key="k",
         confluent_api_secret=SecretStr("s"),
         confluent_url="http://127.0.0.1:9",
     )
-    lost = World(Settings(deployment="cloud"), deploy, [], sleep=lambda _: None)
+    lost = DeployContext(Settings(deployment="cloud"), deploy, [], sleep=lambda _: None)
     lost.lease = cast("Lease", Lost())
     return lost
 
@@ -387,33 +387,33 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     ],
 )
 def test_aws_change_without_lease_is_not_sent(
-    world: World, service: str, action: str, arguments: dict[str, Any]
+    context: DeployContext, service: str, action: str, arguments: dict[str, Any]
 ) -> None:
     with pytest.raises(LockLostError):
-        getattr(world.aws(service), action)(**arguments)
-    world.lease = None
+        getattr(context.aws(service), action)(**arguments)
+    context.lease = None
     with pytest.raises(EndpointConnectionError):
-        getattr(world.aws(service), action)(**arguments)
+        getattr(context.aws(service), action)(**arguments)
 
 
-def test_aws_read_without_lease_is_sent(world: World) -> None:
+def test_aws_read_without_lease_is_sent(context: DeployContext) -> None:
     with pytest.raises(EndpointConnectionError):
-        world.aws("iam").get_role(RoleName="r")
+        context.aws("iam").get_role(RoleName="r")
     with pytest.raises(EndpointConnectionError):
-        world.new_client("ssm").put_parameter(Name="lock", Value="v")
+        context.new_client("ssm").put_parameter(Name="lock", Value="v")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_confluent_change_without_lease_is_not_sent(world: World, method: str) -> None:
+def test_confluent_change_without_lease_is_not_sent(context: DeployContext, method: str) -> None:
     with pytest.raises(LockLostError):
-        world.cloud.request(method, "/org/v2/environments")
+        context.cloud.request(method, "/org/v2/environments")
     with pytest.raises(ApiError):
-        world.cloud.request("GET", "/org/v2/environments")
+        context.cloud.request("GET", "/org/v2/environments")
 
 
 @pytest.mark.parametrize("statement", ["CREATE ROLE R", "alter user U", "  DROP DATABASE D"])
-def test_snowflake_change_without_lease_is_not_run(world: World, statement: str) -> None:
-    session = Session(cast("SnowflakeConnection", None), check_lease=world.check_lease)
+def test_snowflake_change_without_lease_is_not_run(context: DeployContext, statement: str) -> None:
+    session = Session(cast("SnowflakeConnection", None), check_lease=context.check_lease)
     with pytest.raises(LockLostError):
         session.run(statement, "")
     with pytest.raises(AttributeError):

@@ -19,10 +19,10 @@ from topicberg.catalogs import snowflake
 from topicberg.clients.confluent import Api
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.aws.iam import Policy
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.preflight import check
 from topicberg.deploy.rotate import rotate
 from topicberg.deploy.snowflake.session import _connect
-from topicberg.deploy.world import World
 from topicberg.errors import TopicbergError
 from topicberg.topics import load_topics
 
@@ -38,21 +38,21 @@ def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
 
 
 @contextmanager
-def logged_in(world: World) -> Iterator[SnowflakeConnection]:
+def logged_in(context: DeployContext) -> Iterator[SnowflakeConnection]:
     """As the runtime does: the service user with its own role and warehouse."""
-    values = world.need("snowflake/user_keys").facts["values"]
+    values = context.need("snowflake/user_keys").facts["values"]
     key = base64.b64encode(rsa.private_key(values)).decode()
-    connection = _connect(world, user=world.config.snowflake_name("user"), private_key=key)
+    connection = _connect(context, user=context.config.snowflake_name("user"), private_key=key)
     try:
         yield connection
     finally:
         connection.close()
 
 
-def seen(vendors: Vendors) -> World:
-    world, graph = vendors.open(*TOPICS)
-    engine.plan(graph, world)
-    return world
+def seen(vendors: Vendors) -> DeployContext:
+    context, graph = vendors.open(*TOPICS)
+    engine.plan(graph, context)
+    return context
 
 
 def test_0_an_admin_without_the_roles_touches_nothing(vendors: Vendors) -> None:
@@ -67,9 +67,9 @@ def test_0_an_admin_without_the_roles_touches_nothing(vendors: Vendors) -> None:
 
 
 def test_1_create_leaves_out_only_what_waits(vendors: Vendors) -> None:
-    world = vendors.create(*TOPICS)
+    context = vendors.create(*TOPICS)
     waits = {TABLE, f"snowflake/grant/reader{TABLE.removeprefix('snowflake')}"}
-    assert set(world.waiting) == waits
+    assert set(context.waiting) == waits
     plan = vendors.plan(*TOPICS)
     assert {key: step.action.value for key, step in plan.items()} == dict.fromkeys(waits, "wait")
     assert plan[TABLE].reason == "for the first records of topic airline.sunset"
@@ -78,13 +78,13 @@ def test_1_create_leaves_out_only_what_waits(vendors: Vendors) -> None:
 def test_2_in_dagster_what_waits_is_left_out(
     vendors: Vendors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, _ = vendors.open(*TOPICS)
-    told = world.deploy.model_dump(exclude_none=True) | {"deployment": "cloud", "prefix": "demo"}
+    context, _ = vendors.open(*TOPICS)
+    told = context.deploy.model_dump(exclude_none=True) | {"deployment": "cloud", "prefix": "demo"}
     for name, value in told.items():
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         monkeypatch.setenv(f"TOPICBERG_{name.upper()}", text)
     there = asset_key("confluent/topic/stock_trades")
-    assets = platform_assets(world.config, load_topics(world.config))
+    assets = platform_assets(context.config, load_topics(context.config))
     with dg.DagsterInstance.ephemeral() as instance:
         result = dg.materialize([assets], instance=instance, selection=[asset_key(TABLE), there])
     made = [event.asset_key for event in result.get_asset_materialization_events()]
@@ -102,39 +102,39 @@ def test_3_debug_shows_requests_without_secrets(
     vendors: Vendors, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("DEBUG", "topicberg.requests"):
-        world = seen(vendors)
+        context = seen(vendors)
     lines = [one.getMessage() for one in caplog.records if one.name == "topicberg.requests"]
     for begin in ("Confluent: GET http", "AWS: IAM GetRole: 200", "Snowflake as SYSADMIN: SHOW"):
         assert any(line.startswith(begin) for line in lines), begin
-    values = world.need("snowflake/user_keys").facts["values"]
-    secrets = {world.active_key(f"key/{name}").secret.get_secret_value() for name in KEYS_SEEN}
+    values = context.need("snowflake/user_keys").facts["values"]
+    secrets = {context.active_key(f"key/{name}").secret.get_secret_value() for name in KEYS_SEEN}
     secrets |= {value for name, value in values.items() if "private_key" in name}
     assert not [line for line in lines for secret in secrets if secret in line]
 
 
 def test_4_the_service_user_creates_derived_tables(vendors: Vendors) -> None:
     """With its own role: neither the topics' bucket nor an admin is needed."""
-    world = seen(vendors)
+    context = seen(vendors)
     name = ("demo_stock_trades", "totals")
-    folder = f"s3://{world.derived_bucket}/demo_stock_trades/totals"
+    folder = f"s3://{context.derived_bucket}/demo_stock_trades/totals"
     vendors.table(name, folder)
-    with logged_in(world) as connection:
-        assert snowflake.sync(connection, world.seen, "TOTALS", name, folder).rows == 1
-        topics = (world.cluster, "stock_trades")
-        of_topics = f"s3://{world.bucket}/10011010/stock_trades"
-        table = snowflake.sync(connection, world.seen, "STOCK_TRADES", topics, of_topics)
+    with logged_in(context) as connection:
+        assert snowflake.sync(connection, context.seen, "TOTALS", name, folder).rows == 1
+        topics = (context.cluster, "stock_trades")
+        of_topics = f"s3://{context.bucket}/10011010/stock_trades"
+        table = snowflake.sync(connection, context.seen, "STOCK_TRADES", topics, of_topics)
         assert table.rows == 1
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
             snowflake.ask(connection, f"DROP ICEBERG TABLE {table.name}")
 
 
 def test_5_rotated_keys_are_those_that_are_published(vendors: Vendors) -> None:
-    world, graph = vendors.open(*TOPICS)
-    assert rotate(graph, world, lambda *_: None, force=True) == 7
-    world = seen(vendors)
-    cloud = world.active_key("key/cloud")
-    Api(world.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
-    with logged_in(world) as connection:
+    context, graph = vendors.open(*TOPICS)
+    assert rotate(graph, context, lambda *_: None, force=True) == 7
+    context = seen(vendors)
+    cloud = context.active_key("key/cloud")
+    Api(context.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
+    with logged_in(context) as connection:
         assert snowflake.ask(connection, "SELECT 1")[1] == [(1,)]
     assert vendors.plan(*TOPICS) == {}
 
@@ -166,30 +166,30 @@ def test_6_an_upgrade_adds_and_loses_nothing(vendors: Vendors) -> None:
     vendors.create(*TOPICS)
     assert vendors.plan(*TOPICS) == {}
     assert vendors.objects() == before
-    world = seen(vendors)
-    with logged_in(world) as connection:
-        folder = f"s3://{world.bucket}/demo_stock_trades/older"
-        assert snowflake.sync(connection, world.seen, "OLDER", OLD_TABLE, folder).rows == 1
+    context = seen(vendors)
+    with logged_in(context) as connection:
+        folder = f"s3://{context.bucket}/demo_stock_trades/older"
+        assert snowflake.sync(connection, context.seen, "OLDER", OLD_TABLE, folder).rows == 1
 
 
 def older(vendors: Vendors) -> None:
     """Make the deployment what the version before would have made."""
-    world, graph = vendors.open(*TOPICS)
-    engine.plan(graph, world)
-    folder = f"s3://{world.bucket}/demo_stock_trades/older"
+    context, graph = vendors.open(*TOPICS)
+    engine.plan(graph, context)
+    folder = f"s3://{context.bucket}/demo_stock_trades/older"
     vendors.table(OLD_TABLE, folder)
-    names = snowflake.Names.of(world.config)
-    with logged_in(world) as connection:
-        snowflake.sync(connection, world.seen, "OLDER", OLD_TABLE, folder)
+    names = snowflake.Names.of(context.config)
+    with logged_in(context) as connection:
+        snowflake.sync(connection, context.seen, "OLDER", OLD_TABLE, folder)
         snowflake.ask(connection, f"DROP ICEBERG TABLE IF EXISTS {names.table('TOTALS')}")
     for one in reversed(engine.in_order(graph)):
         if one.key in NEW:
-            engine.remove(one, world, world.need(one.key))
+            engine.remove(one, context, context.need(one.key))
         elif isinstance(one, Policy):
-            document = one.grants(world)
-            text = json.dumps(document).replace(world.derived_bucket, "x").replace(":*", ":x")
-            world.aws("iam").create_policy_version(
-                PolicyArn=world.need(one.key).id, PolicyDocument=text, SetAsDefault=True
+            document = one.grants(context)
+            text = json.dumps(document).replace(context.derived_bucket, "x").replace(":*", ":x")
+            context.aws("iam").create_policy_version(
+                PolicyArn=context.need(one.key).id, PolicyDocument=text, SetAsDefault=True
             )
 
 

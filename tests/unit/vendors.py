@@ -41,10 +41,10 @@ from emulators.snowflake.logins import Logins
 from emulators.snowflake.server import Server
 from emulators.snowflake.session import Session
 from topicberg.deploy import engine, rsa
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Resource, Step
 from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.world import World
 from topicberg.local import state
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
@@ -99,7 +99,7 @@ class Vendors:
     emr: EmrServerless
     athena: Athena
 
-    def open(self, *topics: str, **changes: Any) -> tuple[World, list[Resource]]:
+    def open(self, *topics: str, **changes: Any) -> tuple[DeployContext, list[Resource]]:
         """A deployment of these topics, as a new process sees it."""
         given = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE}
         config = Settings.model_validate(given | changes)
@@ -115,25 +115,27 @@ class Vendors:
             }
         )
         specs = [spec for spec in load_topics() if spec.name in topics]
-        world = World(config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.05)))
-        return world, resources(config, specs)
+        context = DeployContext(
+            config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.05))
+        )
+        return context, resources(config, specs)
 
-    def create(self, *topics: str, **changes: Any) -> World:
-        world, graph = self.open(*topics, **changes)
-        engine.create(graph, world, lambda *_: None)
-        return world
+    def create(self, *topics: str, **changes: Any) -> DeployContext:
+        context, graph = self.open(*topics, **changes)
+        engine.create(graph, context, lambda *_: None)
+        return context
 
     def plan(self, *topics: str, **changes: Any) -> dict[str, Step]:
         """What differs, by key."""
-        world, graph = self.open(*topics, **changes)
-        steps = engine.plan(graph, world)
+        context, graph = self.open(*topics, **changes)
+        steps = engine.plan(graph, context)
         return {step.resource.key: step for step in steps if step.action != "keep"}
 
     def delete(self, *topics: str, **changes: Any) -> dict[str, str]:
-        world, graph = self.open(*topics, **changes)
-        world.purge_secrets = True
-        found = engine.existing(graph, world, lambda *_: None)
-        return engine.delete(found, world, lambda *_: None)
+        context, graph = self.open(*topics, **changes)
+        context.purge_secrets = True
+        found = engine.existing(graph, context, lambda *_: None)
+        return engine.delete(found, context, lambda *_: None)
 
     def client(self, service: str) -> Any:
         return boto3.client(service)

@@ -15,8 +15,8 @@ from topicberg.cli.bootstrap import bootstrap_snowflake
 from topicberg.cli.output import cell, echo, echo_json
 
 if TYPE_CHECKING:
+    from topicberg.deploy.context import DeployContext
     from topicberg.deploy.resource import Resource, Step
-    from topicberg.deploy.world import World
 
 FIRST_RECORDS_SECONDS = 120.0
 app = typer.Typer(
@@ -125,13 +125,13 @@ def plan(
 ) -> None:
     """Show what `create` would do, by vendor, what the deployment costs a month by order of
     magnitude, and which quotas it meets. Exit code 1 if there are changes."""
-    world, graph = _open(_flags(**_given(locals())), compute=not no_compute)
-    steps = _plan(world, _targeted(graph, target))
+    context, graph = _open(_flags(**_given(locals())), compute=not no_compute)
+    steps = _plan(context, _targeted(graph, target))
     if out is not None:
-        out.write_text(json.dumps([_document(world, step) for step in steps], indent=2) + "\n")
+        out.write_text(json.dumps([_document(context, step) for step in steps], indent=2) + "\n")
         echo(f"wrote {out}", err=True)
     changes = _show(steps, everything=everything)
-    _preview(world, graph)
+    _preview(context, graph)
     if changes:
         raise typer.Exit(1)
 
@@ -161,22 +161,22 @@ def create(
 
     if settings().deployment == "local":
         _start_stack()
-    world, graph = _open(_flags(**_given(locals())), compute=not no_compute)
+    context, graph = _open(_flags(**_given(locals())), compute=not no_compute)
     graph = _targeted(graph, target)
-    with exclusive(world), world.noting(), _reporting() as report:
-        engine.create(graph, world, report)
-    if not no_compute and not target and world.config.deployment == "cloud":
-        _compute_in_cloud(world)
-    if not no_compute and not target and world.config.deployment == "local":
-        _compute_derived(world)
-        if world.waiting:  # the computation also creates tables of topics without records
-            with exclusive(world), _reporting() as report:
-                engine.create(graph, world, report)
-    for reason, count in Counter(world.waiting.values()).items():
+    with exclusive(context), context.noting(), _reporting() as report:
+        engine.create(graph, context, report)
+    if not no_compute and not target and context.config.deployment == "cloud":
+        _compute_in_cloud(context)
+    if not no_compute and not target and context.config.deployment == "local":
+        _compute_derived(context)
+        if context.waiting:  # the computation also creates tables of topics without records
+            with exclusive(context), _reporting() as report:
+                engine.create(graph, context, report)
+    for reason, count in Counter(context.waiting.values()).items():
         echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
     wanted = sum(resource.wanted for resource in graph)
-    made = wanted - len(world.waiting)
-    later = f", {len(world.waiting)} wait" if world.waiting else ""
+    made = wanted - len(context.waiting)
+    later = f", {len(context.waiting)} wait" if context.waiting else ""
     echo(f"{made} of {wanted} resources are as they should be{later}; nothing is left to do now")
 
 
@@ -200,11 +200,11 @@ def delete(
     from topicberg.deploy.lock import exclusive
     from topicberg.errors import TopicbergError
 
-    world, graph = _open(_flags(**_given(locals())))
-    world.purge_secrets = purge_secrets
-    with exclusive(world):
+    context, graph = _open(_flags(**_given(locals())))
+    context.purge_secrets = purge_secrets
+    with exclusive(context):
         with _reporting() as report:
-            found = engine.existing(graph, world, report)
+            found = engine.existing(graph, context, report)
         dies = [resource for resource, _ in found]
         if not dies:
             echo("there is nothing to delete")
@@ -213,7 +213,7 @@ def delete(
         told = {resource.name for resource in dies}
         for resource in dies:
             echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
-            for inside in sorted(set(resource.contents(world))):
+            for inside in sorted(set(resource.contents(context))):
                 if inside.rpartition(".")[2] not in told:
                     told.add(inside.rpartition(".")[2])
                     echo(f"      with table {inside}")
@@ -227,14 +227,14 @@ def delete(
         if not yes:
             typer.confirm(f"Delete these {len(dies)} resources?", abort=True)
         with _reporting() as report:
-            left = engine.delete(found, world, report)
+            left = engine.delete(found, context, report)
     if left:
         lines = "\n  ".join(f"{title}: {reason}" for title, reason in left.items())
         raise TopicbergError(
             f"{len(left)} resources are left:\n  {lines}",
             hint="run the command again: it goes on with what is left",
         )
-    world.forget_note()
+    context.forget_note()
     echo(f"{len(dies)} resources are deleted")
 
 
@@ -255,13 +255,13 @@ def status(
     from topicberg.deploy.resource import Action
 
     given = _given(locals())
-    world, graph = _open(_flags(**given), compute=not no_compute)
-    steps = _plan(world, graph)
-    world.note()
+    context, graph = _open(_flags(**given), compute=not no_compute)
+    steps = _plan(context, graph)
+    context.note()
     if as_json:
-        echo_json([_document(world, step) for step in steps])
+        echo_json([_document(context, step) for step in steps])
     else:
-        _table(world, steps)
+        _table(context, steps)
     if any(step.action not in (Action.KEEP, Action.WAIT) for step in steps):
         raise typer.Exit(1)
 
@@ -282,9 +282,9 @@ def rotate(
     from topicberg.deploy.lock import exclusive
     from topicberg.deploy.rotate import rotate as rotate_keys
 
-    world, graph = _open(_flags(**_given(locals())))
-    with exclusive(world):
-        rotated = rotate_keys(graph, world, echo, force=now)
+    context, graph = _open(_flags(**_given(locals())))
+    with exclusive(context):
+        rotated = rotate_keys(graph, context, echo, force=now)
     echo(f"{rotated} keys rotated")
 
 
@@ -316,7 +316,7 @@ def _start_stack() -> None:
         start(settings(), Console(stderr=True))
 
 
-def _compute_derived(world: World) -> None:
+def _compute_derived(context: DeployContext) -> None:
     """Run the pipelines on what the connectors have made so far, so that every table has rows.
 
     In the cloud, and locally from then on, Dagster does it by itself.
@@ -330,8 +330,8 @@ def _compute_derived(world: World) -> None:
     from topicberg.deploy.wait import until
     from topicberg.endpoints import load_endpoints
 
-    endpoints = load_endpoints(world.config)
-    graph = resources(world.config, world.specs)
+    endpoints = load_endpoints(context.config)
+    graph = resources(context.config, context.specs)
     for topic in [one.topic for one in graph if isinstance(one, Connector)]:
 
         def has_records(topic: str = topic) -> bool:
@@ -339,10 +339,10 @@ def _compute_derived(world: World) -> None:
 
         until(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
     echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
-    materialize(world.config, endpoints, datetime.now(UTC))
+    materialize(context.config, endpoints, datetime.now(UTC))
 
 
-def _compute_in_cloud(world: World) -> None:
+def _compute_in_cloud(context: DeployContext) -> None:
     """Compute the tables derived from topics that have records, where Dagster would.
 
     What fails does not undo the deployment: Dagster computes the same later.
@@ -354,18 +354,18 @@ def _compute_in_cloud(world: World) -> None:
     from topicberg.errors import TopicbergError
     from topicberg.settings import emr_settings, settings
 
-    if world.deploy.profile:
-        os.environ["AWS_PROFILE"] = world.deploy.profile
+    if context.deploy.profile:
+        os.environ["AWS_PROFILE"] = context.deploy.profile
     settings.cache_clear()  # the names of the deployment are known now
     later = "Dagster computes them: start its daemon with this deployment's settings"
     where = "EMR Serverless" if emr_settings() else "TOPICBERG_SPARK_REMOTE"
-    if emr_settings() is None and world.config.spark_remote is None:
+    if emr_settings() is None and context.config.spark_remote is None:
         echo(f"the derived tables are not computed here: there is no Spark. {later}")
         return
     waiting = {
         spec.name
-        for spec in world.specs
-        if not spec.tableflow.enabled or f"snowflake/table/{spec.asset_name}" in world.waiting
+        for spec in context.specs
+        if not spec.tableflow.enabled or f"snowflake/table/{spec.asset_name}" in context.waiting
     }
     echo(f"computing the derived tables by {where}: minutes for each", err=True)
     try:
@@ -384,27 +384,27 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in DeploySettings.model_fields if name in arguments}
 
 
-def _open(flags: dict[str, Any], *, compute: bool = True) -> tuple[World, list[Resource]]:
+def _open(flags: dict[str, Any], *, compute: bool = True) -> tuple[DeployContext, list[Resource]]:
     """
     :param compute: False: without an EMR Serverless application
     :raises TopicbergError: settings are missing or wrong, or an account refuses them"""
+    from topicberg.deploy.context import open_context
     from topicberg.deploy.platform import resources
     from topicberg.deploy.preflight import check
-    from topicberg.deploy.world import open_world
     from topicberg.settings import Settings
 
     config = Settings() if compute else Settings(compute="none")
-    world = open_world(config, flags)
-    check(world)
-    return world, resources(world.config, world.specs)
+    context = open_context(config, flags)
+    check(context)
+    return context, resources(context.config, context.specs)
 
 
-def _document(world: World, step: Step) -> dict[str, Any]:
+def _document(context: DeployContext, step: Step) -> dict[str, Any]:
     """A step of a plan, for programs."""
     return {
         "resource": step.resource.key,
         "name": step.resource.name,
-        "id": _id(world, step.resource),
+        "id": _id(context, step.resource),
         "action": step.action.value,
         "reason": step.reason,
         "changes": step.lines(),
@@ -444,10 +444,10 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
     return [resource for resource in graph if resource.key in found]
 
 
-def _plan(world: World, graph: list[Resource]) -> list[Step]:
+def _plan(context: DeployContext, graph: list[Resource]) -> list[Step]:
     from topicberg.deploy import engine
 
-    return engine.plan(graph, world)
+    return engine.plan(graph, context)
 
 
 _SIGNS = {
@@ -495,11 +495,11 @@ def _show(steps: list[Step], *, everything: bool) -> int:
     return sum(counts.values())
 
 
-def _preview(world: World, graph: list[Resource]) -> None:
+def _preview(context: DeployContext, graph: list[Resource]) -> None:
     """Print what the whole deployment costs and which quotas it meets."""
     from topicberg.deploy.costs import AS_OF, costs, usage
 
-    found = costs(graph, world.config, world.live)
+    found = costs(graph, context.config, context.live)
     total = sum(one.usd for one in found)
     kinds: dict[str, list[Any]] = {}
     for one in found:
@@ -508,7 +508,7 @@ def _preview(world: World, graph: list[Resource]) -> None:
     for kind, some in sorted(kinds.items(), key=lambda item: -sum(one.usd for one in item[1])):
         usd, number = sum(one.usd for one in some), f" x {len(some)}" if len(some) > 1 else ""
         echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
-    used = [each for each in usage(graph, world.config) if each.used]
+    used = [each for each in usage(graph, context.config) if each.used]
     listed = ", ".join(f"{each.quota.name} {each.used} of {each.quota.limit:,}" for each in used)
     echo(f"default quotas: {listed}")
     for each in used:
@@ -527,7 +527,7 @@ def _vendor(step: Step) -> str:
     return vendor if vendor in _VENDORS else "confluent"
 
 
-def _table(world: World, steps: list[Step]) -> None:
+def _table(context: DeployContext, steps: list[Step]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -537,13 +537,13 @@ def _table(world: World, steps: list[Step]) -> None:
             step.action.value, f"[red]{step.action.value}"
         )
         resource = step.resource
-        name, found = cell(resource.name), cell(_id(world, resource) or "")
+        name, found = cell(resource.name), cell(_id(context, resource) or "")
         table.add_row(resource.key, name, found, state)
     Console().print(table)
 
 
-def _id(world: World, resource: Resource) -> str | None:
-    live = world.live.get(resource.key)
+def _id(context: DeployContext, resource: Resource) -> str | None:
+    live = context.live.get(resource.key)
     return live.id if live else None
 
 

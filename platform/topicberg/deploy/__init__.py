@@ -5,7 +5,7 @@ again, what was made by hand or by Terraform is adopted, and drift is seen.
 
 | module | does |
 |---|---|
-| ``settings``, ``names``, ``world`` | what is asked for, what it is called, the clients |
+| ``settings``, ``context`` | what is requested, and the clients |
 | ``resource``, ``engine``, ``wait`` | what a resource is; plan, create and delete; patience |
 | ``platform`` | the resource graph |
 | ``confluent``, ``aws``, ``snowflake`` | the resources, a module a group of APIs |

@@ -26,6 +26,7 @@ from topicberg.clients.confluent import (
     GoneError,
     UncertainError,
 )
+from topicberg.deploy.context import WORKERS, DeployContext
 from topicberg.deploy.passing import exists, gone, is_retryable, unanswered
 from topicberg.deploy.resource import (
     Action,
@@ -39,7 +40,6 @@ from topicberg.deploy.resource import (
     compare,
 )
 from topicberg.deploy.wait import PatienceError, until
-from topicberg.deploy.world import WORKERS, World
 from topicberg.errors import TopicbergError
 
 Report = Callable[[Resource, str], None]
@@ -69,29 +69,29 @@ def in_order(resources: Iterable[Resource]) -> list[Resource]:
 # --- looking ---
 
 
-def look(resource: Resource, world: World) -> Live | None:
-    """The resource as it is now; what depends on it then finds it in ``world``.
+def look(resource: Resource, context: DeployContext) -> Live | None:
+    """The resource as it is now; what depends on it then finds it in ``context``.
 
     :raises MissingError: it cannot be seen because something that is needed to look is missing
     """
-    world.forget(resource.key)
-    world.waiting.pop(resource.key, None)
+    context.forget(resource.key)
+    context.waiting.pop(resource.key, None)
     for key in resource.within:
-        world.need(key)
-    live = resource.find(world)
+        context.need(key)
+    live = resource.find(context)
     if live is not None:
-        world.remember(resource.key, live)
+        context.remember(resource.key, live)
     return live
 
 
-def examine(resource: Resource, world: World) -> Step:
+def examine(resource: Resource, context: DeployContext) -> Step:
     """What ``create`` would do with it."""
     try:
-        live = look(resource, world)
+        live = look(resource, context)
     except (MissingError, CredentialsError, GoneError) as error:
         key = error.key if isinstance(error, MissingError) else "its key"
-        if key in world.waiting and resource.wanted:
-            return _wait(resource, world, world.waiting[key])
+        if key in context.waiting and resource.wanted:
+            return _wait(resource, context, context.waiting[key])
         if key in resource.within:
             return Step(resource, Action.CREATE if resource.wanted else Action.KEEP)
         return Step(resource, Action.LOOK, reason=f"{key} comes first")
@@ -99,11 +99,11 @@ def examine(resource: Resource, world: World) -> Step:
         return Step(resource, Action.KEEP if live is None else Action.DELETE)
     if live is None:
         with suppress(MissingError, CredentialsError, GoneError):  # created before it, then
-            if reason := resource.waits(world):
-                return _wait(resource, world, reason)
+            if reason := resource.waits(context):
+                return _wait(resource, context, reason)
         return Step(resource, Action.CREATE)
     try:
-        changes = difference(resource, world, live)
+        changes = difference(resource, context, live)
     except MissingError as error:
         return Step(resource, Action.CHANGE, reason=f"follows {error.key}")
     if not changes:
@@ -113,29 +113,29 @@ def examine(resource: Resource, world: World) -> Step:
     return Step(resource, Action.CHANGE, changes)
 
 
-def _wait(resource: Resource, world: World, reason: str) -> Step:
-    world.waiting[resource.key] = reason
+def _wait(resource: Resource, context: DeployContext, reason: str) -> Step:
+    context.waiting[resource.key] = reason
     return Step(resource, Action.WAIT, reason=reason)
 
 
-def difference(resource: Resource, world: World, live: Live) -> Changes:
+def difference(resource: Resource, context: DeployContext, live: Live) -> Changes:
     """
     :raises MissingError: what it is made from is not there yet
     """
-    changes = compare(live.fields, resource.desired(world))
-    orphans = resource.orphans(world, live)
+    changes = compare(live.fields, resource.desired(context))
+    orphans = resource.orphans(context, live)
     if orphans:
         changes["unused"] = (orphans, [])
     return changes
 
 
-def plan(resources: Iterable[Resource], world: World) -> list[Step]:
+def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
     """What ``create`` would do with each resource, in order."""
     by_key = {resource.key: resource for resource in in_order(resources)}
     steps: dict[str, Step] = {}
 
     def look_at(resource: Resource) -> None:
-        steps[resource.key] = examine(resource, world)
+        steps[resource.key] = examine(resource, context)
 
     for error in _walk(by_key, look_at).values():
         raise error
@@ -145,28 +145,28 @@ def plan(resources: Iterable[Resource], world: World) -> list[Step]:
 # --- creating ---
 
 
-def converge(resource: Resource, world: World, report: Report) -> Live:
+def converge(resource: Resource, context: DeployContext, report: Report) -> Live:
     """Make or mend one resource whose needs are there, and wait until it can be used.
 
     :raises TopicbergError: it could not be done
     :raises WaitingError: it cannot be created yet, and nothing is wrong
     """
-    live = look(resource, world)
+    live = look(resource, context)
     whole = False
     if live is None:
-        if reason := resource.waits(world):
+        if reason := resource.waits(context):
             raise WaitingError(reason)
         if not resource.built_in:
             report(resource, "creating")
-            whole = _make(resource, world)
+            whole = _make(resource, context)
         live = until(
-            lambda: look(resource, world), f"{resource.title} appears", resource_seconds(resource)
+            lambda: look(resource, context), f"{resource.title} appears", resource_seconds(resource)
         )
         report(resource, "created" if not resource.built_in else "is there")
-    if not whole and (changes := difference(resource, world, live)):
-        live = _mend(resource, world, live, changes, report)
-    resource.settle(world, live)
-    settled = look(resource, world)
+    if not whole and (changes := difference(resource, context, live)):
+        live = _mend(resource, context, live, changes, report)
+    resource.settle(context, live)
+    settled = look(resource, context)
     if settled is None:
         raise TopicbergError(f"{resource.title} was there and is gone")
     return settled
@@ -177,7 +177,7 @@ def resource_seconds(resource: Resource) -> float:
     return 600.0 if resource.built_in else 120.0
 
 
-def _make(resource: Resource, world: World) -> bool:
+def _make(resource: Resource, context: DeployContext) -> bool:
     """Create it; after an answer that leaves it open whether that worked, look first.
 
     Returns whether it was made as a whole: what is seen after an error may lack its second part.
@@ -188,18 +188,20 @@ def _make(resource: Resource, world: World) -> bool:
     while True:
         attempt += 1
         try:
-            resource.create(world)
+            resource.create(context)
         except Exception as error:
             made = exists(error)
             if attempt == TRIES or not (made or is_retryable(error)):
                 raise
-            world.sleep(pause)
+            context.sleep(pause)
             pause = min(30.0, pause * 2)
-            if look(resource, world) is not None:
+            if look(resource, context) is not None:
                 return False
             if isinstance(error, UncertainError) and not resource.unique:
                 with suppress(PatienceError):
-                    until(lambda: look(resource, world), "", UNCERTAIN_SECONDS, sleep=world.sleep)
+                    until(
+                        lambda: look(resource, context), "", UNCERTAIN_SECONDS, sleep=context.sleep
+                    )
                     return False
             if made and attempt > 4:
                 raise
@@ -207,12 +209,14 @@ def _make(resource: Resource, world: World) -> bool:
             return True
 
 
-def _mend(resource: Resource, world: World, live: Live, changes: Changes, report: Report) -> Live:
+def _mend(
+    resource: Resource, context: DeployContext, live: Live, changes: Changes, report: Report
+) -> Live:
     if not set(changes) & resource.replaced_for:
         report(resource, f"changing {', '.join(changes)}")
-        _update(resource, world, live, changes)
+        _update(resource, context, live, changes)
         report(resource, "changed")
-        return look(resource, world) or live
+        return look(resource, context) or live
     if resource.holds_data:
         fields = ", ".join(sorted(set(changes) & resource.replaced_for))
         raise CannotChangeError(
@@ -221,33 +225,33 @@ def _mend(resource: Resource, world: World, live: Live, changes: Changes, report
             hint="set what it is, or `topicberg deploy delete` first",
         )
     report(resource, "replacing")
-    remove(resource, world, live)
-    _make(resource, world)
+    remove(resource, context, live)
+    _make(resource, context)
     report(resource, "replaced")
-    return until(lambda: look(resource, world), f"{resource.title} appears", 120)
+    return until(lambda: look(resource, context), f"{resource.title} appears", 120)
 
 
-def _update(resource: Resource, world: World, live: Live, changes: Changes) -> None:
+def _update(resource: Resource, context: DeployContext, live: Live, changes: Changes) -> None:
     """Change a resource; before a retry, read what it is now and what is still different."""
 
     def look_again(state: RetryCallState) -> None:
         nonlocal live, changes
         if state.attempt_number > 1:
-            live = look(resource, world) or live
-            changes = difference(resource, world, live)
+            live = look(resource, context) or live
+            changes = difference(resource, context, live)
 
     retrying = Retrying(
         retry=retry_if_exception(lambda error: exists(error) or is_retryable(error)),
         stop=stop_after_attempt(TRIES),
         wait=wait_exponential(multiplier=2, max=30),
-        sleep=world.sleep,
+        sleep=context.sleep,
         before=look_again,
         reraise=True,
     )
-    retrying(lambda: resource.update(world, live, changes))
+    retrying(lambda: resource.update(context, live, changes))
 
 
-def create(resources: Iterable[Resource], world: World, report: Report) -> None:
+def create(resources: Iterable[Resource], context: DeployContext, report: Report) -> None:
     """Converge every resource, those that do not need each other at the same time.
 
     Of a part of the graph, the rest must have been looked at before.
@@ -255,30 +259,30 @@ def create(resources: Iterable[Resource], world: World, report: Report) -> None:
     :raises DeployError: names what failed; what needs it was not tried
     """
     graph = list(resources)
-    _clear(graph, world, report)
+    _clear(graph, context, report)
     by_key = {resource.key: resource for resource in graph if resource.wanted}
-    failed = _walk(by_key, lambda resource: _create(resource, world, report))
+    failed = _walk(by_key, lambda resource: _create(resource, context, report))
     if failed:
         raise _summary("could not be created", by_key, failed)
 
 
-def _create(resource: Resource, world: World, report: Report) -> None:
+def _create(resource: Resource, context: DeployContext, report: Report) -> None:
     """Converge one resource; one that waits, or needs one that waits, is left for later."""
     try:
-        patiently(resource, world, report)
+        patiently(resource, context, report)
     except WaitingError as waiting:
         reason = waiting.reason
     except MissingError as error:
-        if error.key not in world.waiting:
+        if error.key not in context.waiting:
             raise
-        reason = world.waiting[error.key]
+        reason = context.waiting[error.key]
     else:
         return
-    world.waiting[resource.key] = reason
+    context.waiting[resource.key] = reason
     report(resource, f"waits ({reason})")
 
 
-def _clear(graph: list[Resource], world: World, report: Report) -> None:
+def _clear(graph: list[Resource], context: DeployContext, report: Report) -> None:
     """Delete what is not wanted any more, each after all that needs it.
 
     :raises DeployError: something could not be deleted
@@ -286,10 +290,10 @@ def _clear(graph: list[Resource], world: World, report: Report) -> None:
     unwanted = [resource for resource in graph if not resource.wanted]
     if not unwanted:
         return
-    steps = plan(_with_needs(unwanted, graph), world)
+    steps = plan(_with_needs(unwanted, graph), context)
     dead = [step.resource for step in steps if step.action is Action.DELETE]
-    found: list[Found] = [(one, world.live[one.key]) for one in reversed(dead)]
-    left = delete(found, world, report)
+    found: list[Found] = [(one, context.live[one.key]) for one in reversed(dead)]
+    left = delete(found, context, report)
     if left:
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
@@ -312,16 +316,16 @@ def _with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[R
     return list(found.values())
 
 
-def patiently(resource: Resource, world: World, report: Report) -> Live:
+def patiently(resource: Resource, context: DeployContext, report: Report) -> Live:
     """Converge, again while a new key or a new permission is not known everywhere yet."""
     for pause in PAUSES:
         try:
-            return converge(resource, world, report)
+            return converge(resource, context, report)
         except Exception as error:
             if not is_retryable(error):
                 raise
-            world.sleep(pause)
-    return converge(resource, world, report)
+            context.sleep(pause)
+    return converge(resource, context, report)
 
 
 def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dict[str, Exception]:
@@ -373,7 +377,7 @@ Found = tuple[Resource, Live | str]
 """What there is, or why it cannot be seen."""
 
 
-def existing(resources: Iterable[Resource], world: World, report: Report) -> list[Found]:
+def existing(resources: Iterable[Resource], context: DeployContext, report: Report) -> list[Found]:
     """What there is to delete, in the order of deletion.
 
     A key without which something cannot be seen, and so not deleted, is made anew.
@@ -384,14 +388,14 @@ def existing(resources: Iterable[Resource], world: World, report: Report) -> lis
 
     def reveal(resource: Resource) -> Live | None:
         try:
-            return look(resource, world)
+            return look(resource, context)
         except MissingError as error:
             if error.key in resource.within:
                 return None
             with one_at_a_time:
-                if error.key not in world.live or not world.live[error.key].facts.get("key"):
-                    converge(by_key[error.key], world, report)
-        return look(resource, world)
+                if error.key not in context.live or not context.live[error.key].facts.get("key"):
+                    converge(by_key[error.key], context, report)
+        return look(resource, context)
 
     def look_at(resource: Resource) -> None:
         try:
@@ -399,14 +403,14 @@ def existing(resources: Iterable[Resource], world: World, report: Report) -> lis
         except Exception as error:  # the others are still to be deleted
             found[resource.key] = f"cannot be seen: {_reason(error)}"
         else:
-            if live is not None and resource.is_ours(world):
+            if live is not None and resource.is_ours(context):
                 found[resource.key] = live
 
     _walk(by_key, look_at)
     return [(by_key[key], found[key]) for key in reversed(by_key) if key in found]
 
 
-def remove(resource: Resource, world: World, live: Live) -> None:
+def remove(resource: Resource, context: DeployContext, live: Live) -> None:
     """Delete it and wait until it is gone.
 
     :raises TopicbergError: it was refused, or takes too long
@@ -414,7 +418,7 @@ def remove(resource: Resource, world: World, live: Live) -> None:
 
     def is_gone() -> bool:
         try:
-            return look(resource, world) is None
+            return look(resource, context) is None
         except Exception as error:
             if not unanswered(error):
                 raise
@@ -422,7 +426,7 @@ def remove(resource: Resource, world: World, live: Live) -> None:
 
     for attempt in range(1, CONFLICT_TRIES + 1):
         try:
-            resource.delete(world, live)
+            resource.delete(context, live)
             break
         except Exception as error:
             # A conflict: something that used it is not gone everywhere yet.
@@ -433,14 +437,14 @@ def remove(resource: Resource, world: World, live: Live) -> None:
                 if gone(error):
                     break
                 raise
-            world.sleep(min(30.0, 2.0 ** (attempt - 1)))
+            context.sleep(min(30.0, 2.0 ** (attempt - 1)))
             if is_gone():
                 return
 
     until(is_gone, f"{resource.title} is gone", GONE_SECONDS)
 
 
-def delete(found: list[Found], world: World, report: Report) -> dict[str, str]:
+def delete(found: list[Found], context: DeployContext, report: Report) -> dict[str, str]:
     """Delete what :func:`existing` found, each after all that needs it.
 
     Goes on after a failure, but keeps what the failed resource needs: without it the next run
@@ -460,7 +464,7 @@ def delete(found: list[Found], world: World, report: Report) -> dict[str, str]:
             continue
         report(resource, "deleting")
         try:
-            remove(resource, world, live)
+            remove(resource, context, live)
         except Exception as error:  # whatever it is, the others are still to be deleted
             left[resource.title] = _reason(error)
             _keep(kept, resource)

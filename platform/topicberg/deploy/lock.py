@@ -35,7 +35,7 @@ from typing import IO, TYPE_CHECKING, Any
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 logger = logging.getLogger(__name__)
 
@@ -232,15 +232,17 @@ def _entry(parameter: dict[str, Any]) -> Entry:
 
 
 @contextmanager
-def exclusive(world: World, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Hold the deployment's lease; every change through ``world`` asks for it.
+def exclusive(context: DeployContext, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Hold the deployment's lease; every change through ``context`` asks for it.
 
     :raises LockedError: another one has it, and still has it after ``wait_seconds``
     """
     me = uuid.uuid4().hex
-    folder = world.config.state_dir / "deploy-locks"
+    folder = context.config.state_dir / "deploy-locks"
     with _alive(folder / me):
-        lease = Lease(world.new_client("ssm"), world.names.lock, me, lambda it: _ended(folder, it))
+        lease = Lease(
+            context.new_client("ssm"), context.names.lock, me, lambda it: _ended(folder, it)
+        )
         deadline = time.monotonic() + wait_seconds
         while not lease.acquire():
             if time.monotonic() >= deadline:
@@ -253,13 +255,13 @@ def exclusive(world: World, wait_seconds: float = 0.0) -> Iterator[None]:
         stop = threading.Event()
         renewing = threading.Thread(target=_renew, args=(lease, stop), daemon=True)
         renewing.start()
-        world.lease = lease
+        context.lease = lease
         try:
             yield
         finally:
             stop.set()
             renewing.join()
-            world.lease = None
+            context.lease = None
             try:
                 lease.release()
             except Exception as error:  # it ends by itself

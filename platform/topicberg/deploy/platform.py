@@ -32,6 +32,7 @@ from topicberg.deploy.confluent.kafka import Acl, Subject, Topic
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
 from topicberg.deploy.confluent.tableflow import TableflowTopic
+from topicberg.deploy.context import CLUSTER, ENVIRONMENT, REGISTRY
 from topicberg.deploy.resource import Resource
 from topicberg.deploy.snowflake.principals import KEYS, Grant, RoleGrant, User, UserKeys
 from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
@@ -45,7 +46,6 @@ from topicberg.deploy.snowflake.storage import (
     Volume,
     Warehouse,
 )
-from topicberg.deploy.world import CLUSTER, ENVIRONMENT, REGISTRY
 from topicberg.naming import Names
 
 if TYPE_CHECKING:

@@ -13,19 +13,19 @@ from topicberg.deploy.snowflake.session import role_problems
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 
-def check(world: World) -> None:
+def check(context: DeployContext) -> None:
     """
     :raises TopicbergError: names every account that does not let us in
     """
     from snowflake.connector.errors import Error as SnowflakeError
 
     asked: list[tuple[str, Callable[[], object]]] = [
-        ("Confluent Cloud", lambda: organization(world.cloud)),
-        ("AWS", lambda: world.account),
-        ("Snowflake's admin user", lambda: _take_roles(world)),
+        ("Confluent Cloud", lambda: organization(context.cloud)),
+        ("AWS", lambda: context.account),
+        ("Snowflake's admin user", lambda: _take_roles(context)),
     ]
     problems = []
     hint = "docs/cloud.md says what is needed"
@@ -36,7 +36,7 @@ def check(world: World) -> None:
             problems.append(f"{name}: {error.message}")
         except (BotoCoreError, ClientError) as error:
             problems.append(f"{name}: {error}")
-            hint = login_hint(error, world.deploy.profile) or hint
+            hint = login_hint(error, context.deploy.profile) or hint
         except SnowflakeError as error:  # e.g. a network policy, before anything costs money
             problems.append(f"{name} cannot log in: {error.msg}")
     if problems:
@@ -46,6 +46,6 @@ def check(world: World) -> None:
         )
 
 
-def _take_roles(world: World) -> None:
-    if problems := role_problems(world):
+def _take_roles(context: DeployContext) -> None:
+    if problems := role_problems(context):
         raise TopicbergError("; ".join(problems))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 
 class Action(StrEnum):
@@ -104,49 +104,49 @@ class Resource:
     unique: ClassVar[bool] = True
     """Its vendor refuses a second one of its name."""
 
-    def find(self, world: World) -> Live | None:
+    def find(self, context: DeployContext) -> Live | None:
         """:raises MissingError: what is needed to look is not there"""
         raise NotImplementedError
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         """
         :raises MissingError: what it is made from is not there yet
         """
         return {}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         raise NotImplementedError
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         """Mend the fields in ``changes``."""
         raise NotImplementedError
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         """Ask for its deletion. It may take until :meth:`find` does not see it any more."""
         raise NotImplementedError
 
-    def is_ours(self, world: World) -> bool:
+    def is_ours(self, context: DeployContext) -> bool:
         """Whether a delete takes it: not what the local stack brings along."""
         return not self.built_in
 
-    def waits(self, world: World) -> str:
+    def waits(self, context: DeployContext) -> str:
         """Return what it waits for before it can be created; empty: nothing.
 
         :raises MissingError: what is needed to tell is not there
         """
         return ""
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """Wait until others can use it.
 
         :raises TopicbergError: it failed, or takes too long
         """
 
-    def contents(self, world: World) -> list[str]:
+    def contents(self, context: DeployContext) -> list[str]:
         """What dies with it and is no resource of its own, for the confirmation."""
         return []
 
-    def orphans(self, world: World, live: Live) -> list[str]:
+    def orphans(self, context: DeployContext, live: Live) -> list[str]:
         """Ids of things that were made for it and that nothing uses, e.g. after a kill."""
         return []
 

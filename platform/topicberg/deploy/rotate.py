@@ -28,7 +28,7 @@ from topicberg.deploy.snowflake.principals import User, UserKeys
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 Tell = Callable[[str], None]
 
@@ -73,7 +73,7 @@ def decide(
 
 def rotate(
     graph: Sequence[Resource],
-    world: World,
+    context: DeployContext,
     tell: Tell,
     *,
     force: bool = False,
@@ -84,7 +84,7 @@ def rotate(
     :raises TopicbergError: some could not be rotated; their active keys still work
     """
     at = now or datetime.now(UTC)
-    missing = {s.resource.key for s in plan(graph, world) if s.action is Action.CREATE}
+    missing = {s.resource.key for s in plan(graph, context) if s.action is Action.CREATE}
     rotated = 0
     problems: list[str] = []
     for resource in graph:
@@ -94,10 +94,10 @@ def rotate(
             if resource.key in missing:
                 raise TopicbergError("it is not there", hint="`topicberg deploy create` makes it")
             if isinstance(resource, RotatingKey):
-                rotated += _rotate_key(resource, world, tell, force=force, now=at)
+                rotated += _rotate_key(resource, context, tell, force=force, now=at)
             else:
                 user = next(one for one in graph if isinstance(one, User))
-                rotated += _rotate_pair(resource, user, world, tell, force=force, now=at)
+                rotated += _rotate_pair(resource, user, context, tell, force=force, now=at)
         except Exception as error:  # whatever it is, the other keys are still to be rotated
             problems.append(f"{resource.title}: {error}")
     if problems:
@@ -109,51 +109,57 @@ def rotate(
 
 
 def _rotate_key(
-    resource: RotatingKey, world: World, tell: Tell, *, force: bool, now: datetime
+    resource: RotatingKey, context: DeployContext, tell: Tell, *, force: bool, now: datetime
 ) -> bool:
-    live = patiently(resource, world, lambda _, what: tell(f"{what}: {resource.title}"))
-    period = timedelta(days=world.deploy.day_count)
+    live = patiently(resource, context, lambda _, what: tell(f"{what}: {resource.title}"))
+    period = timedelta(days=context.deploy.day_count)
     versions: list[Version] = live.facts["versions"]  # not of a key whose secret nobody knows
-    made = resource.alive(world, versions)
+    made = resource.alive(context, versions)
     known = {version.label for version in versions}
     keys = [Aged(key, when) for key, when in made.items() if key in known]
-    decision = decide(keys, now, period, world.deploy.number_of_api_keys_to_retain, force=force)
+    decision = decide(keys, now, period, context.deploy.number_of_api_keys_to_retain, force=force)
     if decision.create:
-        key = _add(resource, world)
-        patiently(resource, world, lambda *_: None)
+        key = _add(resource, context)
+        patiently(resource, context, lambda *_: None)
         tell(f"rotated: {resource.title}: {key.id} works and is active")
     else:
         due = max(key.made for key in keys) + period
         tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
     for old in decision.revoke:
-        resource.revoke(world, old)
+        resource.revoke(context, old)
         tell(f"deleted: {resource.title}: {old}")
     return decision.create
 
 
-def _add(resource: RotatingKey, world: World) -> ApiKey:
+def _add(resource: RotatingKey, context: DeployContext) -> ApiKey:
     """A new key; one whose answer was lost is deleted before another one is made."""
     for _ in range(TRIES):
         try:
-            return resource.add(world)
+            return resource.add(context)
         except (UncertainError, AnswerError):
-            world.sleep(1.0)
-            patiently(resource, world, lambda *_: None)
-    return resource.add(world)
+            context.sleep(1.0)
+            patiently(resource, context, lambda *_: None)
+    return resource.add(context)
 
 
 def _rotate_pair(
-    resource: UserKeys, user: User, world: World, tell: Tell, *, force: bool, now: datetime
+    resource: UserKeys,
+    user: User,
+    context: DeployContext,
+    tell: Tell,
+    *,
+    force: bool,
+    now: datetime,
 ) -> bool:
     def quiet(*_: object) -> None:
         return
 
-    patiently(resource, world, quiet)
-    patiently(user, world, quiet)  # a pair that was stored is put in, tried and published
-    live = look(resource, world)
+    patiently(resource, context, quiet)
+    patiently(user, context, quiet)  # a pair that was stored is put in, tried and published
+    live = look(resource, context)
     assert live is not None  # noqa: S101  it was just converged
     active = live.facts["versions"][-1]
-    due = active.created + timedelta(days=world.deploy.day_count)
+    due = active.created + timedelta(days=context.deploy.day_count)
     if not force and now < due:
         tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
         return False
@@ -161,10 +167,10 @@ def _rotate_pair(
     slot = 3 - rsa.active_slot(values)
     replaced = rsa.public_key(values, slot)
     pair = rsa.generate()
-    world.secrets.add(resource.name, rsa.with_pair(values, slot, pair), rsa.label(pair.public))
-    patiently(resource, world, quiet)
-    patiently(user, world, quiet)
+    context.secrets.add(resource.name, rsa.with_pair(values, slot, pair), rsa.label(pair.public))
+    patiently(resource, context, quiet)
+    patiently(user, context, quiet)
     if replaced:
-        world.secrets.forget(resource.name, rsa.label(replaced))
+        context.secrets.forget(resource.name, rsa.label(replaced))
     tell(f"rotated: {resource.title}: the pair in slot {slot} works and is active")
     return True

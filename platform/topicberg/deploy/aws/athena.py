@@ -9,7 +9,7 @@ from topicberg.deploy.aws.bucket import RESULTS
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 SCAN_LIMIT = 100 * 1024**3
 """Bytes that one query may read: at about 5 USD a terabyte, half a dollar."""
@@ -19,8 +19,8 @@ SCAN_LIMIT = 100 * 1024**3
 class Workgroup(Resource):
     kind = "Athena workgroup"
 
-    def find(self, world: World) -> Live | None:
-        athena = world.aws("athena")
+    def find(self, context: DeployContext) -> Live | None:
+        athena = context.aws("athena")
         try:
             found = athena.get_work_group(WorkGroup=self.name)["WorkGroup"]
         except athena.exceptions.InvalidRequestException as error:
@@ -29,8 +29,8 @@ class Workgroup(Resource):
             raise
         configuration = found.get("Configuration", {})
         results = configuration.get("ResultConfiguration", {})
-        name, _ = world.names.tag
-        tags = athena.list_tags_for_resource(ResourceARN=self._arn(world))["Tags"]
+        name, _ = context.names.tag
+        tags = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
         return Live(
             self.name,
             {
@@ -42,19 +42,19 @@ class Workgroup(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {
-            "results": f"s3://{world.compute_bucket}/{RESULTS}",
+            "results": f"s3://{context.compute_bucket}/{RESULTS}",
             "enforced": True,
             "scan_limit": SCAN_LIMIT,
             "state": "ENABLED",
-            "tag": world.names.tag[1],
+            "tag": context.names.tag[1],
         }
 
-    def create(self, world: World) -> None:
-        wanted = self.desired(world)
-        name, value = world.names.tag
-        world.aws("athena").create_work_group(
+    def create(self, context: DeployContext) -> None:
+        wanted = self.desired(context)
+        name, value = context.names.tag
+        context.aws("athena").create_work_group(
             Name=self.name,
             Description="Queries of topicberg's tables",
             Configuration={
@@ -66,11 +66,13 @@ class Workgroup(Resource):
             Tags=[{"Key": name, "Value": value}],
         )
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        athena, wanted = world.aws("athena"), self.desired(world)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        athena, wanted = context.aws("athena"), self.desired(context)
         if "tag" in changes:
-            name, value = world.names.tag
-            athena.tag_resource(ResourceARN=self._arn(world), Tags=[{"Key": name, "Value": value}])
+            name, value = context.names.tag
+            athena.tag_resource(
+                ResourceARN=self._arn(context), Tags=[{"Key": name, "Value": value}]
+            )
         if changes.keys() - {"tag"}:
             updates: dict[str, Any] = {
                 "ResultConfigurationUpdates": {"OutputLocation": wanted["results"]},
@@ -81,9 +83,9 @@ class Workgroup(Resource):
                 WorkGroup=self.name, ConfigurationUpdates=updates, State="ENABLED"
             )
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         """With its history of queries; their results are in the bucket, which is emptied."""
-        world.aws("athena").delete_work_group(WorkGroup=live.id, RecursiveDeleteOption=True)
+        context.aws("athena").delete_work_group(WorkGroup=live.id, RecursiveDeleteOption=True)
 
-    def _arn(self, world: World) -> str:
-        return f"arn:aws:athena:{world.region}:{world.account}:workgroup/{self.name}"
+    def _arn(self, context: DeployContext) -> str:
+        return f"arn:aws:athena:{context.region}:{context.account}:workgroup/{self.name}"

@@ -15,7 +15,7 @@ from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
@@ -59,30 +59,30 @@ class Bucket(Resource):
     }
     """Field → the rule that it is about."""
 
-    def bucket(self, world: World) -> str:
+    def bucket(self, context: DeployContext) -> str:
         """Return its name, which may carry the account's number."""
-        return world.bucket
+        return context.bucket
 
-    def find(self, world: World) -> Live | None:
-        s3 = world.aws("s3")
+    def find(self, context: DeployContext) -> Live | None:
+        s3 = context.aws("s3")
         try:
-            s3.head_bucket(Bucket=self.bucket(world))
+            s3.head_bucket(Bucket=self.bucket(context))
         except ClientError as error:
             if error.response["Error"]["Code"] in ("404", "NoSuchBucket"):
                 return None
             raise
-        region = s3.get_bucket_location(Bucket=self.bucket(world)).get("LocationConstraint")
+        region = s3.get_bucket_location(Bucket=self.bucket(context)).get("LocationConstraint")
         fields: Fields = {"region": region or "us-east-1"}
-        if world.deploy_on_aws:
+        if context.deploy_on_aws:
             for name, read in _SETTINGS.items():
-                fields[name] = _read(partial(read, s3, self.bucket(world)))
-            found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(world))["TagSet"])
-            fields["tag"] = tag_of(found, world)
-        return Live(self.bucket(world), fields)
+                fields[name] = _read(partial(read, s3, self.bucket(context)))
+            found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
+            fields["tag"] = tag_of(found, context)
+        return Live(self.bucket(context), fields)
 
-    def desired(self, world: World) -> Fields:
-        region = {"region": world.region}
-        if not world.deploy_on_aws:
+    def desired(self, context: DeployContext) -> Fields:
+        region = {"region": context.region}
+        if not context.deploy_on_aws:
             return {}
         return {
             **region,
@@ -91,36 +91,36 @@ class Bucket(Resource):
             "policy": "TLS only",
             "versioning": "Off",
             "incomplete_uploads_days": UPLOAD_DAYS,
-            "tag": world.names.tag[1],
+            "tag": context.names.tag[1],
         }
 
-    def is_ours(self, world: World) -> bool:
+    def is_ours(self, context: DeployContext) -> bool:
         """The local stack's bucket holds the tables of its catalog, and goes with `reset`."""
-        return world.deploy_on_aws
+        return context.deploy_on_aws
 
-    def create(self, world: World) -> None:
-        s3 = world.aws("s3")
+    def create(self, context: DeployContext) -> None:
+        s3 = context.aws("s3")
         where: dict[str, Any] = {}
-        if world.region != "us-east-1" and world.deploy_on_aws:
-            where["CreateBucketConfiguration"] = {"LocationConstraint": world.region}
+        if context.region != "us-east-1" and context.deploy_on_aws:
+            where["CreateBucketConfiguration"] = {"LocationConstraint": context.region}
         try:
-            s3.create_bucket(Bucket=self.bucket(world), **where)
+            s3.create_bucket(Bucket=self.bucket(context), **where)
         except s3.exceptions.BucketAlreadyOwnedByYou:
             return
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """A bucket that was just made has no settings yet."""
-        wanted = self.desired(world)
+        wanted = self.desired(context)
         changes = {
             name: (live.fields.get(name), value)
             for name, value in wanted.items()
             if live.fields.get(name) != value
         }
         if changes:
-            self.update(world, live, changes)
+            self.update(context, live, changes)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        s3, bucket = world.aws("s3"), self.bucket(world)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        s3, bucket = context.aws("s3"), self.bucket(context)
         if "encryption" in changes:
             default = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
             s3.put_bucket_encryption(
@@ -135,10 +135,10 @@ class Bucket(Resource):
         if "versioning" in changes:
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
         if "tag" in changes:  # a call that replaces all of them
-            name, _ = world.names.tag
+            name, _ = context.names.tag
             found = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
             kept_tags = [one for one in found if one["Key"] != name]
-            s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(world)]})
+            s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
         own = self.lifecycle
         if changes.keys() & own.keys():  # a call that replaces all of them
             ids = {rule["ID"] for rule in own.values()}
@@ -147,9 +147,9 @@ class Bucket(Resource):
                 Bucket=bucket, LifecycleConfiguration={"Rules": [*kept, *own.values()]}
             )
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         """With every object, version and upload in it."""
-        s3, bucket = world.aws("s3"), self.bucket(world)
+        s3, bucket = context.aws("s3"), self.bucket(context)
         _empty(s3, bucket)
         s3.delete_bucket(Bucket=bucket)
 
@@ -160,8 +160,8 @@ class DerivedBucket(Bucket):
     https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html
     """
 
-    def bucket(self, world: World) -> str:
-        return world.derived_bucket
+    def bucket(self, context: DeployContext) -> str:
+        return context.derived_bucket
 
 
 class ComputeBucket(Bucket):
@@ -181,11 +181,11 @@ class ComputeBucket(Bucket):
         },
     }
 
-    def bucket(self, world: World) -> str:
-        return world.compute_bucket
+    def bucket(self, context: DeployContext) -> str:
+        return context.compute_bucket
 
-    def desired(self, world: World) -> Fields:
-        fields = super().desired(world)
+    def desired(self, context: DeployContext) -> Fields:
+        fields = super().desired(context)
         return {**fields, "log_days": LOG_DAYS, "result_days": LOG_DAYS} if fields else {}
 
 

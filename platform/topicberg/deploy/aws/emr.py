@@ -20,7 +20,7 @@ from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 APPLICATION = "aws/emr/application"
 CODE_KEY = "aws/emr/code"
@@ -40,29 +40,29 @@ PYTHON = "/usr/bin/python3.11"
 """Of the release's image: the code is written for it."""
 
 
-def emr_trust(world: World) -> Document:
+def emr_trust(context: DeployContext) -> Document:
     """Let EMR Serverless take the role, for job runs of this application only."""
-    arn = world.need(APPLICATION).facts["arn"]
+    arn = context.need(APPLICATION).facts["arn"]
     return document(
         {
             "Effect": "Allow",
             "Principal": {"Service": "emr-serverless.amazonaws.com"},
             "Action": "sts:AssumeRole",
             "Condition": {
-                "StringEquals": {"aws:SourceAccount": world.account},
+                "StringEquals": {"aws:SourceAccount": context.account},
                 "ArnLike": {"aws:SourceArn": [arn, f"{arn}/*"]},
             },
         }
     )
 
 
-def emr_policy(world: World) -> Document:
+def emr_policy(context: DeployContext) -> Document:
     """Read the topics' tables, write the derived ones in S3 and Glue, and write logs."""
     topics, derived, compute = (
         f"arn:aws:s3:::{name}"
-        for name in (world.bucket, world.derived_bucket, world.compute_bucket)
+        for name in (context.bucket, context.derived_bucket, context.compute_bucket)
     )
-    databases = [world.names.namespace(pipeline) for pipeline in pipelines(world.specs)]
+    databases = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
     return document(
         {
             "Effect": "Allow",
@@ -91,27 +91,27 @@ def emr_policy(world: World) -> Document:
                 "glue:GetTable",
                 "glue:GetTables",
             ],
-            "Resource": glue_arns(world, world.cluster, *databases),
+            "Resource": glue_arns(context, context.cluster, *databases),
         },
         {
             "Effect": "Allow",
             "Action": ["glue:CreateTable", "glue:UpdateTable"],
-            "Resource": glue_arns(world, *databases),
+            "Resource": glue_arns(context, *databases),
         },
     )
 
 
-def runtime_settings(world: World) -> dict[str, str] | None:
+def runtime_settings(context: DeployContext) -> dict[str, str] | None:
     """Return the settings with which Dagster starts job runs; None: there is no application.
 
     See :class:`topicberg.settings.EmrSettings`.
     """
-    if not {APPLICATION, ROLE} <= world.live.keys():
+    if not {APPLICATION, ROLE} <= context.live.keys():
         return None
-    code = world.live.get(CODE_KEY)
-    if code is None and world.config.emr_image is None:
+    code = context.live.get(CODE_KEY)
+    if code is None and context.config.emr_image is None:
         return None
-    executors = min(WORKERS, world.config.emr_max_vcpu // WORKER_VCPU) - 1
+    executors = min(WORKERS, context.config.emr_max_vcpu // WORKER_VCPU) - 1
     properties = {
         **{f"spark.{kind}.cores": str(WORKER_VCPU) for kind in ("driver", "executor")},
         **{f"spark.{kind}.memory": f"{WORKER_MEMORY}g" for kind in ("driver", "executor")},
@@ -123,7 +123,7 @@ def runtime_settings(world: World) -> dict[str, str] | None:
         drivers = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": python}
         workers = {"PYSPARK_PYTHON": python}
     else:
-        folder = f"s3://{world.compute_bucket}/{CODE}{code.fields['version']}"
+        folder = f"s3://{context.compute_bucket}/{CODE}{code.fields['version']}"
         entry = f"{folder}/{archive.ENTRY_POINT}"
         properties["spark.archives"] = f"{folder}/{archive.ARCHIVE}#{archive.UNPACKED}"
         drivers = {"PYSPARK_DRIVER_PYTHON": PYTHON, "PYSPARK_PYTHON": PYTHON}
@@ -131,10 +131,10 @@ def runtime_settings(world: World) -> dict[str, str] | None:
     properties |= {f"spark.emr-serverless.driverEnv.{k}": text for k, text in drivers.items()}
     properties |= {f"spark.executorEnv.{k}": text for k, text in workers.items()}
     return {
-        "application_id": world.need(APPLICATION).id,
-        "execution_role_arn": world.need(ROLE).id,
+        "application_id": context.need(APPLICATION).id,
+        "execution_role_arn": context.need(ROLE).id,
         "entry_point": entry,
-        "log_uri": f"s3://{world.compute_bucket}/{JOBS}",
+        "log_uri": f"s3://{context.compute_bucket}/{JOBS}",
         "spark_submit_parameters": " ".join(
             f"--conf {name}={text}" for name, text in properties.items()
         ),
@@ -147,13 +147,13 @@ class Code(Resource):
 
     kind = "code of the EMR Serverless jobs"
 
-    def find(self, world: World) -> Live | None:
+    def find(self, context: DeployContext) -> Live | None:
         """Return the newest one that is complete: the entry point is uploaded last."""
-        s3 = world.aws("s3")
+        s3 = context.aws("s3")
         found = [
             (one["LastModified"], one["Key"].split("/")[1])
             for page in s3.get_paginator("list_objects_v2").paginate(
-                Bucket=world.compute_bucket, Prefix=CODE
+                Bucket=context.compute_bucket, Prefix=CODE
             )
             for one in page.get("Contents", [])
             if one["Key"].endswith(f"/{archive.ENTRY_POINT}")
@@ -161,36 +161,36 @@ class Code(Resource):
         if not found:
             return None
         versions = {version for _, version in found}
-        wanted = archive.version(world.config.project_root)
+        wanted = archive.version(context.config.project_root)
         newest = wanted if wanted in versions else max(found)[1]
-        return Live(f"s3://{world.compute_bucket}/{CODE}{newest}/", {"version": newest})
+        return Live(f"s3://{context.compute_bucket}/{CODE}{newest}/", {"version": newest})
 
-    def desired(self, world: World) -> Fields:
-        return {"version": archive.version(world.config.project_root)}
+    def desired(self, context: DeployContext) -> Fields:
+        return {"version": archive.version(context.config.project_root)}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         """Upload it. Earlier versions stay, since a job run may use one."""
-        folder = f"{CODE}{archive.version(world.config.project_root)}"
-        s3 = world.aws("s3")
-        with archive.built(world.config.project_root) as path, path.open("rb") as file:
+        folder = f"{CODE}{archive.version(context.config.project_root)}"
+        s3 = context.aws("s3")
+        with archive.built(context.config.project_root) as path, path.open("rb") as file:
             key = f"{folder}/{archive.ARCHIVE}"
-            s3.put_object(Bucket=world.compute_bucket, Key=key, Body=file)
+            s3.put_object(Bucket=context.compute_bucket, Key=key, Body=file)
         s3.put_object(
-            Bucket=world.compute_bucket,
+            Bucket=context.compute_bucket,
             Key=f"{folder}/{archive.ENTRY_POINT}",
             Body=archive.entry_point().encode(),
         )
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        self.create(world)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        self.create(context)
 
-    def delete(self, world: World, live: Live) -> None:
-        s3 = world.aws("s3")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        s3 = context.aws("s3")
         pages = s3.get_paginator("list_objects_v2").paginate(
-            Bucket=world.compute_bucket, Prefix=CODE
+            Bucket=context.compute_bucket, Prefix=CODE
         )
         for one in [one for page in pages for one in page.get("Contents", [])]:
-            s3.delete_object(Bucket=world.compute_bucket, Key=one["Key"])
+            s3.delete_object(Bucket=context.compute_bucket, Key=one["Key"])
 
 
 @dataclass(frozen=True)
@@ -200,13 +200,13 @@ class Application(Resource):
     kind = "EMR Serverless application"
     unique = False
 
-    def find(self, world: World) -> Live | None:
-        name, value = world.names.tag
+    def find(self, context: DeployContext) -> Live | None:
+        name, value = context.names.tag
 
         def is_ours(one: dict[str, Any]) -> bool:
             return bool(one.get("tags", {}).get(name) == value)
 
-        found = self._all(world)
+        found = self._all(context)
         found.sort(key=lambda one: (not is_ours(one), one["createdAt"], one["applicationId"]))
         if not found:
             return None
@@ -228,9 +228,9 @@ class Application(Resource):
         }
         return Live(application["applicationId"], fields, facts)
 
-    def _all(self, world: World) -> list[dict[str, Any]]:
+    def _all(self, context: DeployContext) -> list[dict[str, Any]]:
         """Return the applications of this name that are not deleted."""
-        emr = world.aws("emr-serverless")
+        emr = context.aws("emr-serverless")
         pages = emr.get_paginator("list_applications").paginate()
         return [
             emr.get_application(applicationId=one["id"])["application"]
@@ -239,21 +239,21 @@ class Application(Resource):
             if one.get("name") == self.name and one["state"] != "TERMINATED"
         ]
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         fields = {
-            "release": world.config.emr_release,
+            "release": context.config.emr_release,
             "architecture": "X86_64",
-            "maximum_capacity": _capacity(world),
+            "maximum_capacity": _capacity(context),
             "auto_start": True,
             "auto_stop_minutes": IDLE_MINUTES,
-            "log_uri": f"s3://{world.compute_bucket}/{JOBS}",
-            "tag": world.names.tag[1],
+            "log_uri": f"s3://{context.compute_bucket}/{JOBS}",
+            "tag": context.names.tag[1],
         }
         # An image cannot be taken away from an application, so none is not compared.
-        return {**fields, "image": world.config.emr_image} if world.config.emr_image else fields
+        return {**fields, "image": context.config.emr_image} if context.config.emr_image else fields
 
-    def _request(self, world: World) -> dict[str, Any]:
-        wanted = self.desired(world)
+    def _request(self, context: DeployContext) -> dict[str, Any]:
+        wanted = self.desired(context)
         image = wanted.get("image")
         return {
             "releaseLabel": wanted["release"],
@@ -265,65 +265,65 @@ class Application(Resource):
             **({"imageConfiguration": {"imageUri": image}} if image else {}),
         }
 
-    def create(self, world: World) -> None:
-        name, value = world.names.tag
-        world.aws("emr-serverless").create_application(
-            name=self.name, type="SPARK", tags={name: value}, **self._request(world)
+    def create(self, context: DeployContext) -> None:
+        name, value = context.names.tag
+        context.aws("emr-serverless").create_application(
+            name=self.name, type="SPARK", tags={name: value}, **self._request(context)
         )
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """Wait until it can take job runs; the first one starts it."""
-        self._wait(world, live.id, "CREATED", "STARTED", "STOPPED")
+        self._wait(context, live.id, "CREATED", "STARTED", "STOPPED")
 
-    def orphans(self, world: World, live: Live) -> list[str]:
+    def orphans(self, context: DeployContext, live: Live) -> list[str]:
         others: list[str] = live.facts["others"]
         return others
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        emr = world.aws("emr-serverless")
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        emr = context.aws("emr-serverless")
         if "tag" in changes:
-            name, value = world.names.tag
+            name, value = context.names.tag
             emr.tag_resource(resourceArn=live.facts["arn"], tags={name: value})
         for other in live.facts["others"] if "unused" in changes else []:
-            self._end(world, other)
+            self._end(context, other)
         if not changes.keys() - {"tag", "unused"}:
             return
-        if running := _job_runs(world, live.id):
+        if running := _job_runs(context, live.id):
             raise TopicbergError(
                 f"{self.title} cannot be changed while it has {len(running)} job runs: "
                 f"{', '.join(running[:5])}",
                 hint="run the command again when they have ended, or cancel their runs in Dagster",
             )
-        self._stop(world, live.id)
-        emr.update_application(applicationId=live.id, **self._request(world))
+        self._stop(context, live.id)
+        emr.update_application(applicationId=live.id, **self._request(context))
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         for identity in (live.id, *live.facts["others"]):
-            self._end(world, identity)
+            self._end(context, identity)
 
-    def _end(self, world: World, identity: str) -> None:
+    def _end(self, context: DeployContext, identity: str) -> None:
         """Delete an application; AWS demands that it is stopped, and stops none with job runs."""
-        emr = world.aws("emr-serverless")
-        for run in _job_runs(world, identity):
+        emr = context.aws("emr-serverless")
+        for run in _job_runs(context, identity):
             emr.cancel_job_run(applicationId=identity, jobRunId=run)
         until(
-            lambda: not _job_runs(world, identity),
+            lambda: not _job_runs(context, identity),
             f"{self.title} has no job runs",
             STATE_SECONDS,
-            sleep=world.sleep,
+            sleep=context.sleep,
         )
-        self._stop(world, identity)
+        self._stop(context, identity)
         emr.delete_application(applicationId=identity)
 
-    def _stop(self, world: World, identity: str) -> None:
-        emr = world.aws("emr-serverless")
-        state = self._wait(world, identity, "CREATED", "STARTED", "STOPPED", "STOPPING")
+    def _stop(self, context: DeployContext, identity: str) -> None:
+        emr = context.aws("emr-serverless")
+        state = self._wait(context, identity, "CREATED", "STARTED", "STOPPED", "STOPPING")
         if state == "STARTED":
             emr.stop_application(applicationId=identity)
-        self._wait(world, identity, "CREATED", "STOPPED")
+        self._wait(context, identity, "CREATED", "STOPPED")
 
-    def _wait(self, world: World, identity: str, *states: str) -> str:
-        emr = world.aws("emr-serverless")
+    def _wait(self, context: DeployContext, identity: str, *states: str) -> str:
+        emr = context.aws("emr-serverless")
 
         def reached() -> str | None:
             application = emr.get_application(applicationId=identity)["application"]
@@ -336,11 +336,11 @@ class Application(Resource):
             return state if state in states else None
 
         what = f"{self.title} is {' or '.join(states)}"
-        return until(reached, what, STATE_SECONDS, sleep=world.sleep)
+        return until(reached, what, STATE_SECONDS, sleep=context.sleep)
 
 
-def _capacity(world: World) -> dict[str, str]:
-    vcpu = world.config.emr_max_vcpu
+def _capacity(context: DeployContext) -> dict[str, str]:
+    vcpu = context.config.emr_max_vcpu
     return {"cpu": f"{vcpu} vCPU", "memory": f"{vcpu * GB_PER_VCPU} GB"}
 
 
@@ -356,8 +356,8 @@ def _log_uri(application: dict[str, Any]) -> str | None:
     return found
 
 
-def _job_runs(world: World, identity: str) -> list[str]:
+def _job_runs(context: DeployContext, identity: str) -> list[str]:
     """Return the ids of the job runs that have not ended."""
-    emr = world.aws("emr-serverless")
+    emr = context.aws("emr-serverless")
     pages = emr.get_paginator("list_job_runs").paginate(applicationId=identity, states=ACTIVE)
     return [one["id"] for page in pages for one in page["jobRuns"]]

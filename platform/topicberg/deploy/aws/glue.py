@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from topicberg.deploy.resource import Live, Resource
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
     from topicberg.topics import TopicSpec
 
 
@@ -29,37 +29,37 @@ class GlueDatabase(Resource):
 
     kind = "Glue database"
 
-    def find(self, world: World) -> Live | None:
-        glue, name = world.aws("glue"), self.database or world.cluster
+    def find(self, context: DeployContext) -> Live | None:
+        glue, name = context.aws("glue"), self.database or context.cluster
         try:
             glue.get_database(Name=name)
         except glue.exceptions.EntityNotFoundException:
             return None
         return Live(name)
 
-    def create(self, world: World) -> None:
-        glue, name = world.aws("glue"), self.database or world.cluster
+    def create(self, context: DeployContext) -> None:
+        glue, name = context.aws("glue"), self.database or context.cluster
         try:
             glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
         except glue.exceptions.AlreadyExistsException:
             return
 
-    def contents(self, world: World) -> list[str]:
+    def contents(self, context: DeployContext) -> list[str]:
         """Tableflow's own tables are resources by themselves."""
         if not self.database:
             return []
-        return [f"{self.database}.{table}" for table in tables(world, self.database)]
+        return [f"{self.database}.{table}" for table in tables(context, self.database)]
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in it, which nobody takes out when Tableflow stops."""
-        glue, names = world.aws("glue"), tables(world, live.id)
+        glue, names = context.aws("glue"), tables(context, live.id)
         for start in range(0, len(names), 100):
             some = names[start : start + 100]
             glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
         glue.delete_database(Name=live.id)
 
 
-def tables(world: World, database: str) -> list[str]:
+def tables(context: DeployContext, database: str) -> list[str]:
     """Return the names of the tables in a Glue database."""
-    pages = world.aws("glue").get_paginator("get_tables").paginate(DatabaseName=database)
+    pages = context.aws("glue").get_paginator("get_tables").paginate(DatabaseName=database)
     return [table["Name"] for page in pages for table in page["TableList"]]

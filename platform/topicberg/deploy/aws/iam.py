@@ -17,7 +17,7 @@ from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 Document = dict[str, Any]
 MAX_VERSIONS = 5
@@ -38,24 +38,24 @@ def document(*statements: Document) -> Document:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
-def tags(world: World) -> list[dict[str, str]]:
-    name, value = world.names.tag
+def tags(context: DeployContext) -> list[dict[str, str]]:
+    name, value = context.names.tag
     return [{"Key": name, "Value": value}]
 
 
-def tag_of(found: list[dict[str, str]] | None, world: World) -> str | None:
+def tag_of(found: list[dict[str, str]] | None, context: DeployContext) -> str | None:
     """The value of our tag among those of a resource."""
-    name, _ = world.names.tag
+    name, _ = context.names.tag
     return next((one["Value"] for one in found or [] if one["Key"] == name), None)
 
 
-def _nothing(_world: World) -> Document:
+def _nothing(_context: DeployContext) -> Document:
     return document()
 
 
-def confluent_trust(world: World) -> Document:
+def confluent_trust(context: DeployContext) -> Document:
     """Tagging the session is a second statement: the external id is not in that request."""
-    facts = world.need("confluent/provider_integration").facts
+    facts = context.need("confluent/provider_integration").facts
     tagging = {
         "Effect": "Allow",
         "Principal": {"AWS": facts["principal"]},
@@ -64,32 +64,32 @@ def confluent_trust(world: World) -> Document:
     return document(trusted_by(facts["principal"], facts["external_id"]), tagging)
 
 
-def snowflake_trust(world: World) -> Document:
+def snowflake_trust(context: DeployContext) -> Document:
     """The volumes have the external id that we give them; the integration has one of its own."""
     statements: list[Document] = []
     for key in ("snowflake/volume", "snowflake/derived_volume", "snowflake/integration"):
-        facts = world.need(key).facts
+        facts = context.need(key).facts
         statement = trusted_by(facts["principal"], facts["external_id"])
         if statement not in statements:
             statements.append(statement)
     return document(*statements)
 
 
-def glue_arns(world: World, *databases: str) -> list[str]:
-    begin = f"arn:aws:glue:{world.region}:{world.account}"
+def glue_arns(context: DeployContext, *databases: str) -> list[str]:
+    begin = f"arn:aws:glue:{context.region}:{context.account}"
     found = [f"{begin}:catalog"]
     for database in databases:
         found += [f"{begin}:database/{database}", f"{begin}:table/{database}/*"]
     return found
 
 
-def tableflow_policy(world: World) -> Document:
+def tableflow_policy(context: DeployContext) -> Document:
     """What Tableflow does: write tables, and register them in the cluster's Glue database.
 
     In all of Glue, as in Confluent's own example: Glue's list calls are refused as a whole when one
     database is not permitted, and a refused catalog integration does not try again.
     """
-    bucket = f"arn:aws:s3:::{world.bucket}"
+    bucket = f"arn:aws:s3:::{context.bucket}"
     return document(
         {
             "Effect": "Allow",
@@ -124,15 +124,15 @@ def tableflow_policy(world: World) -> Document:
                 "glue:UpdateTable",
                 "glue:DeleteTable",
             ],
-            "Resource": f"arn:aws:glue:{world.region}:{world.account}:*",
+            "Resource": f"arn:aws:glue:{context.region}:{context.account}:*",
         },
     )
 
 
-def snowflake_policy(world: World) -> Document:
+def snowflake_policy(context: DeployContext) -> Document:
     """Reading alone: the external volumes allow no writes. Derived tables are read as well."""
-    buckets = [f"arn:aws:s3:::{name}" for name in (world.bucket, world.derived_bucket)]
-    derived = [world.names.namespace(pipeline) for pipeline in pipelines(world.specs)]
+    buckets = [f"arn:aws:s3:::{name}" for name in (context.bucket, context.derived_bucket)]
+    derived = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
     return document(
         {
             "Effect": "Allow",
@@ -153,22 +153,22 @@ def snowflake_policy(world: World) -> Document:
                 "glue:GetTable",
                 "glue:GetTables",
             ],
-            "Resource": glue_arns(world, world.cluster, *derived),
+            "Resource": glue_arns(context, context.cluster, *derived),
         },
     )
 
 
 @dataclass(frozen=True)
 class Policy(Resource):
-    grants: Callable[[World], Document] = _nothing
+    grants: Callable[[DeployContext], Document] = _nothing
 
     kind = "IAM policy"
 
-    def _arn(self, world: World) -> str:
-        return f"arn:aws:iam::{world.account}:policy/{self.name}"
+    def _arn(self, context: DeployContext) -> str:
+        return f"arn:aws:iam::{context.account}:policy/{self.name}"
 
-    def find(self, world: World) -> Live | None:
-        iam, arn = world.aws("iam"), self._arn(world)
+    def find(self, context: DeployContext) -> Live | None:
+        iam, arn = context.aws("iam"), self._arn(context)
         try:
             policy = iam.get_policy(PolicyArn=arn)["Policy"]
         except iam.exceptions.NoSuchEntityException:
@@ -176,30 +176,32 @@ class Policy(Resource):
         version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
         fields = {
             "document": _parsed(version["PolicyVersion"]["Document"]),
-            "tag": tag_of(policy.get("Tags"), world),
+            "tag": tag_of(policy.get("Tags"), context),
         }
         return Live(arn, fields)
 
-    def desired(self, world: World) -> Fields:
-        return {"document": self.grants(world), "tag": world.names.tag[1]}
+    def desired(self, context: DeployContext) -> Fields:
+        return {"document": self.grants(context), "tag": context.names.tag[1]}
 
-    def create(self, world: World) -> None:
-        text = json.dumps(self.grants(world))
-        world.aws("iam").create_policy(PolicyName=self.name, PolicyDocument=text, Tags=tags(world))
+    def create(self, context: DeployContext) -> None:
+        text = json.dumps(self.grants(context))
+        context.aws("iam").create_policy(
+            PolicyName=self.name, PolicyDocument=text, Tags=tags(context)
+        )
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        iam = world.aws("iam")
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        iam = context.aws("iam")
         if "tag" in changes:
-            iam.tag_policy(PolicyArn=live.id, Tags=tags(world))
+            iam.tag_policy(PolicyArn=live.id, Tags=tags(context))
         if "document" not in changes:
             return
         _drop_versions(iam, live.id, keep=MAX_VERSIONS - 1)
         iam.create_policy_version(
-            PolicyArn=live.id, PolicyDocument=json.dumps(self.grants(world)), SetAsDefault=True
+            PolicyArn=live.id, PolicyDocument=json.dumps(self.grants(context)), SetAsDefault=True
         )
 
-    def delete(self, world: World, live: Live) -> None:
-        iam = world.aws("iam")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        iam = context.aws("iam")
         pages = iam.get_paginator("list_entities_for_policy").paginate(PolicyArn=live.id)
         for role in [role["RoleName"] for page in pages for role in page["PolicyRoles"]]:
             iam.detach_role_policy(RoleName=role, PolicyArn=live.id)
@@ -228,13 +230,13 @@ class Role(Resource):
     :param policy: key of the one policy that it has
     """
 
-    trust: Callable[[World], Document] = _nothing
+    trust: Callable[[DeployContext], Document] = _nothing
     policy: str = ""
 
     kind = "IAM role"
 
-    def find(self, world: World) -> Live | None:
-        iam = world.aws("iam")
+    def find(self, context: DeployContext) -> Live | None:
+        iam = context.aws("iam")
         try:
             role = iam.get_role(RoleName=self.name)["Role"]
         except iam.exceptions.NoSuchEntityException:
@@ -245,32 +247,32 @@ class Role(Resource):
                 "trust": _parsed(role["AssumeRolePolicyDocument"]),
                 "policies": sorted(_attached(iam, self.name)),
                 "inline_policies": _inline(iam, self.name),
-                "tag": tag_of(role.get("Tags"), world),
+                "tag": tag_of(role.get("Tags"), context),
             },
         )
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {
-            "trust": self.trust(world),
-            "policies": [world.need(self.policy).id],
+            "trust": self.trust(context),
+            "policies": [context.need(self.policy).id],
             "inline_policies": [],
-            "tag": world.names.tag[1],
+            "tag": context.names.tag[1],
         }
 
-    def create(self, world: World) -> None:
-        iam = world.aws("iam")
-        trust = json.dumps(self.trust(world))
-        iam.create_role(RoleName=self.name, AssumeRolePolicyDocument=trust, Tags=tags(world))
-        iam.attach_role_policy(RoleName=self.name, PolicyArn=world.need(self.policy).id)
+    def create(self, context: DeployContext) -> None:
+        iam = context.aws("iam")
+        trust = json.dumps(self.trust(context))
+        iam.create_role(RoleName=self.name, AssumeRolePolicyDocument=trust, Tags=tags(context))
+        iam.attach_role_policy(RoleName=self.name, PolicyArn=context.need(self.policy).id)
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """A run that was killed between the two calls left the role without its policy."""
-        policy = world.need(self.policy).id
+        policy = context.need(self.policy).id
         if policy not in live.fields["policies"]:
-            world.aws("iam").attach_role_policy(RoleName=self.name, PolicyArn=policy)
+            context.aws("iam").attach_role_policy(RoleName=self.name, PolicyArn=policy)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        iam = world.aws("iam")
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        iam = context.aws("iam")
         if "trust" in changes:
             trust = json.dumps(changes["trust"][1])
             iam.update_assume_role_policy(RoleName=self.name, PolicyDocument=trust)
@@ -281,12 +283,12 @@ class Role(Resource):
             for arn in set(has) - set(wanted):
                 iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
         if "tag" in changes:
-            iam.tag_role(RoleName=self.name, Tags=tags(world))
+            iam.tag_role(RoleName=self.name, Tags=tags(context))
         for name in changes.get("inline_policies", ([], []))[0]:
             iam.delete_role_policy(RoleName=self.name, PolicyName=name)
 
-    def delete(self, world: World, live: Live) -> None:
-        iam = world.aws("iam")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        iam = context.aws("iam")
         for arn in _attached(iam, self.name):
             iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
         for name in _inline(iam, self.name):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 _COMMON = {
     "client.dns.lookup": "use_all_dns_ips",
@@ -43,8 +43,8 @@ class Parameters(Resource):
 
     kind = "SSM parameters"
 
-    def find(self, world: World) -> Live | None:
-        pages = world.aws("ssm").get_paginator("get_parameters_by_path").paginate(Path=self.name)
+    def find(self, context: DeployContext) -> Live | None:
+        pages = context.aws("ssm").get_paginator("get_parameters_by_path").paginate(Path=self.name)
         found = {
             one["Name"].removeprefix(f"{self.name}/"): one["Value"]
             for page in pages
@@ -52,26 +52,26 @@ class Parameters(Resource):
         }
         return Live(self.name, found) if found else None
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return dict(self.values)
 
-    def create(self, world: World) -> None:
-        self._put(world, self.values)
+    def create(self, context: DeployContext) -> None:
+        self._put(context, self.values)
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """A run that was killed on the way left only some of them."""
-        self._put(world, {k: v for k, v in self.values.items() if live.fields.get(k) != v})
+        self._put(context, {k: v for k, v in self.values.items() if live.fields.get(k) != v})
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        self._put(world, {name: new for name, (_, new) in changes.items()})
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        self._put(context, {name: new for name, (_, new) in changes.items()})
 
-    def _put(self, world: World, values: dict[str, str]) -> None:
+    def _put(self, context: DeployContext, values: dict[str, str]) -> None:
         for name, value in values.items():
-            world.aws("ssm").put_parameter(
+            context.aws("ssm").put_parameter(
                 Name=f"{self.name}/{name}", Value=value, Type="String", Overwrite=True
             )
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         names = [f"{self.name}/{name}" for name in live.fields]
         for start in range(0, len(names), 10):
-            world.aws("ssm").delete_parameters(Names=names[start : start + 10])
+            context.aws("ssm").delete_parameters(Names=names[start : start + 10])

@@ -11,7 +11,7 @@ from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
@@ -44,18 +44,18 @@ class Connector(Resource):
 
     kind = "connector"
 
-    def _path(self, world: World, rest: str = "") -> str:
-        return f"/connect/v1/environments/{world.environment}/clusters/{world.cluster}{rest}"
+    def _path(self, context: DeployContext, rest: str = "") -> str:
+        return f"/connect/v1/environments/{context.environment}/clusters/{context.cluster}{rest}"
 
-    def _named(self, world: World, rest: str = "") -> str:
-        return self._path(world, f"/connectors/{quote(self.name, safe='')}{rest}")
+    def _named(self, context: DeployContext, rest: str = "") -> str:
+        return self._path(context, f"/connectors/{quote(self.name, safe='')}{rest}")
 
-    def _config(self, world: World) -> dict[str, str]:
+    def _config(self, context: DeployContext) -> dict[str, str]:
         return {
             "connector.class": PLUGIN,
             "name": self.name,
             "kafka.auth.mode": "SERVICE_ACCOUNT",
-            "kafka.service.account.id": world.need(self.account).id,
+            "kafka.service.account.id": context.need(self.account).id,
             "kafka.topic": self.topic,
             "max.interval": str(self._interval_ms()),
             "output.data.format": OUTPUTS[self.format],
@@ -68,8 +68,8 @@ class Connector(Resource):
         interval = 2000 * self.tasks / self.rate if self.rate else 0
         return max(MIN_INTERVAL_MS, round(interval))
 
-    def find(self, world: World) -> Live | None:
-        listed = world.cloud.get(self._path(world, "/connectors"), expand="info,status,id")
+    def find(self, context: DeployContext) -> Live | None:
+        listed = context.cloud.get(self._path(context, "/connectors"), expand="info,status,id")
         found = (listed or {}).get(self.name)
         if found is None:
             return None
@@ -80,32 +80,34 @@ class Connector(Resource):
         shown = "RUNNING" if state in _PENDING else state
         return Live(identity, {"state": shown, **_open(config)}, {"state": state})
 
-    def desired(self, world: World) -> Fields:
-        return {"state": "RUNNING", **self._config(world)}
+    def desired(self, context: DeployContext) -> Fields:
+        return {"state": "RUNNING", **self._config(context)}
 
-    def create(self, world: World) -> None:
-        config = self._config(world)
-        answer = world.cloud.put(
-            self._path(world, f"/connector-plugins/{PLUGIN}/config/validate"), config
+    def create(self, context: DeployContext) -> None:
+        config = self._config(context)
+        answer = context.cloud.put(
+            self._path(context, f"/connector-plugins/{PLUGIN}/config/validate"), config
         )
         problems = _problems(answer or {})
         if problems:
             raise ApiError(f"{self.title}: its configuration is wrong: {'; '.join(problems)}")
-        world.cloud.post(self._path(world, "/connectors"), {"name": self.name, "config": config})
+        context.cloud.post(
+            self._path(context, "/connectors"), {"name": self.name, "config": config}
+        )
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         if set(changes) != {"state"} or live.facts["state"] == "FAILED":
-            world.cloud.put(self._named(world, "/config"), self._config(world))
+            context.cloud.put(self._named(context, "/config"), self._config(context))
         if live.facts["state"] == "PAUSED":
-            world.cloud.put(self._named(world, "/resume"))
+            context.cloud.put(self._named(context, "/resume"))
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """It runs. One that failed is given its configuration again: see :mod:`passing`."""
         failures = 0
 
         def running() -> bool:
             nonlocal failures
-            status = world.cloud.get(self._named(world, "/status"))["connector"]
+            status = context.cloud.get(self._named(context, "/status"))["connector"]
             state, trace = status["state"], status.get("trace") or "no reason is given"
             failures = failures + 1 if state == "FAILED" else 0
             if state == "RUNNING":
@@ -117,10 +119,10 @@ class Connector(Resource):
             error = FailedError if state == "FAILED" else ApiError
             raise error(f"{self.title} is {state}: {trace}")
 
-        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
+        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
 
-    def delete(self, world: World, live: Live) -> None:
-        answer = world.cloud.delete(self._named(world))
+    def delete(self, context: DeployContext, live: Live) -> None:
+        answer = context.cloud.delete(self._named(context))
         problem = (answer or {}).get("error")
         if problem:
             raise ApiError(f"{self.title}: {problem}")

@@ -9,7 +9,7 @@ from topicberg.deploy.confluent.organization import only
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 
 @dataclass(frozen=True)
@@ -18,27 +18,27 @@ class ServiceAccount(Resource):
 
     kind = "service account"
 
-    def find(self, world: World) -> Live | None:
-        pages = world.cloud.pages("/iam/v2/service-accounts")
+    def find(self, context: DeployContext) -> Live | None:
+        pages = context.cloud.pages("/iam/v2/service-accounts")
         named = [one for one in pages if one["display_name"] == self.name]
         found = only(named, f"service accounts named {self.name}")
         if found is None:
             return None
         return Live(found["id"], {"description": found.get("description") or ""})
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {"description": self.description}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         body = {"display_name": self.name, "description": self.description}
-        world.cloud.post("/iam/v2/service-accounts", body)
+        context.cloud.post("/iam/v2/service-accounts", body)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         body = {"description": self.description}
-        world.cloud.patch(f"/iam/v2/service-accounts/{live.id}", body)
+        context.cloud.patch(f"/iam/v2/service-accounts/{live.id}", body)
 
-    def delete(self, world: World, live: Live) -> None:
-        world.cloud.delete(f"/iam/v2/service-accounts/{live.id}")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.cloud.delete(f"/iam/v2/service-accounts/{live.id}")
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,24 @@ class RoleBinding(Resource):
 
     kind = "role binding"
 
-    def _body(self, world: World) -> dict[str, str]:
-        crn = world.need(self.on).facts[self.fact]
+    def _body(self, context: DeployContext) -> dict[str, str]:
+        crn = context.need(self.on).facts[self.fact]
         return {
-            "principal": f"User:{world.need(self.account).id}",
+            "principal": f"User:{context.need(self.account).id}",
             "role_name": self.role,
             "crn_pattern": f"{crn}{self.pattern}",
         }
 
-    def find(self, world: World) -> Live | None:
-        wanted = self._body(world)
+    def find(self, context: DeployContext) -> Live | None:
+        wanted = self._body(context)
         # The filter is a partial search; what is not exactly ours is another binding.
-        for found in world.cloud.pages("/iam/v2/role-bindings", **wanted):
+        for found in context.cloud.pages("/iam/v2/role-bindings", **wanted):
             if all(found.get(name) == value for name, value in wanted.items()):
                 return Live(found["id"])
         return None
 
-    def create(self, world: World) -> None:
-        world.cloud.post("/iam/v2/role-bindings", self._body(world))
+    def create(self, context: DeployContext) -> None:
+        context.cloud.post("/iam/v2/role-bindings", self._body(context))
 
-    def delete(self, world: World, live: Live) -> None:
-        world.cloud.delete(f"/iam/v2/role-bindings/{live.id}")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.cloud.delete(f"/iam/v2/role-bindings/{live.id}")

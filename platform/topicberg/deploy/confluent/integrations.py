@@ -11,7 +11,7 @@ from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 CONNECTED_SECONDS = 20 * 60.0
 PENDING_POLLS = 8
@@ -31,14 +31,14 @@ class ProviderIntegration(Resource):
     kind = "provider integration"
     replaced_for = frozenset({"role"})
 
-    def find(self, world: World) -> Live | None:
-        pages = world.cloud.pages("/pim/v1/integrations", environment=world.environment)
+    def find(self, context: DeployContext) -> Live | None:
+        pages = context.cloud.pages("/pim/v1/integrations", environment=context.environment)
         named = [one for one in pages if one.get("display_name") == self.name]
         found = only(named, f"provider integrations named {self.name}")
         if found is None:
             return None
         config = found["config"]
-        crn = f"{world.need('confluent/environment').facts['crn']}/provider-integration"
+        crn = f"{context.need('confluent/environment').facts['crn']}/provider-integration"
         return Live(
             found["id"],
             {"role": config.get("customer_iam_role_arn")},
@@ -49,24 +49,24 @@ class ProviderIntegration(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
-        return {"role": world.role_arn(self.role)}
+    def desired(self, context: DeployContext) -> Fields:
+        return {"role": context.role_arn(self.role)}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         config = {
             "kind": "AwsIntegrationConfig",
-            "customer_iam_role_arn": world.role_arn(self.role),
+            "customer_iam_role_arn": context.role_arn(self.role),
         }
         body = {
             "display_name": self.name,
             "provider": "AWS",
             "config": config,
-            "environment": {"id": world.environment},
+            "environment": {"id": context.environment},
         }
-        world.cloud.post("/pim/v1/integrations", body)
+        context.cloud.post("/pim/v1/integrations", body)
 
-    def delete(self, world: World, live: Live) -> None:
-        world.cloud.delete(f"/pim/v1/integrations/{live.id}", environment=world.environment)
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.cloud.delete(f"/pim/v1/integrations/{live.id}", environment=context.environment)
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,17 @@ class CatalogIntegration(Resource):
     kind = "catalog integration"
     replaced_for = frozenset({"kind", "provider_integration", "failed"})
 
-    def _where(self, world: World) -> dict[str, str]:
-        return {"environment": world.environment, "spec.kafka_cluster": world.cluster}
+    def _where(self, context: DeployContext) -> dict[str, str]:
+        return {"environment": context.environment, "spec.kafka_cluster": context.cluster}
 
-    def _all(self, world: World) -> list[dict[str, Any]]:
-        pages = world.tableflow.pages("/tableflow/v1/catalog-integrations", **self._where(world))
+    def _all(self, context: DeployContext) -> list[dict[str, Any]]:
+        pages = context.tableflow.pages(
+            "/tableflow/v1/catalog-integrations", **self._where(context)
+        )
         return [one for one in pages if one["spec"].get("display_name") == self.name]
 
-    def find(self, world: World) -> Live | None:
-        found = only(self._all(world), f"catalog integrations named {self.name}")
+    def find(self, context: DeployContext) -> Live | None:
+        found = only(self._all(context), f"catalog integrations named {self.name}")
         if found is None:
             return None
         config = found["spec"].get("config") or {}
@@ -109,44 +111,44 @@ class CatalogIntegration(Resource):
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
         return Live(found["id"], fields, facts)
 
-    def desired(self, world: World) -> Fields:
-        if _in_open_catalog(world):
+    def desired(self, context: DeployContext) -> Fields:
+        if _in_open_catalog(context):
             common = {"kind": "Snowflake", "suspended": False, "login_failed": False}
-            return {**common, **_open_catalog(world)}
+            return {**common, **_open_catalog(context)}
         return {
             "kind": "AwsGlue",
             "suspended": False,
-            "provider_integration": world.need(PROVIDER_INTEGRATION).id,
+            "provider_integration": context.need(PROVIDER_INTEGRATION).id,
             "failed": False,
         }
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         config = {
             "kind": "AwsGlue",
-            "provider_integration_id": world.need(PROVIDER_INTEGRATION).id,
+            "provider_integration_id": context.need(PROVIDER_INTEGRATION).id,
         }
-        if _in_open_catalog(world):
-            config = {"kind": "Snowflake", **_open_catalog(world), **_client(world)}
+        if _in_open_catalog(context):
+            config = {"kind": "Snowflake", **_open_catalog(context), **_client(context)}
         spec = {
             "display_name": self.name,
-            "environment": {"id": world.environment},
-            "kafka_cluster": {"id": world.cluster},
+            "environment": {"id": context.environment},
+            "kafka_cluster": {"id": context.cluster},
             "config": config,
         }
-        world.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
+        context.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         spec: dict[str, Any] = {
-            "environment": {"id": world.environment},
-            "kafka_cluster": {"id": world.cluster},
+            "environment": {"id": context.environment},
+            "kafka_cluster": {"id": context.cluster},
         }
         if "suspended" in changes:
             spec["suspended"] = False
         if set(changes) != {"suspended"}:
-            spec["config"] = {"kind": "Snowflake", **_open_catalog(world), **_client(world)}
-        world.tableflow.patch(f"/tableflow/v1/catalog-integrations/{live.id}", {"spec": spec})
+            spec["config"] = {"kind": "Snowflake", **_open_catalog(context), **_client(context)}
+        context.tableflow.patch(f"/tableflow/v1/catalog-integrations/{live.id}", {"spec": spec})
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """It is connected, or has nothing to sync: the first sync comes with the first table.
 
         :raises FailedError: it failed; the next attempt mends that
@@ -155,27 +157,27 @@ class CatalogIntegration(Resource):
 
         def decided() -> bool:
             nonlocal polls
-            found = self.find(world)
+            found = self.find(context)
             phase = found.facts["phase"] if found else None
             if found and phase == "FAILED":
                 raise FailedError(f"{self.title}: {found.facts['error'] or 'no reason is given'}")
             polls += phase == "PENDING"
             return phase == "CONNECTED" or polls >= PENDING_POLLS
 
-        until(decided, f"{self.title} is connected", CONNECTED_SECONDS, sleep=world.sleep)
+        until(decided, f"{self.title} is connected", CONNECTED_SECONDS, sleep=context.sleep)
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         path = f"/tableflow/v1/catalog-integrations/{live.id}"
-        world.tableflow.delete(path, **self._where(world))
+        context.tableflow.delete(path, **self._where(context))
 
 
-def _in_open_catalog(world: World) -> bool:
-    return world.config.snowflake_catalog == "open_catalog"
+def _in_open_catalog(context: DeployContext) -> bool:
+    return context.config.snowflake_catalog == "open_catalog"
 
 
-def _open_catalog(world: World) -> dict[str, str]:
+def _open_catalog(context: DeployContext) -> dict[str, str]:
     """Where it is; Confluent wants the account's address, Snowflake the API's."""
-    deploy = world.deploy
+    deploy = context.deploy
     return {
         "endpoint": (deploy.catalog_uri or "").removesuffix("/polaris/api/catalog"),
         "warehouse": deploy.catalog_name or "",
@@ -183,9 +185,9 @@ def _open_catalog(world: World) -> dict[str, str]:
     }
 
 
-def _client(world: World) -> dict[str, str]:
-    secret = world.deploy.catalog_client_secret
+def _client(context: DeployContext) -> dict[str, str]:
+    secret = context.deploy.catalog_client_secret
     return {
-        "client_id": world.deploy.catalog_client_id or "",
+        "client_id": context.deploy.catalog_client_id or "",
         "client_secret": secret.get_secret_value() if secret else "",
     }

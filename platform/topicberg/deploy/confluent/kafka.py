@@ -15,7 +15,7 @@ from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
     from topicberg.topics import TopicSpec
 
 
@@ -26,34 +26,34 @@ class Topic(Resource):
     kind = "topic"
     holds_data = True
 
-    def _path(self, world: World, rest: str = "") -> str:
-        return f"/kafka/v3/clusters/{world.cluster}/topics/{quote(self.name, safe='')}{rest}"
+    def _path(self, context: DeployContext, rest: str = "") -> str:
+        return f"/kafka/v3/clusters/{context.cluster}/topics/{quote(self.name, safe='')}{rest}"
 
-    def find(self, world: World) -> Live | None:
+    def find(self, context: DeployContext) -> Live | None:
         try:
-            topic = world.kafka.get(self._path(world))
+            topic = context.kafka.get(self._path(context))
         except GoneError as error:
             if error.status == 403:  # not "gone": the key may not see topics yet
                 raise
             return None
-        configs = world.kafka.get(self._path(world, "/configs"))["data"]
+        configs = context.kafka.get(self._path(context, "/configs"))["data"]
         values = {one["name"]: one.get("value") for one in configs}
         return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         assert self.spec is not None  # noqa: S101  every topic is made with one
         return {"partitions": self.spec.partitions, **self.spec.kafka_config}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         assert self.spec is not None  # noqa: S101
         body = {
             "topic_name": self.name,
             "partitions_count": self.spec.partitions,
             "configs": [{"name": k, "value": v} for k, v in self.spec.kafka_config.items()],
         }
-        world.kafka.post(f"/kafka/v3/clusters/{world.cluster}/topics", body)
+        context.kafka.post(f"/kafka/v3/clusters/{context.cluster}/topics", body)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         assert self.spec is not None  # noqa: S101
         if "partitions" in changes:
             has, wanted = changes["partitions"]
@@ -63,15 +63,15 @@ class Topic(Resource):
                     hint="Kafka cannot take partitions away, and more would scatter the keys of "
                     f"an upsert topic: set `partitions: {has}`",
                 )
-            world.kafka.patch(self._path(world), {"partitions_count": wanted})
+            context.kafka.patch(self._path(context), {"partitions_count": wanted})
         configs = {name: wanted for name, (_, wanted) in changes.items() if name != "partitions"}
         if configs:
             data = [{"name": k, "value": v, "operation": "SET"} for k, v in configs.items()]
-            path = self._path(world, "/configs:alter")
-            world.kafka.post(path, {"data": data}, repeatable=True)
+            path = self._path(context, "/configs:alter")
+            context.kafka.post(path, {"data": data}, repeatable=True)
 
-    def delete(self, world: World, live: Live) -> None:
-        world.kafka.delete(self._path(world))
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.kafka.delete(self._path(context))
 
 
 @dataclass(frozen=True)
@@ -94,29 +94,29 @@ class Acl(Resource):
 
     kind = "access list"
 
-    def _path(self, world: World) -> str:
-        return f"/kafka/v3/clusters/{world.cluster}/acls"
+    def _path(self, context: DeployContext) -> str:
+        return f"/kafka/v3/clusters/{context.cluster}/acls"
 
-    def _body(self, world: World) -> dict[str, str]:
+    def _body(self, context: DeployContext) -> dict[str, str]:
         return {
             "resource_type": self.of,
             "resource_name": self.on,
             "pattern_type": "PREFIXED" if self.prefixed else "LITERAL",
-            "principal": f"User:{world.need(self.account).id}",
+            "principal": f"User:{context.need(self.account).id}",
             "host": "*",
             "operation": self.operation,
             "permission": "ALLOW",
         }
 
-    def find(self, world: World) -> Live | None:
-        found = world.kafka.get(self._path(world), **self._body(world))["data"]
-        return Live(f"{self.operation} {world.need(self.account).id}") if found else None
+    def find(self, context: DeployContext) -> Live | None:
+        found = context.kafka.get(self._path(context), **self._body(context))["data"]
+        return Live(f"{self.operation} {context.need(self.account).id}") if found else None
 
-    def create(self, world: World) -> None:
-        world.kafka.post(self._path(world), self._body(world), repeatable=True)
+    def create(self, context: DeployContext) -> None:
+        context.kafka.post(self._path(context), self._body(context), repeatable=True)
 
-    def delete(self, world: World, live: Live) -> None:
-        world.kafka.delete(self._path(world), **self._body(world))
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.kafka.delete(self._path(context), **self._body(context))
 
 
 _TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
@@ -141,18 +141,18 @@ class Subject(Resource):
         text = read_schema(self.file, self.format, self.message).text
         return {"schema": text, "schemaType": _TYPES[self.format]}
 
-    def find(self, world: World) -> Live | None:
+    def find(self, context: DeployContext) -> Live | None:
         try:
-            versions = world.registry.listed(self._path("/versions"))
+            versions = context.registry.listed(self._path("/versions"))
         except GoneError as error:
             if error.status == 403:
                 raise
             return None
         fields: Fields = {}
         if self.compatibility:
-            fields["compatibility"] = self._level(world)
+            fields["compatibility"] = self._level(context)
         try:
-            found = world.registry.post(self._path(), self._body(), repeatable=True)
+            found = context.registry.post(self._path(), self._body(), repeatable=True)
         except GoneError as error:
             if error.status == 403:
                 raise
@@ -161,10 +161,10 @@ class Subject(Resource):
             )
         return Live(self.name, {"schema": "as in its file", **fields}, {"id": found.get("id")})
 
-    def _level(self, world: World) -> str | None:
+    def _level(self, context: DeployContext) -> str | None:
         """The compatibility level of its own; None: it has the registry's."""
         try:
-            found = world.registry.get(self._config_path())
+            found = context.registry.get(self._config_path())
         except GoneError as error:
             if error.status == 403:
                 raise
@@ -175,27 +175,27 @@ class Subject(Resource):
     def _config_path(self) -> str:
         return f"/config/{quote(self.name, safe='')}"
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         fields: Fields = {"schema": "as in its file"}
         return fields | ({"compatibility": self.compatibility} if self.compatibility else {})
 
-    def create(self, world: World) -> None:
-        self._register(world)
-        self._set_level(world)  # of a subject that exists
+    def create(self, context: DeployContext) -> None:
+        self._register(context)
+        self._set_level(context)  # of a subject that exists
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         if "compatibility" in changes:
-            self._set_level(world)
+            self._set_level(context)
         if "schema" in changes:
-            self._register(world)
+            self._register(context)
 
-    def _set_level(self, world: World) -> None:
+    def _set_level(self, context: DeployContext) -> None:
         if self.compatibility:
-            world.registry.put(self._config_path(), {"compatibility": self.compatibility})
+            context.registry.put(self._config_path(), {"compatibility": self.compatibility})
 
-    def _register(self, world: World) -> None:
+    def _register(self, context: DeployContext) -> None:
         try:
-            world.registry.post(self._path("/versions"), self._body(), repeatable=True)
+            context.registry.post(self._path("/versions"), self._body(), repeatable=True)
         except ConflictError as error:
             assert self.file is not None  # noqa: S101  every subject is made with one
             what, hint = refusal(error.message, self.compatibility)
@@ -203,6 +203,6 @@ class Subject(Resource):
                 f"subject {self.name}: {self.file.name} is {what}", hint=hint
             ) from error
 
-    def is_ours(self, world: World) -> bool:
+    def is_ours(self, context: DeployContext) -> bool:
         """It goes with the environment's registry: no account needs the right to delete schemas."""
         return False

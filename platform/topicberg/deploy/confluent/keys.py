@@ -22,7 +22,7 @@ from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resou
 from topicberg.deploy.wait import until
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 KeyKind = Literal["cloud", "kafka", "schema_registry", "tableflow"]
 SYNC_SECONDS = 20 * 60.0
@@ -48,16 +48,16 @@ class RotatingKey(Resource):
 
     # --- what is there ---
 
-    def find(self, world: World) -> Live | None:
-        stored = world.secrets.versions(self.name)
-        alive = self.alive(world, stored)
+    def find(self, context: DeployContext) -> Live | None:
+        stored = context.secrets.versions(self.name)
+        alive = self.alive(context, stored)
         versions = [one for one in stored if one.label in alive]
         if not versions:
-            if alive or world.secrets.exists(self.name):
+            if alive or context.secrets.exists(self.name):
                 return Live("", {"key": None, "values": None})
             return None
         newest = versions[-1]
-        values = world.secrets.read(self.name, newest.id) or {}
+        values = context.secrets.read(self.name, newest.id) or {}
         key, public = _open(self.of, values)
         facts: dict[str, Any] = {"versions": versions}
         if key is not None:
@@ -65,27 +65,27 @@ class RotatingKey(Resource):
         published = "published" if newest.current else "not published"
         return Live(newest.label, {"key": published, "values": public}, facts)
 
-    def desired(self, world: World) -> Fields:
-        return {"key": "published", "values": self._public(world)}
+    def desired(self, context: DeployContext) -> Fields:
+        return {"key": "published", "values": self._public(context)}
 
-    def orphans(self, world: World, live: Live) -> list[str]:
+    def orphans(self, context: DeployContext, live: Live) -> list[str]:
         known = {version.label for version in live.facts.get("versions", [])}
         oldest = datetime.now(UTC) - YOUNG
-        alive = self.alive(world)
+        alive = self.alive(context)
         return sorted(key for key, made in alive.items() if key not in known and made < oldest)
 
-    def alive(self, world: World, stored: Sequence[Version] = ()) -> dict[str, datetime]:
+    def alive(self, context: DeployContext, stored: Sequence[Version] = ()) -> dict[str, datetime]:
         """Our keys of this kind that exist → when they were created.
 
         :param stored: versions of the secret; their keys exist even if the list lacks them
         """
-        owner = world.live.get(self.account)
+        owner = context.live.get(self.account)
         if owner is None:
             return {}
-        display_name = self._display_name(world)
+        display_name = self._display_name(context)
         listed = {
             one["id"]: datetime.fromisoformat(one["metadata"]["created_at"])
-            for one in world.cloud.pages("/iam/v2/api-keys", **{"spec.owner": owner.id})
+            for one in context.cloud.pages("/iam/v2/api-keys", **{"spec.owner": owner.id})
             if one["spec"].get("display_name") == display_name
             and (one["spec"].get("owner") or {}).get("id", owner.id) == owner.id
         }
@@ -93,59 +93,59 @@ class RotatingKey(Resource):
         unlisted = {
             one.label: one.created
             for one in stored
-            if one.label not in listed and one.created > oldest and _exists(world, one.label)
+            if one.label not in listed and one.created > oldest and _exists(context, one.label)
         }
-        return {**unlisted, **world.made[self.key], **listed}
+        return {**unlisted, **context.made[self.key], **listed}
 
     # --- making it so ---
 
-    def create(self, world: World) -> None:
-        live = self.find(world)
-        for orphan in self.orphans(world, live) if live else []:
-            self.revoke(world, orphan)
-        self.add(world)
+    def create(self, context: DeployContext) -> None:
+        live = self.find(context)
+        for orphan in self.orphans(context, live) if live else []:
+            self.revoke(context, orphan)
+        self.add(context)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        for orphan in self.orphans(world, live):
-            self.revoke(world, orphan)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        for orphan in self.orphans(context, live):
+            self.revoke(context, orphan)
         if "key" not in live.facts:
-            self.add(world)
+            self.add(context)
         elif "values" in changes:
-            values = _values(self.of, live.facts["key"], self._public(world))
-            world.secrets.publish(self.name, world.secrets.add(self.name, values, live.id))
+            values = _values(self.of, live.facts["key"], self._public(context))
+            context.secrets.publish(self.name, context.secrets.add(self.name, values, live.id))
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """The newest key works everywhere, and is the one that consumers read."""
-        self.wait_until_it_works(world, world.active_key(self.key))
+        self.wait_until_it_works(context, context.active_key(self.key))
         newest: Version = live.facts["versions"][-1]
-        world.secrets.publish(self.name, newest.id)
+        context.secrets.publish(self.name, newest.id)
 
-    def delete(self, world: World, live: Live) -> None:
-        for key in self.alive(world, world.secrets.versions(self.name)):
-            self.revoke(world, key)
-        world.secrets.delete(self.name, purge=world.purge_secrets)
+    def delete(self, context: DeployContext, live: Live) -> None:
+        for key in self.alive(context, context.secrets.versions(self.name)):
+            self.revoke(context, key)
+        context.secrets.delete(self.name, purge=context.purge_secrets)
 
-    def add(self, world: World) -> ApiKey:
+    def add(self, context: DeployContext) -> ApiKey:
         """A new key, stored but not published."""
-        made = world.cloud.post("/iam/v2/api-keys", {"spec": self._spec(world)})
+        made = context.cloud.post("/iam/v2/api-keys", {"spec": self._spec(context)})
         key = ApiKey(made["id"], SecretStr(made["spec"]["secret"]))
-        world.made[self.key][key.id] = datetime.now(UTC)
-        world.secrets.add(self.name, _values(self.of, key, self._public(world)), key.id)
+        context.made[self.key][key.id] = datetime.now(UTC)
+        context.secrets.add(self.name, _values(self.of, key, self._public(context)), key.id)
         return key
 
-    def revoke(self, world: World, key: str) -> None:
+    def revoke(self, context: DeployContext, key: str) -> None:
         """:raises GoneError: Confluent refuses, and still has the key"""
         try:
-            world.cloud.delete(f"/iam/v2/api-keys/{key}")
+            context.cloud.delete(f"/iam/v2/api-keys/{key}")
         except GoneError:
-            if _exists(world, key):
+            if _exists(context, key):
                 raise
-        world.made[self.key].pop(key, None)
-        if world.secrets.exists(self.name):
-            world.secrets.forget(self.name, key)
+        context.made[self.key].pop(key, None)
+        if context.secrets.exists(self.name):
+            context.secrets.forget(self.name, key)
 
-    def wait_until_it_works(self, world: World, key: ApiKey) -> None:
-        probe = self._probe(world, key)
+    def wait_until_it_works(self, context: DeployContext, key: ApiKey) -> None:
+        probe = self._probe(context, key)
         in_a_row = 0
 
         def works() -> bool:
@@ -158,30 +158,30 @@ class RotatingKey(Resource):
                 in_a_row += 1
             return in_a_row >= CONSECUTIVE
 
-        until(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=world.sleep)
+        until(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
 
-    def _probe(self, world: World, key: ApiKey) -> Callable[[], Any]:
+    def _probe(self, context: DeployContext, key: ApiKey) -> Callable[[], Any]:
         if self.of == "kafka":
-            topics = f"/kafka/v3/clusters/{world.cluster}/topics"
-            return lambda: world.kafka_as(key).get(topics)
+            topics = f"/kafka/v3/clusters/{context.cluster}/topics"
+            return lambda: context.kafka_as(key).get(topics)
         if self.of == "schema_registry":
-            return lambda: world.registry_as(key).listed("/subjects")
-        api: Api = world.cloud_as(key)
+            return lambda: context.registry_as(key).listed("/subjects")
+        api: Api = context.cloud_as(key)
         if self.of == "tableflow":
             return lambda: api.get("/tableflow/v1/regions")
         return lambda: api.get("/org/v2/environments")
 
-    def _spec(self, world: World) -> dict[str, Any]:
+    def _spec(self, context: DeployContext) -> dict[str, Any]:
         """With the fields that Confluent's own Terraform provider sends, and no others."""
         spec: dict[str, Any] = {
-            "display_name": self._display_name(world),
+            "display_name": self._display_name(context),
             "description": "created by topicberg",
-            "owner": {"id": world.need(self.account).id, "kind": "ServiceAccount"},
+            "owner": {"id": context.need(self.account).id, "kind": "ServiceAccount"},
         }
         if self.of == "kafka":
-            spec["resource"] = {"id": world.cluster, "kind": "Cluster"}
+            spec["resource"] = {"id": context.cluster, "kind": "Cluster"}
         elif self.of == "schema_registry":
-            registry = world.need("confluent/schema_registry").id
+            registry = context.need("confluent/schema_registry").id
             spec["resource"] = {"id": registry, "kind": "Cluster"}
         elif self.of == "tableflow":
             spec["resource"] = {
@@ -191,32 +191,32 @@ class RotatingKey(Resource):
             }
         return spec
 
-    def _display_name(self, world: World) -> str:
-        return f"{world.names.prefix} {self.key.removeprefix('key/')} (topicberg)"
+    def _display_name(self, context: DeployContext) -> str:
+        return f"{context.names.prefix} {self.key.removeprefix('key/')} (topicberg)"
 
-    def _public(self, world: World) -> dict[str, str]:
+    def _public(self, context: DeployContext) -> dict[str, str]:
         """What consumers find beside the key."""
         if self.of == "kafka":
-            bootstrap = world.need("confluent/cluster").facts["bootstrap"]
+            bootstrap = context.need("confluent/cluster").facts["bootstrap"]
             if not bootstrap:
                 raise MissingError("confluent/cluster")
             return {"bootstrap.servers": bootstrap}
         if self.of == "schema_registry":
             return {
                 "schema.registry.basic.auth.credentials.source": "USER_INFO",
-                "schema.registry.url": world.need("confluent/schema_registry").facts[
+                "schema.registry.url": context.need("confluent/schema_registry").facts[
                     "http_endpoint"
                 ],
             }
         if self.of == "tableflow":
-            return {"environment.id": world.environment, "kafka.cluster.id": world.cluster}
+            return {"environment.id": context.environment, "kafka.cluster.id": context.cluster}
         return {}
 
 
-def _exists(world: World, key: str) -> bool:
+def _exists(context: DeployContext, key: str) -> bool:
     """Whether there is such a key: of one that is deleted Confluent says 403 or 404."""
     try:
-        world.cloud.get(f"/iam/v2/api-keys/{key}")
+        context.cloud.get(f"/iam/v2/api-keys/{key}")
     except GoneError:
         return False
     return True

@@ -10,7 +10,7 @@ from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, 
 from topicberg.deploy.wait import until
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 PACKAGE = "ESSENTIALS"
 CLUSTER_TYPE = "Basic"
@@ -45,41 +45,41 @@ class Environment(Resource):
     kind = "environment"
     holds_data = True
 
-    def find(self, world: World) -> Live | None:
+    def find(self, context: DeployContext) -> Live | None:
         named = [
             one
-            for one in world.cloud.pages("/org/v2/environments")
+            for one in context.cloud.pages("/org/v2/environments")
             if one["display_name"] == self.name
         ]
         found = only(named, f"environments named {self.name}")
         if found is None:
             return None
         package = (found.get("stream_governance_config") or {}).get("package")
-        crn = f"crn://confluent.cloud/organization={organization(world.cloud)}"
+        crn = f"crn://confluent.cloud/organization={organization(context.cloud)}"
         return Live(
             found["id"],
             {"stream_governance": package},
             {"organization_crn": crn, "crn": f"{crn}/environment={found['id']}"},
         )
 
-    def desired(self, world: World) -> Fields:
-        live = world.live.get(self.key)
+    def desired(self, context: DeployContext) -> Fields:
+        live = context.live.get(self.key)
         has = live.fields["stream_governance"] if live else None
         return {"stream_governance": "ADVANCED" if has == "ADVANCED" else PACKAGE}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         governance = {"package": PACKAGE}
         body = {"display_name": self.name, "stream_governance_config": governance}
-        world.cloud.post("/org/v2/environments", body)
+        context.cloud.post("/org/v2/environments", body)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         governance = {"package": changes["stream_governance"][1]}
-        world.cloud.patch(
+        context.cloud.patch(
             f"/org/v2/environments/{live.id}", {"stream_governance_config": governance}
         )
 
-    def delete(self, world: World, live: Live) -> None:
-        world.cloud.delete(f"/org/v2/environments/{live.id}")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.cloud.delete(f"/org/v2/environments/{live.id}")
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,16 @@ class Cluster(Resource):
     unique = False
     replaced_for = frozenset({"cloud", "region", "availability"})
 
-    def find(self, world: World) -> Live | None:
-        pages = world.cloud.pages("/cmk/v2/clusters", environment=world.environment)
+    def find(self, context: DeployContext) -> Live | None:
+        pages = context.cloud.pages("/cmk/v2/clusters", environment=context.environment)
         named = [one for one in pages if one["spec"].get("display_name") == self.name]
-        found = only(named, f"Kafka clusters named {self.name} in {world.environment}")
+        found = only(named, f"Kafka clusters named {self.name} in {context.environment}")
         if found is None:
             return None
         spec = found["spec"]
         availability = spec.get("availability")
         endpoint = spec.get("http_endpoint")
-        crn = f"{world.need('confluent/environment').facts['crn']}/cloud-cluster={found['id']}"
+        crn = f"{context.need('confluent/environment').facts['crn']}/cloud-cluster={found['id']}"
         return Live(
             found["id"],
             {
@@ -123,27 +123,27 @@ class Cluster(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
-        live = world.live.get(self.key)
+    def desired(self, context: DeployContext) -> Fields:
+        live = context.live.get(self.key)
         return {
             "cloud": "AWS",
-            "region": world.region,
+            "region": context.region,
             "type": self.type or (live.fields["type"] if live else CLUSTER_TYPE),
             "availability": AVAILABILITY["SINGLE_ZONE"],
         }
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         spec = {
             "display_name": self.name,
             "availability": "SINGLE_ZONE",
             "cloud": "AWS",
-            "region": world.region,
+            "region": context.region,
             "config": {"kind": self.type or CLUSTER_TYPE},
-            "environment": {"id": world.environment},
+            "environment": {"id": context.environment},
         }
-        world.cloud.post("/cmk/v2/clusters", {"spec": spec})
+        context.cloud.post("/cmk/v2/clusters", {"spec": spec})
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         has, wanted = changes["type"]
         if (has, wanted) != ("Basic", "Standard"):
             raise CannotChangeError(
@@ -151,21 +151,21 @@ class Cluster(Resource):
                 "changes Basic to Standard only",
                 hint=f"set TOPICBERG_CLUSTER_TYPE={has}, or leave it out",
             )
-        spec = {"config": {"kind": wanted}, "environment": {"id": world.environment}}
-        world.cloud.patch(f"/cmk/v2/clusters/{live.id}", {"spec": spec})
+        spec = {"config": {"kind": wanted}, "environment": {"id": context.environment}}
+        context.cloud.patch(f"/cmk/v2/clusters/{live.id}", {"spec": spec})
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:
-            found = self.find(world)
+            found = self.find(context)
             phase = found.facts["phase"] if found else None
             if phase == "FAILED":
                 raise ApiError(f"{self.title}: Confluent could not provision it")
             return phase == "PROVISIONED"
 
-        until(provisioned, f"{self.title} is provisioned", CLUSTER_SECONDS, sleep=world.sleep)
+        until(provisioned, f"{self.title} is provisioned", CLUSTER_SECONDS, sleep=context.sleep)
 
-    def delete(self, world: World, live: Live) -> None:
-        world.cloud.delete(f"/cmk/v2/clusters/{live.id}", environment=world.environment)
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.cloud.delete(f"/cmk/v2/clusters/{live.id}", environment=context.environment)
 
 
 def _bootstrap(spec: dict[str, Any]) -> str | None:
@@ -191,11 +191,13 @@ class SchemaRegistry(Resource):
     kind = "Schema Registry"
     built_in = True
 
-    def find(self, world: World) -> Live | None:
-        found = next(world.cloud.pages("/srcm/v3/clusters", environment=world.environment), None)
+    def find(self, context: DeployContext) -> Live | None:
+        found = next(
+            context.cloud.pages("/srcm/v3/clusters", environment=context.environment), None
+        )
         if found is None:
             return None
-        crn = f"{world.need('confluent/environment').facts['crn']}/schema-registry={found['id']}"
+        crn = f"{context.need('confluent/environment').facts['crn']}/schema-registry={found['id']}"
         return Live(
             found["id"],
             {},
@@ -206,9 +208,9 @@ class SchemaRegistry(Resource):
             },
         )
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:
-            found = self.find(world)
+            found = self.find(context)
             return found is not None and found.facts["phase"] == "PROVISIONED"
 
-        until(provisioned, f"{self.title} is provisioned", REGISTRY_SECONDS, sleep=world.sleep)
+        until(provisioned, f"{self.title} is provisioned", REGISTRY_SECONDS, sleep=context.sleep)

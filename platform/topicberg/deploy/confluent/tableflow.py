@@ -19,7 +19,7 @@ from topicberg.deploy.wait import until
 from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
 
 if TYPE_CHECKING:
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
     from topicberg.topics import TopicSpec
 
 RUNNING_SECONDS = 30 * 60.0
@@ -64,8 +64,8 @@ class TableflowTopic(Resource):
         assert self.spec is not None  # noqa: S101  every Tableflow topic is made with one
         return self.spec
 
-    def find(self, world: World) -> Live | None:
-        found = read_topic(world.tableflow, self.name, world.environment, world.cluster)
+    def find(self, context: DeployContext) -> Live | None:
+        found = read_topic(context.tableflow, self.name, context.environment, context.cluster)
         if found is None:
             return None
         spec, status = found["spec"], found.get("status") or {}
@@ -84,36 +84,36 @@ class TableflowTopic(Resource):
             fields["write_mode"] = status.get("write_mode") or fields["write_mode"]
         return Live(self.name, fields, {"status": status, "table_path": storage.get("table_path")})
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         config = config_of(self._topic())
         return {
             "write_mode": WRITE_MODES[self._topic().write_mode],
-            "storage": ["ByobAws", world.bucket, world.need(PROVIDER_INTEGRATION).id],
+            "storage": ["ByobAws", context.bucket, context.need(PROVIDER_INTEGRATION).id],
             "table_formats": sorted(self._topic().tableflow.table_formats),
             "suspended": False,
             **{f"config.{name}": value for name, value in config.items()},
         }
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         storage = {
             "kind": "ByobAws",
-            "bucket_name": world.bucket,
-            "provider_integration_id": world.need(PROVIDER_INTEGRATION).id,
+            "bucket_name": context.bucket,
+            "provider_integration_id": context.need(PROVIDER_INTEGRATION).id,
         }
         spec = {
             "display_name": self.name,
-            "environment": {"id": world.environment},
-            "kafka_cluster": {"id": world.cluster},
+            "environment": {"id": context.environment},
+            "kafka_cluster": {"id": context.cluster},
             "storage": storage,
             "table_formats": list(self._topic().tableflow.table_formats),
             "config": config_of(self._topic()),
         }
-        world.tableflow.post(TOPICS, {"spec": spec})
+        context.tableflow.post(TOPICS, {"spec": spec})
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         spec: dict[str, Any] = {
-            "environment": {"id": world.environment},
-            "kafka_cluster": {"id": world.cluster},
+            "environment": {"id": context.environment},
+            "kafka_cluster": {"id": context.cluster},
         }
         if any(name.startswith("config.") for name in changes):
             spec["config"] = config_of(self._topic())
@@ -121,9 +121,9 @@ class TableflowTopic(Resource):
             spec["table_formats"] = list(self._topic().tableflow.table_formats)
         if "suspended" in changes:
             spec["suspended"] = False
-        world.tableflow.patch(topic_path(self.name), {"spec": spec})
+        context.tableflow.patch(topic_path(self.name), {"spec": spec})
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """It runs and writes every format; without a source it may wait for the first record.
 
         Not that catalogs know of it: what needs that waits for it, and may wait for long.
@@ -132,13 +132,13 @@ class TableflowTopic(Resource):
 
         def running() -> bool:
             nonlocal failures, pending
-            found = self.find(world)
+            found = self.find(context)
             status = found.facts["status"] if found else {}
             problem = _problem(status)
             failures = failures + 1 if problem else 0
             if failures >= FAILED_POLLS:
                 raise ApiError(f"{self.title}: {problem}")
-            if found and (wrong := compare(found.fields, self.desired(world)).get("write_mode")):
+            if found and (wrong := compare(found.fields, self.desired(context)).get("write_mode")):
                 raise CannotChangeError(
                     f"{self.title} has write mode {wrong[0]}, its spec wants {wrong[1]}",
                     hint="it follows from the topic's cleanup.policy when Tableflow is enabled: "
@@ -148,10 +148,12 @@ class TableflowTopic(Resource):
             idle = not self.has_source and pending >= PENDING_POLLS
             return not problem and (status.get("phase") == "RUNNING" or idle)
 
-        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=world.sleep)
+        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
 
-    def delete(self, world: World, live: Live) -> None:
-        world.tableflow.delete(topic_path(self.name), **where(world.environment, world.cluster))
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.tableflow.delete(
+            topic_path(self.name), **where(context.environment, context.cluster)
+        )
 
 
 def _handling(config: dict[str, Any]) -> dict[str, Any]:

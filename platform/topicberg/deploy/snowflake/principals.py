@@ -14,7 +14,7 @@ from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from topicberg.clients.secrets import Version
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 OWNER = "SECURITYADMIN"
 GRANTOR = "ACCOUNTADMIN"
@@ -31,34 +31,34 @@ class UserKeys(Resource):
 
     kind = "RSA key pairs"
 
-    def find(self, world: World) -> Live | None:
-        versions = world.secrets.versions(self.name)
+    def find(self, context: DeployContext) -> Live | None:
+        versions = context.secrets.versions(self.name)
         if not versions:
-            return Live("", {"key": None}) if world.secrets.exists(self.name) else None
+            return Live("", {"key": None}) if context.secrets.exists(self.name) else None
         newest = versions[-1]
-        values = world.secrets.read(self.name, newest.id) or {}
+        values = context.secrets.read(self.name, newest.id) or {}
         facts = {"versions": versions, "values": values}
         return Live(newest.label, {"key": "there"}, facts)
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {"key": "there"}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         pair = rsa.generate()
         values = {
-            "snowflake_account_identifier": account(world),
+            "snowflake_account_identifier": account(context),
             "snowflake_service_user": self.user,
             "secrets_path": self.name,
         }
         values = rsa.with_pair(values, 1, pair)
-        version = world.secrets.add(self.name, values, rsa.label(pair.public))
-        world.secrets.publish(self.name, version)
+        version = context.secrets.add(self.name, values, rsa.label(pair.public))
+        context.secrets.publish(self.name, version)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        self.create(world)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        self.create(context)
 
-    def delete(self, world: World, live: Live) -> None:
-        world.secrets.delete(self.name, purge=world.purge_secrets)
+    def delete(self, context: DeployContext, live: Live) -> None:
+        context.secrets.delete(self.name, purge=context.purge_secrets)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class User(Resource):
 
     kind = "Snowflake user"
 
-    def find(self, world: World) -> Live | None:
-        with world.snowflake() as session:
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
             rows = session.find(f"DESC USER {quote(self.name)}", OWNER)
         if rows is None:
             return None
@@ -82,20 +82,20 @@ class User(Resource):
         for slot in _SLOTS.values():
             print_ = values.get(f"{slot}_FP")
             fields[slot] = None if print_ in (None, "", "null") else print_
-        versions: list[Version] = world.need(KEYS).facts.get("versions", [])
+        versions: list[Version] = context.need(KEYS).facts.get("versions", [])
         fields["secret"] = "published" if versions and versions[-1].current else "not published"
         return Live(self.name, fields)
 
-    def desired(self, world: World) -> Fields:
-        values = world.need(KEYS).facts["values"]
+    def desired(self, context: DeployContext) -> Fields:
+        values = context.need(KEYS).facts["values"]
         wanted: Fields = {**self.properties, "secret": "published"}
         for number, slot in _SLOTS.items():
             public = rsa.public_key(values, number)
             wanted[slot] = rsa.fingerprint(public) if public else None
         return wanted
 
-    def create(self, world: World) -> None:
-        values = world.need(KEYS).facts["values"]
+    def create(self, context: DeployContext) -> None:
+        values = context.need(KEYS).facts["values"]
         given = {"TYPE": "SERVICE"}
         parts = [f"{name} = {text(value)}" for name, value in self.properties.items()]
         parts += [f"{name} = {value}" for name, value in given.items()]
@@ -103,12 +103,12 @@ class User(Resource):
             public = rsa.public_key(values, number)
             if public:
                 parts.append(f"{slot} = {text(public)}")
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(f"CREATE USER IF NOT EXISTS {quote(self.name)} {' '.join(parts)}", OWNER)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        values = world.need(KEYS).facts["values"]
-        with world.snowflake() as session:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        values = context.need(KEYS).facts["values"]
+        with context.snowflake() as session:
             for number, slot in _SLOTS.items():
                 if slot in changes:
                     public = rsa.public_key(values, number)
@@ -119,33 +119,33 @@ class User(Resource):
                     change = f"SET {name} = {text(value)}"
                     session.run(f"ALTER USER {quote(self.name)} {change}", OWNER)
 
-    def settle(self, world: World, live: Live) -> None:
+    def settle(self, context: DeployContext, live: Live) -> None:
         """The active key lets the user in; only then it is published."""
-        facts = world.need(KEYS).facts
+        facts = context.need(KEYS).facts
         private = rsa.private_key(facts["values"])
         problem = ""
 
         def let_in() -> bool:
             nonlocal problem
-            problem = login_problem(world, self.name, private)
+            problem = login_problem(context, self.name, private)
             return not problem
 
         what = f"{self.title} can log in with its newest key"
         try:
-            until(let_in, what, LOGIN_SECONDS, sleep=world.sleep)
+            until(let_in, what, LOGIN_SECONDS, sleep=context.sleep)
         except PatienceError as error:
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",
                 hint="a network policy must let this machine in; then run the command again",
             ) from error
         if not facts["versions"][-1].current:
-            name = world.names.snowflake_secret
-            world.secrets.publish(name, facts["versions"][-1].id)
-            fresh = {**facts, "versions": world.secrets.versions(name)}
-            world.remember(KEYS, Live(world.need(KEYS).id, world.need(KEYS).fields, fresh))
+            name = context.names.snowflake_secret
+            context.secrets.publish(name, facts["versions"][-1].id)
+            fresh = {**facts, "versions": context.secrets.versions(name)}
+            context.remember(KEYS, Live(context.need(KEYS).id, context.need(KEYS).fields, fresh))
 
-    def delete(self, world: World, live: Live) -> None:
-        with world.snowflake() as session:
+    def delete(self, context: DeployContext, live: Live) -> None:
+        with context.snowflake() as session:
             session.run(f"DROP USER IF EXISTS {quote(self.name)}", OWNER)
 
 
@@ -155,27 +155,27 @@ class Role(Resource):
 
     kind = "Snowflake role"
 
-    def find(self, world: World) -> Live | None:
-        with world.snowflake() as session:
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
             rows = session.run(f"SHOW ROLES LIKE {text(_pattern(self.name))}", OWNER)
         found = next((row for row in rows if row["name"] == self.name), None)
         return Live(self.name, {"comment": found["comment"]}) if found else None
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {"comment": self.comment}
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         comment = f"COMMENT = {text(self.comment)}"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(f"CREATE ROLE IF NOT EXISTS {quote(self.name)} {comment}", OWNER)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         comment = f"SET COMMENT = {text(self.comment)}"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(f"ALTER ROLE {quote(self.name)} {comment}", OWNER)
 
-    def delete(self, world: World, live: Live) -> None:
-        with world.snowflake() as session:
+    def delete(self, context: DeployContext, live: Live) -> None:
+        with context.snowflake() as session:
             session.run(f"DROP ROLE IF EXISTS {quote(self.name)}", OWNER)
 
 
@@ -197,8 +197,8 @@ class RoleGrant(Resource):
 
     kind = "grant of role"
 
-    def find(self, world: World) -> Live | None:
-        with world.snowflake() as session:
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
             rows = session.find(f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
         granted = any(
             (row["granted_to"], row["grantee_name"].strip('"')) == (self.to, self.grantee)
@@ -206,14 +206,14 @@ class RoleGrant(Resource):
         )
         return Live(f"{self.role} → {self.grantee}") if granted else None
 
-    def create(self, world: World) -> None:
-        self._run(world, f"GRANT ROLE {quote(self.role)} TO {self.to} {quote(self.grantee)}")
+    def create(self, context: DeployContext) -> None:
+        self._run(context, f"GRANT ROLE {quote(self.role)} TO {self.to} {quote(self.grantee)}")
 
-    def delete(self, world: World, live: Live) -> None:
-        self._run(world, f"REVOKE ROLE {quote(self.role)} FROM {self.to} {quote(self.grantee)}")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        self._run(context, f"REVOKE ROLE {quote(self.role)} FROM {self.to} {quote(self.grantee)}")
 
-    def _run(self, world: World, statement: str) -> None:
-        with world.snowflake() as session:
+    def _run(self, context: DeployContext, statement: str) -> None:
+        with context.snowflake() as session:
             session.run(statement, OWNER)
 
 
@@ -232,8 +232,8 @@ class Grant(Resource):
 
     kind = "grant"
 
-    def find(self, world: World) -> Live | None:
-        with world.snowflake() as session:
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
             rows = session.find(f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)
         name = ".".join(self.target)
         for row in rows or []:
@@ -241,13 +241,13 @@ class Grant(Resource):
                 return Live(f"{self.privilege} ON {self.on} {name}")
         return None
 
-    def create(self, world: World) -> None:
-        self._run(world, "GRANT", "TO")
+    def create(self, context: DeployContext) -> None:
+        self._run(context, "GRANT", "TO")
 
-    def delete(self, world: World, live: Live) -> None:
-        self._run(world, "REVOKE", "FROM")
+    def delete(self, context: DeployContext, live: Live) -> None:
+        self._run(context, "REVOKE", "FROM")
 
-    def _run(self, world: World, verb: str, to: str) -> None:
+    def _run(self, context: DeployContext, verb: str, to: str) -> None:
         on = f"{self.privilege} ON {self.on} {quote(*self.target)}"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(f"{verb} {on} {to} ROLE {quote(self.role)}", GRANTOR)

@@ -18,7 +18,7 @@ from topicberg.errors import TopicbergError
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
 
-    from topicberg.deploy.world import World
+    from topicberg.deploy.context import DeployContext
 
 logger = logging.getLogger(__name__)
 
@@ -66,24 +66,24 @@ class Session:
             raise
 
 
-def open_session(world: World) -> Session:
+def open_session(context: DeployContext) -> Session:
     """
     :raises TopicbergError: the admin's secret is missing or incomplete
     """
-    connection = _connect(world, warehouse=world.deploy.snowflake_warehouse, **admin(world))
-    return Session(connection, check_lease=world.check_lease)
+    connection = _connect(context, warehouse=context.deploy.snowflake_warehouse, **admin(context))
+    return Session(connection, check_lease=context.check_lease)
 
 
-def admin(world: World) -> dict[str, Any]:
+def admin(context: DeployContext) -> dict[str, Any]:
     """How the admin user logs in.
 
     :raises TopicbergError: its secret is missing or incomplete
     """
-    path = world.deploy.admin_user_secrets_root_path
+    path = context.deploy.admin_user_secrets_root_path
     if not path:
-        endpoint = load_endpoints(world.config).snowflake
+        endpoint = load_endpoints(context.config).snowflake
         return {"user": endpoint.user, **endpoint.login()}
-    secret = world.secrets.read(path)
+    secret = context.secrets.read(path)
     if secret is None:
         raise TopicbergError(
             f"Secrets Manager has no secret {path} of JSON",
@@ -100,30 +100,32 @@ def _private(number: object) -> str:
     return f"snowflake_rsa_private_key_{1 if str(number) == '1' else 2}_pem"
 
 
-def account(world: World) -> str:
+def account(context: DeployContext) -> str:
     """The account's identifier, ``organization-account``."""
-    path = world.deploy.admin_user_secrets_root_path
+    path = context.deploy.admin_user_secrets_root_path
     if not path:
-        return load_endpoints(world.config).snowflake.account
-    return (world.secrets.read(path) or {}).get("snowflake_account_identifier", "")
+        return load_endpoints(context.config).snowflake.account
+    return (context.secrets.read(path) or {}).get("snowflake_account_identifier", "")
 
 
-def _connect(world: World, *, warehouse: str | None = None, **who: Any) -> SnowflakeConnection:
+def _connect(
+    context: DeployContext, *, warehouse: str | None = None, **who: Any
+) -> SnowflakeConnection:
     """:param who: user, login and, if it is not the user's default, role"""
-    deploy = world.deploy
+    deploy = context.deploy
     address: dict[str, Any] = {
         "host": deploy.snowflake_host,
         "port": deploy.snowflake_port,
         "protocol": deploy.snowflake_protocol,
     }
-    if world.config.deployment == "local":
-        endpoint = load_endpoints(world.config).snowflake
+    if context.config.deployment == "local":
+        endpoint = load_endpoints(context.config).snowflake
         address = {name: value or getattr(endpoint, name) for name, value in address.items()}
     arguments = {name: value for name, value in address.items() if value is not None}
     if warehouse:
         arguments["warehouse"] = warehouse
     resource = snowflake_resource()(
-        account=account(world),
+        account=account(context),
         additional_snowflake_connection_args={**arguments, "login_timeout": TIMEOUT_SECONDS},
         **who,
     )
@@ -133,7 +135,7 @@ def _connect(world: World, *, warehouse: str | None = None, **who: Any) -> Snowf
     return connection
 
 
-def login_problem(world: World, user: str, private_key: bytes) -> str:
+def login_problem(context: DeployContext, user: str, private_key: bytes) -> str:
     """Return why the user is not let in with this key (PEM); empty: it is.
 
     The role is PUBLIC, which every user has: Snowflake refuses a login whose default role is not
@@ -143,19 +145,19 @@ def login_problem(world: World, user: str, private_key: bytes) -> str:
 
     key = base64.b64encode(private_key).decode()
     try:
-        _connect(world, user=user, role="PUBLIC", private_key=key).close()
+        _connect(context, user=user, role="PUBLIC", private_key=key).close()
     except Error as error:
         logger.info("%s cannot log in yet: %s", user, error.msg)
         return str(error.msg)
     return ""
 
 
-def role_problems(world: World) -> list[str]:
+def role_problems(context: DeployContext) -> list[str]:
     """Return what keeps the admin user from each of the roles that own the platform's objects."""
     from snowflake.connector.errors import ProgrammingError
 
     problems = []
-    with world.snowflake() as session:
+    with context.snowflake() as session:
         for role in ROLES:
             try:
                 session.take(role)

@@ -38,8 +38,8 @@ from topicberg.errors import TopicbergError
 from topicberg.tableflow.confluent import catalog_problems, read_topic
 
 if TYPE_CHECKING:
+    from topicberg.deploy.context import DeployContext
     from topicberg.deploy.snowflake.session import Session
-    from topicberg.deploy.world import World
     from topicberg.topics import TopicSpec
 
 OWNER = "SYSADMIN"
@@ -54,8 +54,8 @@ CATALOG_SECONDS = 30 * 60.0
 class Warehouse(Resource):
     kind = "Snowflake warehouse"
 
-    def find(self, world: World) -> Live | None:
-        with world.snowflake() as session:
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
             rows = session.run(f"SHOW WAREHOUSES LIKE {text(_pattern(self.name))}", OWNER)
         found = next((row for row in rows if row["name"] == self.name), None)
         if found is None:
@@ -63,23 +63,23 @@ class Warehouse(Resource):
         size = str(found["size"]).upper().replace("-", "")
         return Live(self.name, {"size": size, "auto_suspend": int(found["auto_suspend"] or 0)})
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {"size": "XSMALL", "auto_suspend": SUSPEND_SECONDS}
 
     def _properties(self) -> str:
         return f"WAREHOUSE_SIZE = 'XSMALL' AUTO_SUSPEND = {SUSPEND_SECONDS}"
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         name = quote(self.name)
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(f"CREATE WAREHOUSE IF NOT EXISTS {name} {self._properties()}", OWNER)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        with world.snowflake() as session:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        with context.snowflake() as session:
             session.run(f"ALTER WAREHOUSE {quote(self.name)} SET {self._properties()}", OWNER)
 
-    def delete(self, world: World, live: Live) -> None:
-        with world.snowflake() as session:
+    def delete(self, context: DeployContext, live: Live) -> None:
+        with context.snowflake() as session:
             session.run(f"DROP WAREHOUSE IF EXISTS {quote(self.name)}", OWNER)
 
 
@@ -97,23 +97,23 @@ class Container(Resource):
 
     kind = "Snowflake"
 
-    def find(self, world: World) -> Live | None:
+    def find(self, context: DeployContext) -> Live | None:
         scope = f" IN DATABASE {quote(self.path[0])}" if self.of == "SCHEMA" else ""
         statement = f"SHOW {self.of}S LIKE {text(_pattern(self.path[-1]))}{scope}"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             rows = session.find(statement, OWNER)
         found = any(row["name"] == self.path[-1] for row in rows or [])
         return Live(".".join(self.path)) if found else None
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         comment = f"COMMENT = {text(self.comment)}"
         statement = f"CREATE {self.of} IF NOT EXISTS {quote(*self.path)} {comment}"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(statement, OWNER)
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in it, whoever created them."""
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(f"DROP {self.of} IF EXISTS {quote(*self.path)}", INTEGRATOR)
 
 
@@ -121,13 +121,13 @@ def _properties(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {row["property"]: row["property_value"] for row in rows}
 
 
-def _tables(world: World, column: str, used: str) -> list[tuple[str, str, str]]:
+def _tables(context: DeployContext, column: str, used: str) -> list[tuple[str, str, str]]:
     """Iceberg tables in our database by what they use, whoever made them.
 
     :param column: of ``SHOW ICEBERG TABLES``: ``catalog_name`` or ``external_volume_name``
     """
-    database = quote(Names.of(world.config).database)
-    with world.snowflake() as session:
+    database = quote(Names.of(context.config).database)
+    with context.snowflake() as session:
         rows = session.find(f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
     return [
         (row["database_name"], row["schema_name"], row["name"])
@@ -136,10 +136,10 @@ def _tables(world: World, column: str, used: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _drop_tables(world: World, column: str, used: str) -> None:
+def _drop_tables(context: DeployContext, column: str, used: str) -> None:
     """Snowflake drops no volume and no integration that a table uses."""
-    for table in _tables(world, column, used):
-        with world.snowflake() as session:
+    for table in _tables(context, column, used):
+        with context.snowflake() as session:
             session.run(f"DROP ICEBERG TABLE IF EXISTS {quote(*table)}", INTEGRATOR)
 
 
@@ -155,8 +155,8 @@ class Volume(Resource):
     kind = "external volume"
     replaced_for = frozenset({"base_url", "role", "external_id"})
 
-    def find(self, world: World) -> Live | None:
-        with world.snowflake() as session:
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
             rows = session.find(f"DESC EXTERNAL VOLUME {quote(self.name)}", INTEGRATOR)
         if rows is None:
             return None
@@ -176,30 +176,30 @@ class Volume(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {
-            "base_url": world.seen.derived_warehouse if self.derived else world.seen.warehouse,
-            "role": role_arn(world.seen),
-            "external_id": world.config.prefix,
+            "base_url": context.seen.derived_warehouse if self.derived else context.seen.warehouse,
+            "role": role_arn(context.seen),
+            "external_id": context.config.prefix,
             "allow_writes": "false",
         }
 
-    def create(self, world: World) -> None:
-        with world.snowflake() as session:
-            session.run(create_volume(world.seen, derived=self.derived), INTEGRATOR)
+    def create(self, context: DeployContext) -> None:
+        with context.snowflake() as session:
+            session.run(create_volume(context.seen, derived=self.derived), INTEGRATOR)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         statement = f"ALTER EXTERNAL VOLUME {quote(self.name)} SET ALLOW_WRITES = FALSE"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(statement, INTEGRATOR)
 
-    def contents(self, world: World) -> list[str]:
-        return [".".join(table) for table in _tables(world, "external_volume_name", self.name)]
+    def contents(self, context: DeployContext) -> list[str]:
+        return [".".join(table) for table in _tables(context, "external_volume_name", self.name)]
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in our database that derived assets made on it."""
-        _drop_tables(world, "external_volume_name", self.name)
-        with world.snowflake() as session:
+        _drop_tables(context, "external_volume_name", self.name)
+        with context.snowflake() as session:
             session.run(f"DROP EXTERNAL VOLUME IF EXISTS {quote(self.name)}", INTEGRATOR)
 
 
@@ -210,8 +210,8 @@ class Integration(Resource):
     kind = "Snowflake catalog integration"
     replaced_for = frozenset({"source", "role", "catalog", "region", "namespace"})
 
-    def find(self, world: World) -> Live | None:
-        properties = _describe(world, self.name)
+    def find(self, context: DeployContext) -> Live | None:
+        properties = _describe(context, self.name)
         if properties is None:
             return None
         rest = properties["CATALOG_SOURCE"] == "ICEBERG_REST"
@@ -235,31 +235,31 @@ class Integration(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
-        rest = world.config.snowflake_catalog == "glue_rest"
+    def desired(self, context: DeployContext) -> Fields:
+        rest = context.config.snowflake_catalog == "glue_rest"
         return {
-            "source": glue_rest_uri(world.seen) if rest else "GLUE",
-            "role": role_arn(world.seen),
-            "catalog": world.account,
-            "region": world.region,
-            "namespace": world.cluster,
+            "source": glue_rest_uri(context.seen) if rest else "GLUE",
+            "role": role_arn(context.seen),
+            "catalog": context.account,
+            "region": context.region,
+            "namespace": context.cluster,
             "enabled": "true",
-            "refresh_seconds": world.config.snowflake_refresh_seconds,
+            "refresh_seconds": context.config.snowflake_refresh_seconds,
         }
 
-    def create(self, world: World) -> None:
-        with world.snowflake() as session:
-            session.run(create_integration(world.seen), INTEGRATOR)
+    def create(self, context: DeployContext) -> None:
+        with context.snowflake() as session:
+            session.run(create_integration(context.seen), INTEGRATOR)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        _enable(world, self.name)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        _enable(context, self.name)
 
-    def contents(self, world: World) -> list[str]:
-        return [".".join(table) for table in _tables(world, "catalog_name", self.name)]
+    def contents(self, context: DeployContext) -> list[str]:
+        return [".".join(table) for table in _tables(context, "catalog_name", self.name)]
 
-    def delete(self, world: World, live: Live) -> None:
+    def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in our database that derived assets made with it."""
-        _drop_integration(world, self.name)
+        _drop_integration(context, self.name)
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,8 @@ class RestIntegration(Resource):
     kind = "Snowflake catalog integration"
     replaced_for = frozenset({"source", "uri", "catalog", "client", "scopes", "namespace"})
 
-    def find(self, world: World) -> Live | None:
-        properties = _describe(world, self.name)
+    def find(self, context: DeployContext) -> Live | None:
+        properties = _describe(context, self.name)
         if properties is None:
             return None
         config = parts(properties["REST_CONFIG"])
@@ -293,44 +293,44 @@ class RestIntegration(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
-        login = rest_login(world)
-        open_catalog = world.config.snowflake_catalog == "open_catalog"
+    def desired(self, context: DeployContext) -> Fields:
+        login = rest_login(context)
+        open_catalog = context.config.snowflake_catalog == "open_catalog"
         return {
             "source": "POLARIS" if open_catalog else "ICEBERG_REST",
             "uri": login.uri,
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",
-            "namespace": world.cluster,
+            "namespace": context.cluster,
             "enabled": "true",
-            "refresh_seconds": world.config.snowflake_refresh_seconds,
+            "refresh_seconds": context.config.snowflake_refresh_seconds,
         }
 
-    def create(self, world: World) -> None:
-        login = rest_login(world)
-        _run_with_secret(world, create_rest_integration(world.seen, login), login)
+    def create(self, context: DeployContext) -> None:
+        login = rest_login(context)
+        _run_with_secret(context, create_rest_integration(context.seen, login), login)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        _enable(world, self.name)
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        _enable(context, self.name)
 
-    def settle(self, world: World, live: Live) -> None:
-        if not _verify(world, self.name):
+    def settle(self, context: DeployContext, live: Live) -> None:
+        if not _verify(context, self.name):
             return
-        login = rest_login(world)
-        _run_with_secret(world, set_rest_secret(world.seen, login), login)
-        wait_until_verified(world, self.name)
+        login = rest_login(context)
+        _run_with_secret(context, set_rest_secret(context.seen, login), login)
+        wait_until_verified(context, self.name)
 
-    def contents(self, world: World) -> list[str]:
-        return [".".join(table) for table in _tables(world, "catalog_name", self.name)]
+    def contents(self, context: DeployContext) -> list[str]:
+        return [".".join(table) for table in _tables(context, "catalog_name", self.name)]
 
-    def delete(self, world: World, live: Live) -> None:
-        _drop_integration(world, self.name)
+    def delete(self, context: DeployContext, live: Live) -> None:
+        _drop_integration(context, self.name)
 
 
-def rest_login(world: World) -> RestLogin:
+def rest_login(context: DeployContext) -> RestLogin:
     """The settings have been checked: none that is needed is missing."""
-    deploy = world.deploy
+    deploy = context.deploy
     return RestLogin(
         deploy.catalog_uri or "",
         deploy.catalog_name,
@@ -341,12 +341,12 @@ def rest_login(world: World) -> RestLogin:
     )
 
 
-def _run_with_secret(world: World, statement: str, login: RestLogin) -> None:
+def _run_with_secret(context: DeployContext, statement: str, login: RestLogin) -> None:
     """:raises TopicbergError: Snowflake refuses it; without the secret in the message"""
     from snowflake.connector.errors import ProgrammingError
 
     try:
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(statement, INTEGRATOR)
     except ProgrammingError as error:
         secret = login.client_secret.get_secret_value()
@@ -364,20 +364,20 @@ def parts(value: str) -> dict[str, str]:
     return {name: given for name, given in found.items() if given not in ("null", "")}
 
 
-def _describe(world: World, name: str) -> dict[str, str] | None:
-    with world.snowflake() as session:
+def _describe(context: DeployContext, name: str) -> dict[str, str] | None:
+    with context.snowflake() as session:
         rows = session.find(f"DESC CATALOG INTEGRATION {quote(name)}", INTEGRATOR)
     return None if rows is None else _properties(rows)
 
 
-def _enable(world: World, name: str) -> None:
-    with world.snowflake() as session:
-        session.run(set_polling(world.config, name), INTEGRATOR)
+def _enable(context: DeployContext, name: str) -> None:
+    with context.snowflake() as session:
+        session.run(set_polling(context.config, name), INTEGRATOR)
 
 
-def _drop_integration(world: World, name: str) -> None:
-    _drop_tables(world, "catalog_name", name)
-    with world.snowflake() as session:
+def _drop_integration(context: DeployContext, name: str) -> None:
+    _drop_tables(context, "catalog_name", name)
+    with context.snowflake() as session:
         session.run(f"DROP CATALOG INTEGRATION IF EXISTS {quote(name)}", INTEGRATOR)
 
 
@@ -387,28 +387,28 @@ def _answer(session: Session, statement: str) -> Answer:
     return parsed(rows[0].get("answer") if rows else None, statement)
 
 
-def _verify(world: World, integration: str) -> str:
+def _verify(context: DeployContext, integration: str) -> str:
     """Why a REST catalog cannot be reached; empty: it can."""
     statement = f"SELECT SYSTEM$VERIFY_CATALOG_INTEGRATION({text(integration)}) AS answer"
-    with world.snowflake() as session:
+    with context.snowflake() as session:
         answer = _answer(session, statement)
     if str(answer["success"]).lower() == "true":
         return ""
     return f"{answer.get('errorMessage') or 'no reason is given'} ({answer.get('errorCode')})"
 
 
-def wait_until_verified(world: World, integration: str) -> None:
+def wait_until_verified(context: DeployContext, integration: str) -> None:
     """:raises TopicbergError: the catalog cannot be reached, with Snowflake's reason"""
     problem = ""
 
     def verified() -> bool:
         nonlocal problem
-        problem = _verify(world, integration)
+        problem = _verify(context, integration)
         return not problem
 
     what = f"Snowflake reaches the catalog of {integration}"
     try:
-        until(verified, what, VERIFY_SECONDS, sleep=world.sleep)
+        until(verified, what, VERIFY_SECONDS, sleep=context.sleep)
     except TopicbergError as error:
         raise TopicbergError(f"catalog integration {integration}: {problem}") from error
 
@@ -420,10 +420,10 @@ class LinkedDatabase(Resource):
     kind = "Snowflake catalog-linked database"
     replaced_for = frozenset({"namespaces"})
 
-    def find(self, world: World) -> Live | None:
+    def find(self, context: DeployContext) -> Live | None:
         like = text(_pattern(self.name))
         ask = f"SELECT SYSTEM$GET_CATALOG_LINKED_DATABASE_CONFIG({text(self.name)}) AS answer"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             rows = session.run(f"SHOW DATABASES LIKE {like}", INTEGRATOR)
             if not any(row["name"] == self.name for row in rows):
                 return None
@@ -437,28 +437,28 @@ class LinkedDatabase(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
+    def desired(self, context: DeployContext) -> Fields:
         return {
-            "namespaces": [world.cluster],
+            "namespaces": [context.cluster],
             "sync_interval_seconds": LINKED_SECONDS,
             "suspended": "false",
         }
 
-    def create(self, world: World) -> None:
-        with world.snowflake() as session:
-            session.run(create_linked_database(world.seen), INTEGRATOR)
+    def create(self, context: DeployContext) -> None:
+        with context.snowflake() as session:
+            session.run(create_linked_database(context.seen), INTEGRATOR)
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         alter = f"ALTER DATABASE {quote(self.name)}"
         change = f"UPDATE LINKED_CATALOG SET SYNC_INTERVAL_SECONDS = {LINKED_SECONDS}"  # noqa: S608
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             if "sync_interval_seconds" in changes:
                 session.run(f"{alter} {change}", INTEGRATOR)
             if "suspended" in changes:
                 session.run(f"{alter} RESUME DISCOVERY", INTEGRATOR)
 
-    def delete(self, world: World, live: Live) -> None:
-        with world.snowflake() as session:
+    def delete(self, context: DeployContext, live: Live) -> None:
+        with context.snowflake() as session:
             session.run(f"DROP DATABASE IF EXISTS {quote(self.name)}", INTEGRATOR)
 
 
@@ -469,25 +469,25 @@ class ReadingRole(iam.Role):
     volumes: tuple[str, ...] = ()
     integration: str = ""
 
-    def settle(self, world: World, live: Live) -> None:
-        iam.Role.settle(self, world, live)
+    def settle(self, context: DeployContext, live: Live) -> None:
+        iam.Role.settle(self, context, live)
         for volume in self.volumes:
-            self._verify(world, volume)
-        if world.config.snowflake_catalog == "glue_rest":
-            wait_until_verified(world, self.integration)
+            self._verify(context, volume)
+        if context.config.snowflake_catalog == "glue_rest":
+            wait_until_verified(context, self.integration)
 
-    def _verify(self, world: World, volume: str) -> None:
+    def _verify(self, context: DeployContext, volume: str) -> None:
         """:raises TopicbergError: Snowflake cannot take the role to read the volume"""
         statement = f"SELECT SYSTEM$VERIFY_EXTERNAL_VOLUME({text(volume)}) AS answer"
         answer: dict[str, Any] = {}
 
         def verified() -> bool:
-            with world.snowflake() as session:
+            with context.snowflake() as session:
                 answer.update(_answer(session, statement))
             return str(answer["success"]).lower() == "true"
 
         try:
-            until(verified, f"Snowflake takes {self.name}", ACCESS_SECONDS, sleep=world.sleep)
+            until(verified, f"Snowflake takes {self.name}", ACCESS_SECONDS, sleep=context.sleep)
         except TopicbergError as error:
             good = ("PASSED", "SKIPPED")
             bad = {k: v for k, v in answer.items() if k.endswith("Result") and v not in good}
@@ -511,11 +511,11 @@ class IcebergTable(Resource):
         assert self.spec is not None  # noqa: S101  every table is made with one
         return self.spec
 
-    def find(self, world: World) -> Live | None:
-        names = Names.of(world.config)
+    def find(self, context: DeployContext) -> Live | None:
+        names = Names.of(context.config)
         scope = quote(names.database, names.schema)
         statement = f"SHOW ICEBERG TABLES LIKE {text(_pattern(self.name))} IN SCHEMA {scope}"
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             rows = session.find(statement, OWNER)
         found = next((row for row in rows or [] if row["name"] == self.name), None)
         if found is None:
@@ -530,57 +530,59 @@ class IcebergTable(Resource):
             },
         )
 
-    def desired(self, world: World) -> Fields:
-        names = Names.of(world.config)
+    def desired(self, context: DeployContext) -> Fields:
+        names = Names.of(context.config)
         return {
-            "catalog": topic_integration(world.config),
+            "catalog": topic_integration(context.config),
             "volume": names.volume,
-            "glue_table": [world.cluster, self._topic().glue_name],
+            "glue_table": [context.cluster, self._topic().glue_name],
             "auto_refresh": True,
         }
 
-    def waits(self, world: World) -> str:
+    def waits(self, context: DeployContext) -> str:
         """For the topic's first record, if nothing of ours writes any: until then no catalog has
         the table, and Snowflake refuses to create one of nothing.
         """
-        if self.has_source or self._in_catalog(world):
+        if self.has_source or self._in_catalog(context):
             return ""
         return f"for the first records of topic {self._topic().name}"
 
-    def create(self, world: World) -> None:
+    def create(self, context: DeployContext) -> None:
         """Once the catalog has the table, up to a quarter of an hour after its first record."""
-        names, name = Names.of(world.config), self._topic().glue_name
-        integration = topic_integration(world.config)
-        self._wait_for_catalog(world)
+        names, name = Names.of(context.config), self._topic().glue_name
+        integration = topic_integration(context.config)
+        self._wait_for_catalog(context)
         statement = create_table(
-            names, self.name, world.cluster, name, integration=integration, auto_refresh=True
+            names, self.name, context.cluster, name, integration=integration, auto_refresh=True
         )
-        with world.snowflake() as session:
+        with context.snowflake() as session:
             session.run(f"USE WAREHOUSE {quote(names.warehouse)}", OWNER)
             session.run(statement, OWNER)
 
-    def _status(self, world: World) -> dict[str, Any]:
+    def _status(self, context: DeployContext) -> dict[str, Any]:
         """What Tableflow says of the topic."""
-        found = read_topic(world.tableflow, self._topic().name, world.environment, world.cluster)
+        found = read_topic(
+            context.tableflow, self._topic().name, context.environment, context.cluster
+        )
         return (found or {}).get("status") or {}
 
-    def _in_catalog(self, world: World) -> bool:
+    def _in_catalog(self, context: DeployContext) -> bool:
         """Glue is asked itself; of another catalog Tableflow tells."""
-        if topic_integration(world.config) != Names.of(world.config).integration:
-            syncs = self._status(world).get("catalog_sync_statuses") or []
+        if topic_integration(context.config) != Names.of(context.config).integration:
+            syncs = self._status(context).get("catalog_sync_statuses") or []
             return {one.get("sync_status") for one in syncs} == {"SYNCED"}
-        table = glue.get_table(world.aws("glue"), world.cluster, self._topic().glue_name)
+        table = glue.get_table(context.aws("glue"), context.cluster, self._topic().glue_name)
         return table is not None and glue.metadata_location(table) is not None
 
-    def _wait_for_catalog(self, world: World) -> None:
+    def _wait_for_catalog(self, context: DeployContext) -> None:
         """:raises TopicbergError: the catalog does not get the table, with Tableflow's reason"""
         failures = 0
 
         def there() -> bool:
             nonlocal failures
-            if self._in_catalog(world):
+            if self._in_catalog(context):
                 return True
-            problems = catalog_problems(self._status(world))
+            problems = catalog_problems(self._status(context))
             failures = failures + 1 if problems else 0
             if failures >= FAILED_POLLS:
                 raise TopicbergError(
@@ -590,22 +592,22 @@ class IcebergTable(Resource):
                 )
             return False
 
-        name = f"{world.cluster}.{self._topic().glue_name}"
+        name = f"{context.cluster}.{self._topic().glue_name}"
         try:
-            until(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=world.sleep)
+            until(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=context.sleep)
         except PatienceError as error:
-            found = ", ".join(sorted(tables(world, world.cluster))) or "no table"
+            found = ", ".join(sorted(tables(context, context.cluster))) or "no table"
             raise TopicbergError(
-                f"{self.title}: {error.message}; Glue database {world.cluster} has {found}",
+                f"{self.title}: {error.message}; Glue database {context.cluster} has {found}",
                 hint=error.hint,
             ) from error
 
-    def update(self, world: World, live: Live, changes: Changes) -> None:
-        table = Names.of(world.config).table(self.name)
-        with world.snowflake() as session:
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        table = Names.of(context.config).table(self.name)
+        with context.snowflake() as session:
             session.run(f"ALTER ICEBERG TABLE {table} SET AUTO_REFRESH = TRUE", INTEGRATOR)
 
-    def delete(self, world: World, live: Live) -> None:
-        table = Names.of(world.config).table(self.name)
-        with world.snowflake() as session:
+    def delete(self, context: DeployContext, live: Live) -> None:
+        table = Names.of(context.config).table(self.name)
+        with context.snowflake() as session:
             session.run(f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)

@@ -48,16 +48,16 @@ CLUSTER = "confluent/cluster"
 REGISTRY = "confluent/schema_registry"
 
 
-def open_world(config: Settings, flags: dict[str, Any] | None = None) -> World:
-    """A world whose settings are complete; nothing is connected yet.
+def open_context(config: Settings, flags: dict[str, Any] | None = None) -> DeployContext:
+    """Return a context whose settings are complete; nothing is connected yet.
 
     :raises TopicbergError: settings are missing or wrong: names all of them
     """
-    return World(config, load(flags or {}, config), load_topics(config))
+    return DeployContext(config, load(flags or {}, config), load_topics(config))
 
 
 @dataclass
-class World:
+class DeployContext:
     """Clients for one deployment. Resources find each other by their keys in it."""
 
     config: Settings
