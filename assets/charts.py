@@ -24,7 +24,7 @@ _MINUTE = 1 / (24 * 60)
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """An empty chart. It is no part of pyplot's global state, so any thread may draw it."""
+    """Return an empty chart. It is not part of pyplot's global state, so any thread may draw it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")

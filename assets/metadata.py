@@ -155,7 +155,7 @@ def table_metadata(table: Table, *, sample: bool = True) -> dict[str, Any]:
 
 
 def markdown(rows: pa.Table) -> str:
-    """Rows as a Markdown table, in which names and values are text, whatever they are made of."""
+    """Return rows as a Markdown table, in which names and values are plain text."""
     lines = [_row(map(markdown_cell, rows.column_names)), "|" + "---|" * rows.num_columns]
     lines += [
         _row(_cell(column[number]) for column in rows.columns) for number in range(rows.num_rows)

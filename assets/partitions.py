@@ -49,7 +49,7 @@ def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window
 
 
 def asked_range(tags: Mapping[str, str]) -> tuple[str, str] | None:
-    """First and last of the partitions that a run was asked for, by its tags; None: it was not."""
+    """Return the first and last partition that the tags of a run request; None: it has none."""
     first = tags.get(RANGE_START) or tags.get(_PARTITION)
     last = tags.get(RANGE_END) or first
     return (first, last) if first and last else None

@@ -1,7 +1,7 @@
 """The cloud platform as assets: their graph is the resource graph of ``topicberg deploy``.
 
-One operation makes what is selected, so that resources which do not need each other are made at the
-same time, as on the command line, and one lease keeps two of them apart.
+One operation creates what is selected, so that resources which do not need each other are created
+at the same time, as on the command line, and a lease prevents two operations at once.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A topic as assets, made from its spec: ``kafka``, ``iceberg``, ``glue`` and ``snowflake``."""
+"""A topic as assets, created from its spec: ``kafka``, ``iceberg``, ``glue`` and ``snowflake``."""
 
 from typing import Any
 

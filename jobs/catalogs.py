@@ -1,4 +1,4 @@
-"""The sensor that keeps Glue and Snowflake at the newest metadata of tables that nobody ingests.
+"""The sensor that keeps Glue and Snowflake at the newest metadata of tables that no engine ingests.
 
 The run that computes a derived table registers it; maintenance changes its metadata afterwards. A
 table is registered again once its metadata has been another one than Glue's for two ticks; if the

@@ -1,4 +1,4 @@
-"""Jobs to run by hand: each pipeline as a whole, and everything.
+"""Jobs to run manually: each pipeline as a whole, and everything.
 
 A run has one partition, so tables whose partitions differ (hourly and daily ones, say) have jobs of
 their own: ``everything_hourly_from_2026_01_01`` and ``everything_daily_from_2026_01_01`` instead of
@@ -35,7 +35,7 @@ def pipeline_jobs(lake: Lake) -> Iterator[dg.UnresolvedAssetJobDefinition]:
     yield from _jobs(
         EVERYTHING,
         dg.AssetSelection.all() - dg.AssetSelection.groups(PLATFORM),
-        "Every asset and check of the data; the platform is made by itself.",
+        "Every asset and check of the data, without the platform.",
         lake,
         lake.derived,
     )

@@ -1,4 +1,4 @@
-"""The rotation of keys, looked after every night."""
+"""The rotation of keys, which is checked every night."""
 
 import dagster as dg
 

@@ -1,7 +1,7 @@
 """Sensors on snapshots: what a new snapshot of a table touched is computed again downstream.
 
 One sensor a topic reports every snapshot of its table, and requests two runs: one that registers
-the table, and one for the touched partitions of everything that follows from them alone. A derived
+the table, and one for the affected partitions of everything that follows from them alone. A derived
 table with a lookback follows from more: it has a sensor of its own on its source, which also
 requests the partitions after those that were touched, as far as the lookback reaches. So has one
 with a lookup, for everything after them.
@@ -294,9 +294,9 @@ def _look(
         unknown, new = True, changes.new
     if unknown:
         cursor = _observe_expired(cursor, iceberg, watch, catalog)
-    elif changes.rolled_back:  # a rollback: what is gone must be computed again
-        gone = [hours for snapshot in changes.rolled_back for hours in touched(snapshot)]
-        cursor = observe(cursor, Mark.of(iceberg, iceberg.current_snapshot()), gone)
+    elif changes.rolled_back:  # a rollback: what it removed must be computed again
+        removed = [hours for snapshot in changes.rolled_back for hours in touched(snapshot)]
+        cursor = observe(cursor, Mark.of(iceberg, iceberg.current_snapshot()), removed)
     events: list[AssetMaterialization | AssetObservation] = []
     for snapshot in new[:BATCH]:
         if watch.reported:
@@ -337,7 +337,7 @@ def _observe_expired(cursor: Cursor, iceberg: Table, watch: Watch, catalog: Cata
 def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Hours]:
     """Return what the tables themselves say that they have not read, up to the cursor.
 
-    That is nothing, normally. But files hold hours that nobody noticed as changed: those between
+    Normally there are none. But files hold hours that no tick has noticed as changed: those between
     two rows, for example, once their files are merged.
     """
     name, seen = ".".join(watch.origin.table.identifier), cursor.seen
@@ -368,7 +368,7 @@ def _idle(cursor: Cursor) -> str:
         return (
             f"{MAX_ATTEMPTS} runs for snapshot {cursor.snapshot} failed (see the runs tagged "
             f"topicberg/snapshot={cursor.snapshot}); fix the cause, the next snapshot or a "
-            "materialization by hand goes on"
+            "manual materialization resumes it"
         )
     return "a run is under way" if cursor.request or cursor.registration else "no new snapshot"
 

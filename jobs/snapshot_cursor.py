@@ -12,7 +12,7 @@ that started after they were touched has succeeded:
 * the catalogs do not wait for computations: the table is registered by runs of its own, of which
   one is under way at a time as well.
 
-Where snapshots are expired that no tick has seen, or the cursor is lost, the sensor goes by what is
+Where snapshots are expired that no tick has seen, or the cursor is lost, the sensor uses what is
 left of the table (:mod:`topicberg.iceberg.changes`).
 """
 
@@ -98,7 +98,7 @@ class Cursor(BaseModel):
 
 
 def _seen_by_older_version(text: str | None) -> Mark | None:
-    """It named the snapshot alone, and partitions where this one has hours."""
+    """It named only the snapshot, and partitions where this one has hours."""
     older = json.loads(text) if text else {}
     if not older.get("snapshot") or any(older.get(k) for k in ("pending", "future", "request")):
         return None

@@ -226,7 +226,7 @@ def _moving_statistics(rules: AnomalyRules) -> tuple[Column, Column]:
 
     Null if the window has too few trades. Both come from exact sums, so the order of rows and the
     cut into partitions change no bit of them. A sum over the window is the difference of two sums
-    from the beginning: Spark grows those row by row, but adds up a sliding frame anew at each row.
+    from the beginning: Spark grows those row by row, but adds up a sliding frame again at each row.
     """
     microseconds = int(rules.window / timedelta(microseconds=1))
     of_symbol = Window.partitionBy("symbol").orderBy(F.unix_micros("`$$timestamp`"))

@@ -33,7 +33,7 @@ def test_plan_is_shown_by_vendor_with_old_and_new_values(
     ]
     assert "      partitions: 3 → 6" in lines
     assert "      cleanup.policy: delete → compact" in lines
-    assert vendors[4:] == [f"{len(graph)} to change; 0 are as they should be"]
+    assert vendors[4:] == [f"{len(graph)} to change; 0 are up to date"]
 
 
 def test_target_brings_what_it_needs(graph: list[Resource]) -> None:

@@ -88,7 +88,7 @@ def role_arn(config: Settings) -> str:
 
 
 def create_volume(config: Settings, *, derived: bool = False) -> str:
-    """For the topics' tables or for derived ones: a volume reads its first location alone."""
+    """For the topics' tables or for derived ones: a volume reads only its first location."""
     names = Names.of(config)
     volume, location, url = names.volume, names.location, config.warehouse
     if derived:
@@ -225,7 +225,7 @@ def refresh_table(names: Names, table: str) -> str:
 
 def bootstrap(config: Settings) -> list[str]:
     """Return what the first Iceberg table of the local stack needs, as the roles that own it in the
-    cloud; every statement leaves alone what exists.
+    cloud; no statement changes what exists.
     """
     names = Names.of(config)
     return [
@@ -311,7 +311,7 @@ def sync(
     try:
         ask(connection, refresh_table(names, table))
     except ProgrammingError as error:
-        # A topic's table, which `topicberg deploy` made for another role: it follows by itself.
+        # A topic's table, which `topicberg deploy` created for another role: it follows by itself.
         if error.errno != NOT_ALLOWED:
             raise
     return read_back(connection, config, table)

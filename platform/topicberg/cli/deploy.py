@@ -1,4 +1,4 @@
-"""``topicberg deploy``: the cloud platform, planned, made, looked at, rotated and deleted."""
+"""``topicberg deploy``: the cloud platform, planned, created, inspected, rotated and deleted."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def create(
     wanted = sum(resource.wanted for resource in graph)
     made = wanted - len(context.waiting)
     later = f", {len(context.waiting)} wait" if context.waiting else ""
-    echo(f"{made} of {wanted} resources are as they should be{later}; nothing is left to do now")
+    echo(f"{made} of {wanted} resources are up to date{later}; nothing is left to do now")
 
 
 @app.command()
@@ -205,19 +205,19 @@ def delete(
     with exclusive(context):
         with _reporting() as report:
             found = engine.existing(graph, context, report)
-        dies = [resource for resource, _ in found]
-        if not dies:
+        deleted = [resource for resource, _ in found]
+        if not deleted:
             echo("there is nothing to delete")
             return
-        echo("These die, in this order; * with its data:")
-        told = {resource.name for resource in dies}
-        for resource in dies:
+        echo("These resources are deleted, in this order; * with data:")
+        listed = {resource.name for resource in deleted}
+        for resource in deleted:
             echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
             for inside in sorted(set(resource.contents(context))):
-                if inside.rpartition(".")[2] not in told:
-                    told.add(inside.rpartition(".")[2])
+                if inside.rpartition(".")[2] not in listed:
+                    listed.add(inside.rpartition(".")[2])
                     echo(f"      with table {inside}")
-        if holding := [resource.title for resource in dies if resource.holds_data]:
+        if holding := [resource.title for resource in deleted if resource.holds_data]:
             echo(
                 f"warning: {len(holding)} of them hold data, which cannot be restored: "
                 f"{', '.join(holding)}",
@@ -225,17 +225,17 @@ def delete(
                 err=True,
             )
         if not yes:
-            typer.confirm(f"Delete these {len(dies)} resources?", abort=True)
+            typer.confirm(f"Delete these {len(deleted)} resources?", abort=True)
         with _reporting() as report:
             left = engine.delete(found, context, report)
     if left:
         lines = "\n  ".join(f"{title}: {reason}" for title, reason in left.items())
         raise TopicbergError(
             f"{len(left)} resources are left:\n  {lines}",
-            hint="run the command again: it goes on with what is left",
+            hint="run the command again: it resumes with what is left",
         )
     context.forget_note()
-    echo(f"{len(dies)} resources are deleted")
+    echo(f"{len(deleted)} resources are deleted")
 
 
 @app.command()
@@ -317,7 +317,7 @@ def _start_stack() -> None:
 
 
 def _compute_derived(context: DeployContext) -> None:
-    """Run the pipelines on what the connectors have made so far, so that every table has rows.
+    """Run the pipelines on what the connectors have produced so far, so that every table has rows.
 
     In the cloud, and locally from then on, Dagster does it by itself.
     """
@@ -470,7 +470,7 @@ _VENDORS = {
 
 
 def _show(steps: list[Step], *, everything: bool) -> int:
-    """Print a plan, by vendor. Returns how many resources are not as they should be."""
+    """Print a plan, by vendor. Returns how many resources are to change."""
     from collections import Counter
 
     counts = Counter(step.action.value for step in steps)
@@ -488,10 +488,10 @@ def _show(steps: list[Step], *, everything: bool) -> int:
     kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
     later = f"; {waiting} wait" if waiting else ""
     if not counts:
-        echo(f"nothing to do: {kept} resources are as they should be{later}")
+        echo(f"nothing to do: {kept} resources are up to date{later}")
     else:
-        told = ", ".join(f"{count} to {action}" for action, count in counts.items())
-        echo(f"{told}; {kept} are as they should be{later}")
+        summary = ", ".join(f"{count} to {action}" for action, count in counts.items())
+        echo(f"{summary}; {kept} are up to date{later}")
     return sum(counts.values())
 
 

@@ -1,7 +1,7 @@
-"""The cloud platform, made and looked after by one command: ``topicberg deploy``.
+"""The cloud platform, created and maintained by one command: ``topicberg deploy``.
 
-There is no state file. Every resource is found by its name, so a run that was killed is started
-again, what was made by hand or by Terraform is adopted, and drift is seen.
+There is no state file. Every resource is found by its name, so a run that was killed is
+repeated, what was created manually or by Terraform is adopted, and drift is detected.
 
 | module | does |
 |---|---|

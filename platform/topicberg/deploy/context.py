@@ -1,4 +1,4 @@
-"""The accounts that a deployment is made in: clients, and what was seen there last."""
+"""The accounts of a deployment: their clients, and the last known state of its resources."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class DeployContext:
 
     @property
     def compute_bucket(self) -> str:
-        """For code, logs and results of queries: what is lost with it can be made again."""
+        """For code, logs and results of queries: what is lost with it can be created again."""
         return f"{self.bucket[:55]}-compute"
 
     @property
@@ -286,7 +286,7 @@ class DeployContext:
 
     @contextmanager
     def snowflake(self) -> Iterator[Session]:
-        """The admin's session; one at a time has it, and a broken one is opened anew."""
+        """The admin's session; one thread at a time uses it, and a broken one is opened again."""
         from topicberg.deploy.snowflake.session import open_session
 
         with self._snowflake_lock:

@@ -1,7 +1,7 @@
 """A picture of the resource graph: SVG and PNG, or Graphviz's own language.
 
 Resources are placed in columns by how much comes before them, and coloured by their vendor. SVG is
-written by hand; PNG is drawn with the same places by Pillow, which brings a font of its own.
+written directly; PNG is drawn with the same places by Pillow, which brings a font of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def draw(graph: list[Resource], output: Path) -> None:
     make = makers.get(output.suffix.lower())
     if make is None:
         raise TopicbergError(
-            f"{output}: there is no picture of that kind", hint="end it in .svg, .png or .dot"
+            f"{output}: unknown kind of picture",
+            hint="use the ending .svg, .png or .dot",
         )
     output.write_bytes(make(graph))
 

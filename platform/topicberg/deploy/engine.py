@@ -43,12 +43,12 @@ from topicberg.deploy.wait import PatienceError, until
 from topicberg.errors import TopicbergError
 
 Report = Callable[[Resource, str], None]
-"""Is told what happens to a resource."""
+"""Receives what happens to a resource."""
 
 GONE_SECONDS = 30 * 60.0
 TRIES = 8
 CONFLICT_TRIES = 24
-"""Of a deletion: what used it takes minutes to be gone everywhere. Some ten minutes in all."""
+"""Attempts of a deletion: what used it disappears after minutes. About ten minutes in all."""
 UNCERTAIN_SECONDS = 60.0
 """How long to look for what an unanswered request may have created, if it may exist twice."""
 PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
@@ -56,7 +56,7 @@ PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
 
 
 class DeployError(TopicbergError):
-    """Some resources could not be made, or are left after a delete."""
+    """Some resources could not be created, or are left after a delete."""
 
 
 def in_order(resources: Iterable[Resource]) -> list[Resource]:
@@ -120,7 +120,7 @@ def _wait(resource: Resource, context: DeployContext, reason: str) -> Step:
 
 def difference(resource: Resource, context: DeployContext, live: Live) -> Changes:
     """
-    :raises MissingError: what it is made from is not there yet
+    :raises MissingError: what it is created from does not exist yet
     """
     changes = compare(live.fields, resource.desired(context))
     orphans = resource.orphans(context, live)
@@ -146,7 +146,7 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
 
 
 def converge(resource: Resource, context: DeployContext, report: Report) -> Live:
-    """Make or mend one resource whose needs are there, and wait until it can be used.
+    """Create or update one resource whose needs exist, and wait until it can be used.
 
     :raises TopicbergError: it could not be done
     :raises WaitingError: it cannot be created yet, and nothing is wrong
@@ -168,21 +168,21 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     resource.settle(context, live)
     settled = look(resource, context)
     if settled is None:
-        raise TopicbergError(f"{resource.title} was there and is gone")
+        raise TopicbergError(f"{resource.title} existed and is now missing")
     return settled
 
 
 def resource_seconds(resource: Resource) -> float:
-    """How long what was made may take to be seen."""
+    """How long a created resource may take to become visible."""
     return 600.0 if resource.built_in else 120.0
 
 
 def _make(resource: Resource, context: DeployContext) -> bool:
-    """Create it; after an answer that leaves it open whether that worked, look first.
+    """Create it; after an unclear response, find out first whether that worked.
 
-    Returns whether it was made as a whole: what is seen after an error may lack its second part.
+    Returns whether it was created as a whole: what exists after an error may lack its second part.
     A 403 or 404 passes when it is about a permission or an object that is not known everywhere
-    yet; a 409 may be about what an earlier, unanswered request made.
+    yet; a 409 may be about what an earlier, unanswered request created.
     """
     pause, attempt = 1.0, 0
     while True:
@@ -222,7 +222,7 @@ def _mend(
         raise CannotChangeError(
             f"{resource.title} differs in {fields}, which cannot be changed: it would have to be "
             "deleted with its data",
-            hint="set what it is, or `topicberg deploy delete` first",
+            hint="set the present value, or run `topicberg deploy delete` first",
         )
     report(resource, "replacing")
     remove(resource, context, live)
@@ -358,7 +358,7 @@ def _summary(what: str, by_key: dict[str, Resource], failed: dict[str, Exception
     lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
     return DeployError(
         f"{len(failed)} resources {what}:\n  " + "\n  ".join(lines),
-        hint="mend the cause and run the command again: it goes on where it stopped",
+        hint="fix the cause and run the command again: it resumes where it stopped",
     )
 
 
@@ -380,7 +380,7 @@ Found = tuple[Resource, Live | str]
 def existing(resources: Iterable[Resource], context: DeployContext, report: Report) -> list[Found]:
     """What there is to delete, in the order of deletion.
 
-    A key without which something cannot be seen, and so not deleted, is made anew.
+    A key without which something cannot be read, and so not deleted, is created again.
     """
     by_key = {resource.key: resource for resource in in_order(resources)}
     found: dict[str, Live | str] = {}
@@ -411,7 +411,7 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
 
 
 def remove(resource: Resource, context: DeployContext, live: Live) -> None:
-    """Delete it and wait until it is gone.
+    """Delete it and wait until it no longer exists.
 
     :raises TopicbergError: it was refused, or takes too long
     """
@@ -429,7 +429,7 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
             resource.delete(context, live)
             break
         except Exception as error:
-            # A conflict: something that used it is not gone everywhere yet.
+            # A conflict: something that used it still exists somewhere.
             conflict = isinstance(error, ConflictError)
             if not (conflict or is_retryable(error) or gone(error)):
                 raise

@@ -3,7 +3,7 @@
 Every write to the parameter is a new version, with a time of AWS's. Who holds the lease follows
 from the versions alone, in the same way for everyone (:func:`state_of`): the first write after the
 lease before it has ended takes it, its holder's next writes renew it, and any other write is
-ignored. So a write that was late, lost or repeated does no harm, and no client's clock is asked
+ignored. So a write that was late, lost or repeated does no harm, and no client's clock is used
 whether a lease has ended. Nothing is ever deleted, as that could hit the next holder's lease.
 
 A holder measures by its own machine how long ago it *sent* its last renewal, time in which the
@@ -78,7 +78,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class State:
-    """Who holds the lease; None: nobody. ``expires`` is in AWS's time."""
+    """Who holds the lease; None: it is free. ``expires`` is in AWS's time."""
 
     holder: str | None = None
     expires: float = 0.0
@@ -96,7 +96,7 @@ def state_of(entries: Iterable[Entry]) -> State:
 
 
 def seconds_since_boot() -> float:
-    """Return a time that goes on while the machine sleeps, and that nobody sets."""
+    """Return a time that continues while the machine sleeps and cannot be set."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -127,7 +127,7 @@ class Lease:
         """As it was seen last."""
 
     def acquire(self) -> bool:
-        """Take the lease if nobody has it. One attempt; :attr:`state` then says who has it."""
+        """Take the lease if it is free. One attempt; :attr:`state` then says who has it."""
         sent = self._now()
         try:
             self._hold(sent, self._write(overwrite=False))
@@ -150,7 +150,7 @@ class Lease:
         """
         sent = self._now()
         written = self._write(overwrite=True)
-        if written == self._version + 1:  # nobody wrote in between
+        if written == self._version + 1:  # no other client wrote in between
             self._hold(sent, written)
         elif not self._confirm(sent, written):
             self._until = float("-inf")

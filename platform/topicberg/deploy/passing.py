@@ -79,7 +79,7 @@ def exists(error: BaseException) -> bool:
 def gone(error: BaseException) -> bool:
     """Return whether the object is deleted.
 
-    A 403 does not say so: the key may lack the permission. Reading the object tells which it is.
+    A 403 does not say so: the key may lack the permission. Reading the object shows which it is.
     """
     return (isinstance(error, GoneError) and error.status == 404) or code(error) in GONE
 

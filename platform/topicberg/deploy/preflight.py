@@ -1,4 +1,4 @@
-"""Do the accounts let us in? Asked before anything is touched, and told all at once."""
+"""Check the log-ins of all accounts before anything changes, and report all problems at once."""
 
 from __future__ import annotations
 

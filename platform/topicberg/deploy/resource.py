@@ -1,7 +1,7 @@
 """What a resource of the platform is, and how what is wanted is compared with what is there.
 
 There is no state file. A resource is found by its natural key, so that whatever exists under its
-name is adopted, and a second run sees exactly what the first one made.
+name is adopted, and a second run sees exactly what the first one created.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Action(StrEnum):
     REPLACE = "replace"
     DELETE = "delete"
     LOOK = "look again"
-    """It cannot be seen before something else is mended, e.g. the key that shows it."""
+    """It cannot be read before something else is repaired, e.g. the key that can read it."""
     WAIT = "wait"
     """It cannot be created before something happens that is not ours to do; nothing is wrong."""
 
@@ -73,12 +73,12 @@ class WaitingError(Exception):
 
 
 class CannotChangeError(TopicbergError):
-    """A resource differs in a way that only making it anew would mend, which would lose data."""
+    """A resource differs in a way that only recreating it would correct, which would lose data."""
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One resource. Subclasses say how it is found, made, changed and deleted.
+    """One resource. Subclasses define how it is found, created, changed and deleted.
 
     :param key: e.g. ``confluent/topic/stock_trades``; the asset key too
     :param name: the natural key
@@ -110,7 +110,7 @@ class Resource:
 
     def desired(self, context: DeployContext) -> Fields:
         """
-        :raises MissingError: what it is made from is not there yet
+        :raises MissingError: what it is created from does not exist yet
         """
         return {}
 
@@ -118,7 +118,7 @@ class Resource:
         raise NotImplementedError
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        """Mend the fields in ``changes``."""
+        """Update the fields in ``changes``."""
         raise NotImplementedError
 
     def delete(self, context: DeployContext, live: Live) -> None:
@@ -143,11 +143,11 @@ class Resource:
         """
 
     def contents(self, context: DeployContext) -> list[str]:
-        """What dies with it and is no resource of its own, for the confirmation."""
+        """What is deleted with it and is not a resource of its own, for the confirmation."""
         return []
 
     def orphans(self, context: DeployContext, live: Live) -> list[str]:
-        """Ids of things that were made for it and that nothing uses, e.g. after a kill."""
+        """Ids of objects that were created for it and that nothing uses, e.g. after a kill."""
         return []
 
     @property
@@ -174,7 +174,7 @@ class Step:
 
 
 def compare(live: Mapping[str, Any], desired: Mapping[str, Any]) -> Changes:
-    """The desired fields that are different. A live field that nobody wants is not compared."""
+    """Return the desired fields that differ. A live field that is not desired is not compared."""
     return {
         name: (live.get(name), wanted)
         for name, wanted in desired.items()

@@ -5,8 +5,8 @@ only then deletes what is old enough. Killed anywhere, the next one finishes it:
 was not published is used, a key that was not stored is deleted.
 
 Old enough is a key when more than the number to retain are newer, *and* the key that took its place
-has been there for a whole period. So rotating by hand, however often, never takes away a key that a
-consumer may still hold. Snowflake has two slots for a user's keys and no more: there a third
+has existed for a whole period. So rotating manually, however often, never deletes a key that a
+consumer may still use. Snowflake has two slots for a user's keys and no more: there a third
 rotation within one period has to take the slot of the oldest key.
 """
 
@@ -35,7 +35,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Aged:
-    """A key that is alive, and when it was made."""
+    """A key that is active, and when it was created."""
 
     id: str
     made: datetime
@@ -92,7 +92,7 @@ def rotate(
             continue
         try:
             if resource.key in missing:
-                raise TopicbergError("it is not there", hint="`topicberg deploy create` makes it")
+                raise TopicbergError("it does not exist", hint="run `topicberg deploy create`")
             if isinstance(resource, RotatingKey):
                 rotated += _rotate_key(resource, context, tell, force=force, now=at)
             else:
@@ -103,7 +103,7 @@ def rotate(
     if problems:
         raise TopicbergError(
             f"{len(problems)} keys could not be rotated:\n  " + "\n  ".join(problems),
-            hint="what is active still works; run the command again",
+            hint="run the command again; active keys still work",
         )
     return rotated
 
@@ -113,7 +113,7 @@ def _rotate_key(
 ) -> bool:
     live = patiently(resource, context, lambda _, what: tell(f"{what}: {resource.title}"))
     period = timedelta(days=context.deploy.day_count)
-    versions: list[Version] = live.facts["versions"]  # not of a key whose secret nobody knows
+    versions: list[Version] = live.facts["versions"]  # not of a key whose secret is lost
     made = resource.alive(context, versions)
     known = {version.label for version in versions}
     keys = [Aged(key, when) for key, when in made.items() if key in known]
@@ -132,7 +132,7 @@ def _rotate_key(
 
 
 def _add(resource: RotatingKey, context: DeployContext) -> ApiKey:
-    """A new key; one whose answer was lost is deleted before another one is made."""
+    """Return a new key; one whose response was lost is deleted before another one is created."""
     for _ in range(TRIES):
         try:
             return resource.add(context)

@@ -28,7 +28,7 @@ def until(
 ) -> T:
     """The first answer of ``ask`` that is neither None nor False.
 
-    Asks at growing intervals: what is quick is seen quickly, what is slow is not asked too often.
+    Reads at growing intervals: fast changes are seen soon, and slow ones are not read too often.
 
     :param what: a sentence about what is waited for, for the error
     :raises PatienceError: not within ``seconds``
@@ -42,7 +42,7 @@ def until(
         if now() + interval > deadline:
             raise PatienceError(
                 f"waited {seconds:.0f} s in vain: {what}",
-                hint="run the command again: it goes on where it stopped",
+                hint="run the command again: it resumes where it stopped",
             )
         sleep(interval)
         interval = min(LONGEST_SECONDS, interval * 1.5)

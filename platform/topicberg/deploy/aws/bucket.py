@@ -109,7 +109,7 @@ class Bucket(Resource):
             return
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        """A bucket that was just made has no settings yet."""
+        """A bucket that was just created has no settings yet."""
         wanted = self.desired(context)
         changes = {
             name: (live.fields.get(name), value)
@@ -128,7 +128,7 @@ class Bucket(Resource):
             )
         if "public_access" in changes:
             s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=_BLOCK)
-        if "policy" in changes:  # other statements, which somebody may have added, stay
+        if "policy" in changes:  # other statements, which an operator may have added, stay
             statements = [one for one in _statements(s3, bucket) if one.get("Sid") != _TLS_ONLY]
             policy = document(*statements, _tls_only(bucket))
             s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))

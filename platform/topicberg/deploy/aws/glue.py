@@ -51,7 +51,7 @@ class GlueDatabase(Resource):
         return [f"{self.database}.{table}" for table in tables(context, self.database)]
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        """With the tables in it, which nobody takes out when Tableflow stops."""
+        """With the tables in it, which stay when Tableflow stops."""
         glue, names = context.aws("glue"), tables(context, live.id)
         for start in range(0, len(names), 100):
             some = names[start : start + 100]

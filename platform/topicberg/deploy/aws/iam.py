@@ -1,9 +1,9 @@
-"""Roles by which Confluent and Snowflake come in, with one managed policy each.
+"""Roles that Confluent and Snowflake assume, with one managed policy each.
 
 A trust policy can only name principals that exist. Confluent's and Snowflake's come from their
-answers, so each role is made after the object that tells them: the object is given the role's ARN,
-which is known before the role is there. IAM is only eventually consistent: nothing sleeps for it;
-what needs a role asks its vendor until it works.
+responses, so each role is created after the object that names them. The object is given the role's
+ARN, which is known before the role exists. IAM is only eventually consistent. Nothing sleeps for
+it: what needs a role retries its vendor until it works.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def tableflow_policy(context: DeployContext) -> Document:
 
 
 def snowflake_policy(context: DeployContext) -> Document:
-    """Reading alone: the external volumes allow no writes. Derived tables are read as well."""
+    """Only reading: the external volumes allow no writes. Derived tables are read as well."""
     buckets = [f"arn:aws:s3:::{name}" for name in (context.bucket, context.derived_bucket)]
     derived = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
     return document(

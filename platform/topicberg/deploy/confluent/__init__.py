@@ -1,1 +1,1 @@
-"""Confluent Cloud's resources. Each module has one API group: how it is asked, what it is asked."""
+"""Confluent Cloud's resources. Each module has the requests of one API group."""

@@ -1,4 +1,4 @@
-"""How Confluent reaches AWS (API pim/v1), and the catalogs that Tableflow tells (tableflow/v1)."""
+"""How Confluent reaches AWS (API pim/v1), and the catalogs of Tableflow (tableflow/v1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROVIDER_INTEGRATION = "confluent/provider_integration"
 
 @dataclass(frozen=True)
 class ProviderIntegration(Resource):
-    """Confluent's half of the trust. It is made before the IAM role, which needs its answers.
+    """Confluent's half of the trust. It is created before the IAM role, which needs its answers.
 
     :param role: name of the IAM role
     """

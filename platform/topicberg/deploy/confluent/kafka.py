@@ -41,7 +41,7 @@ class Topic(Resource):
         return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
     def desired(self, context: DeployContext) -> Fields:
-        assert self.spec is not None  # noqa: S101  every topic is made with one
+        assert self.spec is not None  # noqa: S101  every topic is created with one
         return {"partitions": self.spec.partitions, **self.spec.kafka_config}
 
     def create(self, context: DeployContext) -> None:
@@ -137,7 +137,7 @@ class Subject(Resource):
         return f"/subjects/{quote(self.name, safe='')}{rest}"
 
     def _body(self) -> dict[str, Any]:
-        assert self.file is not None  # noqa: S101  every subject is made with one
+        assert self.file is not None  # noqa: S101  every subject is created with one
         text = read_schema(self.file, self.format, self.message).text
         return {"schema": text, "schemaType": _TYPES[self.format]}
 
@@ -197,7 +197,7 @@ class Subject(Resource):
         try:
             context.registry.post(self._path("/versions"), self._body(), repeatable=True)
         except ConflictError as error:
-            assert self.file is not None  # noqa: S101  every subject is made with one
+            assert self.file is not None  # noqa: S101  every subject is created with one
             what, hint = refusal(error.message, self.compatibility)
             raise CannotChangeError(
                 f"subject {self.name}: {self.file.name} is {what}", hint=hint

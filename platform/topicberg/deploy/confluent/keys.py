@@ -2,7 +2,8 @@
 
 A key's own secret is only in the response that creates it, so it is stored before anything else is
 done with it. A key that no version knows was created by a run that was killed in that moment, or
-whose response was lost: nobody can use it, and it is deleted once it is older than :data:`YOUNG`.
+whose response was lost: no client can use it, and it is deleted when it is older than
+:data:`YOUNG`.
 Lists lag behind: what this process created is remembered, and a young key that a version knows but
 the list does not is looked up by its id.
 """

@@ -24,7 +24,7 @@ REGISTRY_SECONDS = 600.0
 def only(found: list[dict[str, Any]], what: str) -> dict[str, Any] | None:
     """The one that has the name.
 
-    :raises ApiError: there are several: nobody can say which one is meant
+    :raises ApiError: there are several, so it is unknown which one is meant
     """
     if len(found) > 1:
         ids = ", ".join(str(one["id"]) for one in found)

@@ -61,7 +61,7 @@ class TableflowTopic(Resource):
     replaced_for = frozenset({"storage", "write_mode"})
 
     def _topic(self) -> TopicSpec:
-        assert self.spec is not None  # noqa: S101  every Tableflow topic is made with one
+        assert self.spec is not None  # noqa: S101  every Tableflow topic is created with one
         return self.spec
 
     def find(self, context: DeployContext) -> Live | None:

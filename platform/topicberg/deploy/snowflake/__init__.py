@@ -1,1 +1,1 @@
-"""Snowflake's resources, made by the admin user's session with the role that owns each kind."""
+"""Snowflake's resources, created by the admin user's session with the role that owns each kind."""

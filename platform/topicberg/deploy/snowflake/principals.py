@@ -63,7 +63,7 @@ class UserKeys(Resource):
 
 @dataclass(frozen=True)
 class User(Resource):
-    """A user of TYPE SERVICE, who logs in by key pair alone.
+    """A user of TYPE SERVICE, who logs in by key pair only.
 
     :param properties: what it is given besides its keys
     """
@@ -136,7 +136,7 @@ class User(Resource):
         except PatienceError as error:
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",
-                hint="a network policy must let this machine in; then run the command again",
+                hint="allow this machine in the network policy, then run the command again",
             ) from error
         if not facts["versions"][-1].current:
             name = context.names.snowflake_secret
@@ -180,7 +180,7 @@ class Role(Resource):
 
 
 def _pattern(name: str) -> str:
-    """A name as a LIKE pattern that matches it alone."""
+    """Return a name as a LIKE pattern that matches only it."""
     return name.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
 
 

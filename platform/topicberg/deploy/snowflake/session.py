@@ -87,7 +87,7 @@ def admin(context: DeployContext) -> dict[str, Any]:
     if secret is None:
         raise TopicbergError(
             f"Secrets Manager has no secret {path} of JSON",
-            hint="it is Snowflake's admin user: see docs/cloud.md",
+            hint="set Snowflake's admin user: see docs/cloud.md",
         )
     number = secret.get("active_key_number", "")
     missing = [name for name in (*_ADMIN_KEYS, _private(number)) if not secret.get(name)]

@@ -122,7 +122,7 @@ def _properties(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _tables(context: DeployContext, column: str, used: str) -> list[tuple[str, str, str]]:
-    """Iceberg tables in our database by what they use, whoever made them.
+    """Iceberg tables in our database by what they use, whoever created them.
 
     :param column: of ``SHOW ICEBERG TABLES``: ``catalog_name`` or ``external_volume_name``
     """
@@ -197,7 +197,7 @@ class Volume(Resource):
         return [".".join(table) for table in _tables(context, "external_volume_name", self.name)]
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        """With the tables in our database that derived assets made on it."""
+        """With the tables in our database that derived assets created on it."""
         _drop_tables(context, "external_volume_name", self.name)
         with context.snowflake() as session:
             session.run(f"DROP EXTERNAL VOLUME IF EXISTS {quote(self.name)}", INTEGRATOR)
@@ -258,7 +258,7 @@ class Integration(Resource):
         return [".".join(table) for table in _tables(context, "catalog_name", self.name)]
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        """With the tables in our database that derived assets made with it."""
+        """With the tables in our database that derived assets created with it."""
         _drop_integration(context, self.name)
 
 
@@ -266,8 +266,8 @@ class Integration(Resource):
 class RestIntegration(Resource):
     """The catalog integration with Open Catalog or another REST catalog, by OAuth.
 
-    Snowflake never tells the secret. One that is wrong shows when the integration is verified, and
-    is set anew then.
+    Snowflake never returns the secret. A wrong one is found when the integration is verified, and
+    is then set again.
     """
 
     kind = "Snowflake catalog integration"
@@ -508,7 +508,7 @@ class IcebergTable(Resource):
     replaced_for = frozenset({"catalog", "volume", "glue_table"})
 
     def _topic(self) -> TopicSpec:
-        assert self.spec is not None  # noqa: S101  every table is made with one
+        assert self.spec is not None  # noqa: S101  every table is created with one
         return self.spec
 
     def find(self, context: DeployContext) -> Live | None:
@@ -567,7 +567,7 @@ class IcebergTable(Resource):
         return (found or {}).get("status") or {}
 
     def _in_catalog(self, context: DeployContext) -> bool:
-        """Glue is asked itself; of another catalog Tableflow tells."""
+        """Read Glue itself; for another catalog, read the state of Tableflow."""
         if topic_integration(context.config) != Names.of(context.config).integration:
             syncs = self._status(context).get("catalog_sync_statuses") or []
             return {one.get("sync_status") for one in syncs} == {"SYNCED"}
