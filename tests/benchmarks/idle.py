@@ -16,7 +16,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dagster_dev import Dagster, dagster_dev
 

@@ -30,7 +30,7 @@ import dagster as dg
 from rich.console import Console
 from rich.table import Table
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dagster_dev import dagster_dev
 

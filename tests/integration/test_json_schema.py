@@ -7,15 +7,14 @@ import json
 import os
 import random
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz_json import expected_row, same, schema_and_records
 from pyiceberg.types import BinaryType, IcebergType, ListType, MapType, NestedField, StructType
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
@@ -27,9 +26,6 @@ from topicberg.formats.json_schema import decode, explain, fields
 from topicberg.formats.reasons import UNEXPLAINED
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.spark import new_session
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from fuzz_json import expected_row, same, schema_and_records
 
 pytestmark = pytest.mark.integration
 

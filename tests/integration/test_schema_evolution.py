@@ -22,9 +22,9 @@ from topicberg.checks.topic import check_schema
 from topicberg.clients.confluent import Api
 from topicberg.clients.registry import IncompatibleSchemaError
 from topicberg.deploy.confluent.kafka import Subject
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import CannotChangeError
 from topicberg.deploy.resource import compare as differences
-from topicberg.deploy.world import World
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.kafka.registration import compare, pull, register
@@ -193,29 +193,29 @@ def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
             return super().request(method, f"/apis/{prefix}{path}", **options)
 
     api = Registry(root, "none", SecretStr("none"))
-    world = cast("World", SimpleNamespace(registry=api))
+    context = cast("DeployContext", SimpleNamespace(registry=api))
 
     def subject(level: str | None) -> Subject:
         name = topic.spec.value_subject
         return Subject("s", name, file=topic.file, format="json", compatibility=level)
 
-    assert subject("BACKWARD").find(world) is None
-    subject("BACKWARD").create(world)
-    live = subject("BACKWARD").find(world)
+    assert subject("BACKWARD").find(context) is None
+    subject("BACKWARD").create(context)
+    live = subject("BACKWARD").find(context)
     assert live is not None
-    assert differences(live.fields, subject("BACKWARD").desired(world)) == {}
+    assert differences(live.fields, subject("BACKWARD").desired(context)) == {}
     topic.write(ORDER, note={"type": "string"})
-    live = subject("BACKWARD").find(world)
+    live = subject("BACKWARD").find(context)
     assert live is not None
     with pytest.raises(CannotChangeError, match="an open object") as refused:
-        subject("BACKWARD").update(world, live, {"schema": ("a", "b")})
+        subject("BACKWARD").update(context, live, {"schema": ("a", "b")})
     assert "FORWARD" in (refused.value.hint or "")
-    changes = differences(live.fields, subject("FORWARD").desired(world))
+    changes = differences(live.fields, subject("FORWARD").desired(context))
     assert changes["compatibility"] == ("BACKWARD", "FORWARD")
-    subject("FORWARD").update(world, live, changes)
-    live = subject("FORWARD").find(world)
+    subject("FORWARD").update(context, live, changes)
+    live = subject("FORWARD").find(context)
     assert live is not None
-    assert differences(live.fields, subject("FORWARD").desired(world)) == {}
+    assert differences(live.fields, subject("FORWARD").desired(context)) == {}
     answer = requests.get(
         f"{topic.stack.schema_registry}/subjects/{topic.spec.value_subject}/versions", timeout=10
     )

@@ -14,10 +14,10 @@ import dagster as dg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_reader import shown
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StringType
 from security.corpus import TEXTS
-from test_security_text import shown
 
 from assets import charts
 from assets.checks import result

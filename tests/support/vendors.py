@@ -28,9 +28,8 @@ from moto.server import ThreadedMotoServer
 from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from pyiceberg.catalog.glue import GlueCatalog
-from stackless import Stackless
+from stackless import NOWHERE, Stackless
 from starlette.applications import Starlette
-from test_confluent_stand_in import NOWHERE
 
 from emulators.aws.athena import PRIMARY, Athena
 from emulators.aws.emr_serverless import EmrServerless

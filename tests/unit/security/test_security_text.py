@@ -9,7 +9,7 @@ import unicodedata
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
+from markdown_reader import shown
 from security.corpus import TEXTS
 
 from topicberg.security import text
@@ -17,20 +17,6 @@ from topicberg.security.logs import SafeFormatter
 
 ACTIVE = "ab 01`|\\\n\r\t<>[]()!*_~&#;:/.@\"'-=+$^\x1b\x07\x00\x9b\u202e\u2028"
 ANY = st.text(ACTIVE, max_size=40) | st.text(max_size=40) | st.sampled_from(TEXTS)
-MARKDOWN = MarkdownIt("gfm-like", {"html": True, "linkify": False}).enable("table")
-
-
-def shown(markdown: str) -> str:
-    """What a reader of Markdown shows; there is nothing but words and code."""
-    words = []
-    for token in MARKDOWN.parse(markdown):
-        assert token.type in ("paragraph_open", "inline", "paragraph_close"), (token, markdown)
-        for child in token.children or []:
-            assert child.type in ("text", "code_inline"), (child, markdown)
-            if child.type == "text":  # of which a reader would make links
-                assert not re.search(r"://|www\.|@", child.content, re.IGNORECASE), markdown
-            words.append(child.content)
-    return "".join(words)
 
 
 @given(ANY)

@@ -11,30 +11,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SecretStr
+from stackless import NO_DELAYS, NOWHERE
 from starlette.testclient import TestClient
 
-from emulators.confluent.account import Account, Delays
+from emulators.confluent.account import Account
 from emulators.confluent.keys import Bootstrap
 from emulators.confluent.roles import _covers
 from emulators.confluent.server import Server
 from emulators.confluent.wire import Page, listing
 from emulators.store import Stored
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.local import state
 from topicberg.settings import Settings
 
 URL = "http://127.0.0.1:1"
 CLOUD = ("LOCALKEY", "local-secret")
 ADMIN = {"Authorization": "Bearer admin-token"}
-NOWHERE = Endpoints(
-    kafka_bootstrap="127.0.0.1:1",
-    schema_registry=URL,
-    iceberg_rest=URL,
-    spark_connect="",
-    snowflake=SnowflakeEndpoint(account="", user="", password=SecretStr("")),
-)
-NO_DELAYS = Delays.model_validate(dict.fromkeys(Delays.model_fields, 0))
 
 
 class Cloud:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
 from emulators.confluent import connector_rights, kafka_rest, subjects, tableflow
-from emulators.confluent.account import CATALOG, CONNECTOR, TABLE, Account
+from emulators.confluent.account import CATALOG, CONNECTOR, TABLE, Account, Delays
 from emulators.confluent.errors import bad_request, not_found
 from emulators.confluent.faults import Fault
 from emulators.confluent.keys import Bootstrap
@@ -24,6 +25,7 @@ from emulators.confluent.server import OPERATIONS, Server
 from emulators.confluent.tableflow_bodies import NewSpec
 from emulators.confluent.wire import Answer
 from emulators.store import Stored
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 
 MALFORMED = {
     HTTPStatus.BAD_REQUEST,
@@ -33,6 +35,15 @@ MALFORMED = {
     HTTPStatus.UNPROCESSABLE_ENTITY,
     HTTPStatus.NOT_IMPLEMENTED,
 }
+URL = "http://127.0.0.1:1"
+NOWHERE = Endpoints(
+    kafka_bootstrap="127.0.0.1:1",
+    schema_registry=URL,
+    iceberg_rest=URL,
+    spark_connect="",
+    snowflake=SnowflakeEndpoint(account="", user="", password=SecretStr("")),
+)
+NO_DELAYS = Delays.model_validate(dict.fromkeys(Delays.model_fields, 0))
 Documents = dict[str, dict[str, Any]]
 
 

@@ -20,8 +20,7 @@ import pytest
 import uvicorn
 from moto import mock_aws
 from pydantic import SecretStr
-from stackless import MALFORMED, Stackless
-from test_confluent_stand_in import NO_DELAYS, NOWHERE
+from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless
 
 from emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
 from emulators.store import Stored
