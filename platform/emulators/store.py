@@ -1,4 +1,4 @@
-"""A stand-in's objects, in one SQLite file: what a restart or a kill -9 must not lose.
+"""An emulator's objects, in one SQLite file: what a restart or a kill -9 must not lose.
 
 An object is its kind, its name and a JSON document of its properties. Every change is one
 transaction, on disk when the method returns.

@@ -1,4 +1,4 @@
-"""The Confluent stand-in over the real stack: topics, connectors, Tableflow, Glue, kill -9."""
+"""The Confluent emulator over the real stack: topics, connectors, Tableflow, Glue, kill -9."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCHEMA = {"schema": json.dumps({"type": "record", "name": "r", "fields": []})}
 
 
 class Cloud:
-    """The stand-in's APIs, and one environment with a cluster, a registry and keys for them."""
+    """The emulator's APIs, and one environment with a cluster, a registry and keys for them."""
 
     def __init__(self, stack: Endpoints) -> None:
         assert stack.confluent_api_key

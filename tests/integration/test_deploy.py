@@ -1,4 +1,4 @@
-"""The platform in the local stand-ins: made through faults and kills, mended, rotated, deleted."""
+"""The platform in the local emulators: made through faults and kills, mended, rotated, deleted."""
 
 from __future__ import annotations
 

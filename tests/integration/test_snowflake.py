@@ -1,4 +1,4 @@
-"""The Snowflake stand-in through the real connector, over tables that other engines write."""
+"""The Snowflake emulator through the real connector, over tables that other engines write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Confluent stand-in without a broker, a registry and an engine: as strict, and quick."""
+"""The Confluent emulator without a broker, a registry and an engine: as strict, and quick."""
 
 from __future__ import annotations
 

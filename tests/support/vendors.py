@@ -1,4 +1,4 @@
-"""The three vendors in this process: the stand-ins of Confluent and Snowflake, and moto for AWS.
+"""The three vendors in this process: the emulators of Confluent and Snowflake, and moto for AWS.
 
 A whole deployment can be created, rotated and deleted in them, in seconds. What the real stack adds
 are a broker, a registry and an engine.

@@ -46,7 +46,7 @@ def serve(host: str, port: int, folder: Path) -> None:
         listener = socket.create_server((host, port))
     except OSError as error:
         raise StackError(
-            f"the Confluent stand-in cannot listen on {host}:{port}: {error}"
+            f"the Confluent emulator cannot listen on {host}:{port}: {error}"
         ) from None
     account = Account(folder, settings(), f"http://{host}:{port}")
     # What this process starts must not inherit them.

@@ -63,9 +63,9 @@ class Delays(BaseModel):
 
 
 class Account:
-    """Everything of the one organization that the stand-in has.
+    """Everything of the one organization that the emulator has.
 
-    :param url: where the stand-in is reached: the base of every API
+    :param url: where the emulator is reached: the base of every API
     """
 
     def __init__(self, folder: Path, config: Settings, url: str) -> None:

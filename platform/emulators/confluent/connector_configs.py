@@ -40,9 +40,9 @@ def complaints(account: Account, cluster: Stored, config: Configuration) -> dict
             complain(field, f"{field} is required")
     for field in config:
         if field not in _KNOWN:
-            complain(field, "not supported by the local Confluent stand-in")
+            complain(field, "not supported by the local Confluent emulator")
     if config.get("confluent.connector.type", "MANAGED") != "MANAGED":
-        complain("confluent.connector.type", "the local Confluent stand-in has managed ones only")
+        complain("confluent.connector.type", "the local Confluent emulator has managed ones only")
     for field, default, least in (("tasks.max", "", 1), ("max.interval", "1000", 10)):
         value = config.get(field, default)
         if not value.isdecimal() or int(value) < least:

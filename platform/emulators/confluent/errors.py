@@ -82,10 +82,10 @@ def conflict(detail: str, location: str = "") -> Refusal:
 
 
 def unsupported(what: str) -> Refusal:
-    """What Confluent Cloud has and the stand-in has not."""
+    """What Confluent Cloud has and the emulator has not."""
     return Refusal(
         HTTPStatus.NOT_IMPLEMENTED,
-        f"not supported by the local Confluent stand-in: {what}",
+        f"not supported by the local Confluent emulator: {what}",
         "not_implemented",
     )
 

@@ -61,7 +61,7 @@ class _Active:
 
 
 class Faults:
-    """Those that are in force; a restart of the stand-in forgets them."""
+    """Those that are in force; a restart of the emulator forgets them."""
 
     def __init__(self) -> None:
         self._active: list[_Active] = []

@@ -184,7 +184,7 @@ class Server:
         """``faults``: GET, POST one, DELETE all. ``delays``: GET, PATCH some."""
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._admin_token.encode()):
-            return _refused(unauthorized("The stand-in's own token is required."), Shape.CLOUD, "")
+            return _refused(unauthorized("The emulator's own token is required."), Shape.CLOUD, "")
         try:
             return await self._administer(request)
         except ValidationError as error:

@@ -1,7 +1,7 @@
 """The Schema Registry's own API, at the root: the real local registry, behind keys and roles.
 
 Confluent's registry is at an address of its own, with a key of its own; so is this one, only that
-its address is the stand-in's. A registry goes with its environment, and so do the subjects that
+its address is the emulator's. A registry goes with its environment, and so do the subjects that
 were registered through it.
 """
 

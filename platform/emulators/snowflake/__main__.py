@@ -55,7 +55,7 @@ def serve(host: str, port: int, folder: Path) -> None:
         listener = socket.create_server((host, port))
     except OSError as error:
         raise StackError(
-            f"the Snowflake stand-in cannot listen on {host}:{port}: {error}"
+            f"the Snowflake emulator cannot listen on {host}:{port}: {error}"
         ) from None
     account = Account(folder)
     restore(account)

@@ -1,4 +1,4 @@
-"""Which statements the stand-in answers itself, and by which function."""
+"""Which statements the emulator answers itself, and by which function."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def run(account: Account, context: Context, statement: Statement) -> Rows:
 def call_system_function(account: Account, context: Context, sql: str) -> tuple[str, str] | None:
     """``SELECT SYSTEM$…('name')``: the column's name and the answer; None for other statements.
 
-    :raises ProgrammingError: the function fails, or the stand-in has no such function
+    :raises ProgrammingError: the function fails, or the emulator has no such function
     """
     stream = Stream(sql)
     if not stream.take("SELECT") or not stream.peek().value.startswith("SYSTEM$"):

@@ -1,4 +1,4 @@
-"""Databases and schemas: files of DuckDB, each with the options that the stand-in honours.
+"""Databases and schemas: files of DuckDB, each with the options that the emulator honours.
 
 https://docs.snowflake.com/en/sql-reference/sql/create-database and
 https://docs.snowflake.com/en/sql-reference/sql/create-schema

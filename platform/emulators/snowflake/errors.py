@@ -137,7 +137,7 @@ def invalid_privilege(name: str, kind: str) -> ProgrammingError:
 
 
 def unsupported(what: str) -> ProgrammingError:
-    return _error(2, "0A000", f"not supported by the local Snowflake stand-in: {what}")
+    return _error(2, "0A000", f"not supported by the local Snowflake emulator: {what}")
 
 
 def execution_failure(message: str) -> ProgrammingError:

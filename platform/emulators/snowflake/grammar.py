@@ -1,4 +1,4 @@
-"""The statements that the stand-in answers itself, read into :class:`Statement`.
+"""The statements that the emulator answers itself, read into :class:`Statement`.
 
 Each kind of object has its grammar in a module of its own; here is what they share: the verbs,
 ``OR REPLACE``, ``IF [NOT] EXISTS``, ``LIKE``, ``IN`` and the rest of SHOW.

@@ -135,7 +135,7 @@ def _fetch(account: Account, properties: dict[str, Any], location: str) -> Versi
 def _refuse_equality_deletes(account: Account, version: Version) -> None:
     """Snowflake reads position deletes and deletion vectors of such a table, no equality deletes.
 
-    The real Snowflake is known to serve stale or wrong rows then; the stand-in refuses aloud.
+    The real Snowflake is known to serve stale or wrong rows then; the emulator refuses aloud.
     """
     snapshot = version.metadata.snapshot
     if snapshot is None:

@@ -1,7 +1,7 @@
 """Every request of `deploy` to Confluent, sent and judged: unknown, read-only and missing fields,
 wrong enums, parameters that are missing or unknown, a key of the wrong kind.
 
-The judge is the stand-in, which is as strict as the vendor's OpenAPI documents, here without a
+The judge is the emulator, which is as strict as the vendor's OpenAPI documents, here without a
 stack: what needs the broker, the registry or the engine is judged, remembered and told again.
 """
 

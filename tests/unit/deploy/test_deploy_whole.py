@@ -1,4 +1,4 @@
-"""A whole deployment in the vendors' stand-ins: created, used, rotated, upgraded, deleted."""
+"""A whole deployment in the vendors' emulators: created, used, rotated, upgraded, deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Confluent stand-in by itself: what it refuses, its shapes of errors, keys, pages, faults."""
+"""The Confluent emulator by itself: what it refuses, its shapes of errors, keys, pages, faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADMIN = {"Authorization": "Bearer admin-token"}
 
 
 class Cloud:
-    """Short calls of the stand-in, with the first Cloud key."""
+    """Short calls of the emulator, with the first Cloud key."""
 
     def __init__(self, folder: Path) -> None:
         config = Settings(state_dir=folder)

@@ -1,4 +1,4 @@
-"""The grammar of the Snowflake stand-in: what is documented passes, a typo is named."""
+"""The grammar of the Snowflake emulator: what is documented passes, a typo is named."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_what_nobody_does_is_refused_by_name(sql: str, kind: str) -> None:
         passing.parse(sql)
     assert caught.value.errno in (2, 1003)
     if caught.value.errno == 2:
-        assert f"not supported by the local Snowflake stand-in: {kind}" in str(caught.value)
+        assert f"not supported by the local Snowflake emulator: {kind}" in str(caught.value)
 
 
 @given(st.text(min_size=1))

@@ -1,4 +1,4 @@
-"""Who may do what in the Snowflake stand-in: as strict as Snowflake where a deployment can fail."""
+"""Who may do what in the Snowflake emulator: as strict as Snowflake where a deployment can fail."""
 
 from __future__ import annotations
 
