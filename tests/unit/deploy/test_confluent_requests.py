@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import uvicorn
 from moto import mock_aws
+from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless
 
@@ -51,7 +52,9 @@ OPEN_CATALOG = {
 
 @contextmanager
 def served(folder: Path) -> Iterator[Stackless]:
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
+    with pytest.MonkeyPatch.context() as patch, serving() as (_, _, own), mock_aws():
+        for name in URL_VARIABLES:
+            patch.setenv(name, own)
         patch.setenv("AWS_ACCESS_KEY_ID", "a")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         patch.setenv("NO_PROXY", "127.0.0.1")
@@ -94,7 +97,12 @@ def opened(
     :param longest: pause between two attempts
     """
     config = Settings.model_validate(
-        {"deployment": "cloud", "prefix": "demo", "snowflake_catalog": catalog}
+        {
+            "deployment": "cloud",
+            "prefix": "demo",
+            "snowflake_catalog": catalog,
+            "compute": "none",  # EMR Serverless takes no request of Confluent's
+        }
     )
     deploy = DeploySettings.model_validate(
         {
