@@ -182,16 +182,16 @@ def check_merged(
     last = merged(view, source.name()) if view else None
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [each for each in changes.new if _changes_rows(each)]
-    undone = [each for each in changes.rolled_back if _changes_rows(each)]
+    rolled_back = [each for each in changes.rolled_back if _changes_rows(each)]
     rows = int(summary(head).get("total-records", 0)) if head else 0
     gap = changes.gap and (last is not None or rows > 0)
-    if not missing and not undone and not gap:
+    if not missing and not rolled_back and not gap:
         return good("every record that the topic's table holds was read")
     first = (changes.new[:1] if gap else missing[:1]) or ([head] if head else [])
     since = from_ms(first[0].timestamp_ms if first else source.metadata.last_updated_ms)
     ago = age((now - since).total_seconds())
-    if undone:
-        what = f"a rollback removed {count(len(undone), 'snapshot')} that it has read"
+    if rolled_back:
+        what = f"a rollback removed {count(len(rolled_back), 'snapshot')} that it has read"
     elif gap:
         what = "snapshots that it has not read are expired, the oldest that is left "
         what += f"was committed {ago} ago"

@@ -161,8 +161,8 @@ def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
     facts = {state.subject: f"{state.file}: {state.state}" for state in states}
     different = [state for state in states if state.state != "equal"]
     if not different:
-        said = "; ".join(state.what for state in states)
-        return good(said or "the topic has no schema file", **facts)
+        what = "; ".join(state.what for state in states)
+        return good(what or "the topic has no schema file", **facts)
     return Finding(
         passed=False,
         what="; ".join(state.what for state in different),

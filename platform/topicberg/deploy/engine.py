@@ -164,7 +164,7 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
         )
         report(resource, "created" if not resource.built_in else "is there")
     if not whole and (changes := difference(resource, context, live)):
-        live = _mend(resource, context, live, changes, report)
+        live = _correct(resource, context, live, changes, report)
     resource.settle(context, live)
     settled = look(resource, context)
     if settled is None:
@@ -209,7 +209,7 @@ def _make(resource: Resource, context: DeployContext) -> bool:
             return True
 
 
-def _mend(
+def _correct(
     resource: Resource, context: DeployContext, live: Live, changes: Changes, report: Report
 ) -> Live:
     if not set(changes) & resource.replaced_for:
@@ -269,7 +269,7 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
 def _create(resource: Resource, context: DeployContext, report: Report) -> None:
     """Converge one resource; one that waits, or needs one that waits, is left for later."""
     try:
-        patiently(resource, context, report)
+        ensure(resource, context, report)
     except WaitingError as waiting:
         reason = waiting.reason
     except MissingError as error:
@@ -316,7 +316,7 @@ def _with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[R
     return list(found.values())
 
 
-def patiently(resource: Resource, context: DeployContext, report: Report) -> Live:
+def ensure(resource: Resource, context: DeployContext, report: Report) -> Live:
     """Converge, again while a new key or a new permission is not known everywhere yet."""
     for pause in PAUSES:
         try:

@@ -22,14 +22,14 @@ def check(context: DeployContext) -> None:
     """
     from snowflake.connector.errors import Error as SnowflakeError
 
-    asked: list[tuple[str, Callable[[], object]]] = [
+    requests: list[tuple[str, Callable[[], object]]] = [
         ("Confluent Cloud", lambda: organization(context.cloud)),
         ("AWS", lambda: context.account),
         ("Snowflake's admin user", lambda: _take_roles(context)),
     ]
     problems = []
-    hint = "docs/cloud.md says what is needed"
-    for name, ask in asked:
+    hint = "see docs/cloud.md for what each account needs"
+    for name, ask in requests:
         try:
             ask()
         except TopicbergError as error:
@@ -41,7 +41,7 @@ def check(context: DeployContext) -> None:
             problems.append(f"{name} cannot log in: {error.msg}")
     if problems:
         raise TopicbergError(
-            "nothing was touched, because:\n  " + "\n  ".join(problems),
+            "nothing was changed, because:\n  " + "\n  ".join(problems),
             hint=hint,
         )
 

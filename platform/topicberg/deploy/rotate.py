@@ -22,7 +22,7 @@ from topicberg.clients.confluent import UncertainError
 from topicberg.clients.secrets import ApiKey, Version
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.engine import TRIES, look, patiently, plan
+from topicberg.deploy.engine import TRIES, ensure, look, plan
 from topicberg.deploy.resource import Action, Resource
 from topicberg.deploy.snowflake.principals import User, UserKeys
 from topicberg.errors import TopicbergError
@@ -111,7 +111,7 @@ def rotate(
 def _rotate_key(
     resource: RotatingKey, context: DeployContext, tell: Tell, *, force: bool, now: datetime
 ) -> bool:
-    live = patiently(resource, context, lambda _, what: tell(f"{what}: {resource.title}"))
+    live = ensure(resource, context, lambda _, what: tell(f"{what}: {resource.title}"))
     period = timedelta(days=context.deploy.day_count)
     versions: list[Version] = live.facts["versions"]  # not of a key whose secret is lost
     made = resource.alive(context, versions)
@@ -120,7 +120,7 @@ def _rotate_key(
     decision = decide(keys, now, period, context.deploy.number_of_api_keys_to_retain, force=force)
     if decision.create:
         key = _add(resource, context)
-        patiently(resource, context, lambda *_: None)
+        ensure(resource, context, lambda *_: None)
         tell(f"rotated: {resource.title}: {key.id} works and is active")
     else:
         due = max(key.made for key in keys) + period
@@ -138,7 +138,7 @@ def _add(resource: RotatingKey, context: DeployContext) -> ApiKey:
             return resource.add(context)
         except (UncertainError, AnswerError):
             context.sleep(1.0)
-            patiently(resource, context, lambda *_: None)
+            ensure(resource, context, lambda *_: None)
     return resource.add(context)
 
 
@@ -154,8 +154,8 @@ def _rotate_pair(
     def quiet(*_: object) -> None:
         return
 
-    patiently(resource, context, quiet)
-    patiently(user, context, quiet)  # a pair that was stored is put in, tried and published
+    ensure(resource, context, quiet)
+    ensure(user, context, quiet)  # a pair that was stored is put in, tried and published
     live = look(resource, context)
     assert live is not None  # noqa: S101  it was just converged
     active = live.facts["versions"][-1]
@@ -168,8 +168,8 @@ def _rotate_pair(
     replaced = rsa.public_key(values, slot)
     pair = rsa.generate()
     context.secrets.add(resource.name, rsa.with_pair(values, slot, pair), rsa.label(pair.public))
-    patiently(resource, context, quiet)
-    patiently(user, context, quiet)
+    ensure(resource, context, quiet)
+    ensure(user, context, quiet)
     if replaced:
         context.secrets.forget(resource.name, rsa.label(replaced))
     tell(f"rotated: {resource.title}: the pair in slot {slot} works and is active")

@@ -151,7 +151,7 @@ class CatalogIntegration(Resource):
     def settle(self, context: DeployContext, live: Live) -> None:
         """It is connected, or has nothing to sync: the first sync comes with the first table.
 
-        :raises FailedError: it failed; the next attempt mends that
+        :raises FailedError: it failed; the next attempt repairs that
         """
         polls = 0
 
