@@ -38,25 +38,23 @@ def platform_nodes(
     """
     if is_deployed(config):
         return [platform_assets(config, specs)]
-    owners = _owners(specs)
     return [
-        _spec(one, owners).replace_attributes(
+        spec.replace_attributes(
             skippable=False,
             description=f"{one.title}. Not deployed; `topicberg deploy create` creates it.",
         )
-        for one in resources(config, specs)
-        if one.wanted
+        for one, spec in _specs(config, specs)
     ]
 
 
 def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefinition:
     """Return every resource as an asset that can be materialized by itself."""
-    graph = {asset_key(one.key): one for one in resources(config, specs) if one.wanted}
-    owners = _owners(specs)
+    described = _specs(config, specs)
+    graph = {spec.key: one for one, spec in described}
 
     @dg.multi_asset(
         name=PLATFORM,
-        specs=[_spec(one, owners) for one in graph.values()],
+        specs=[spec for _, spec in described],
         can_subset=True,
         pool=PLATFORM,
     )
@@ -83,14 +81,17 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
     return make
 
 
-def _owners(specs: "list[TopicSpec]") -> list[str]:
-    return sorted({owner for spec in specs for owner in spec.owners})
+def _specs(config: Settings, specs: "list[TopicSpec]") -> "list[tuple[Resource, dg.AssetSpec]]":
+    """Return the wanted resources with their assets, which depend on wanted resources only."""
+    wanted = {one.key: one for one in resources(config, specs) if one.wanted}
+    owners = sorted({owner for spec in specs for owner in spec.owners})
+    return [(one, _spec(one, [*wanted], owners)) for one in wanted.values()]
 
 
-def _spec(resource: "Resource", owners: list[str]) -> dg.AssetSpec:
+def _spec(resource: "Resource", wanted: list[str], owners: list[str]) -> dg.AssetSpec:
     return dg.AssetSpec(
         asset_key(resource.key),
-        deps=[asset_key(key) for key in resource.needs],
+        deps=[asset_key(key) for key in resource.needs if key in wanted],
         group_name=PLATFORM,
         kinds={_KINDS[Path(resource.key).parts[0]]},
         owners=owners,
