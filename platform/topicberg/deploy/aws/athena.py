@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from topicberg.deploy.aws.bucket import RESULTS
+from topicberg.deploy.aws.iam import tag_of, tags
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ class Workgroup(Resource):
             raise
         configuration = found.get("Configuration", {})
         results = configuration.get("ResultConfiguration", {})
-        name, _ = context.names.tag
-        tags = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
+        found_tags = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
         return Live(
             self.name,
             {
@@ -38,7 +38,7 @@ class Workgroup(Resource):
                 "enforced": configuration.get("EnforceWorkGroupConfiguration"),
                 "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
                 "state": found["State"],
-                "tag": next((one["Value"] for one in tags if one["Key"] == name), None),
+                "tag": tag_of(found_tags, context),
             },
         )
 
@@ -53,7 +53,6 @@ class Workgroup(Resource):
 
     def create(self, context: DeployContext) -> None:
         wanted = self.desired(context)
-        name, value = context.names.tag
         context.aws("athena").create_work_group(
             Name=self.name,
             Description="Queries of topicberg's tables",
@@ -63,16 +62,13 @@ class Workgroup(Resource):
                 "PublishCloudWatchMetricsEnabled": False,
                 "BytesScannedCutoffPerQuery": SCAN_LIMIT,
             },
-            Tags=[{"Key": name, "Value": value}],
+            Tags=tags(context),
         )
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         athena, wanted = context.aws("athena"), self.desired(context)
         if "tag" in changes:
-            name, value = context.names.tag
-            athena.tag_resource(
-                ResourceARN=self._arn(context), Tags=[{"Key": name, "Value": value}]
-            )
+            athena.tag_resource(ResourceARN=self._arn(context), Tags=tags(context))
         if changes.keys() - {"tag"}:
             updates: dict[str, Any] = {
                 "ResultConfigurationUpdates": {"OutputLocation": wanted["results"]},

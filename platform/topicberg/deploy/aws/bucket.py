@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -76,21 +76,27 @@ class Bucket(Resource):
         if context.deploy_on_aws:
             for name, read in _SETTINGS.items():
                 fields[name] = _read(partial(read, s3, self.bucket(context)))
+            enabled = {
+                rule["ID"]: _days(rule)
+                for rule in _rules(s3, self.bucket(context))
+                if rule["Status"] == "Enabled" and "ID" in rule
+            }
+            for name, rule in self.lifecycle.items():
+                fields[name] = enabled.get(rule["ID"])
             found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
             fields["tag"] = tag_of(found, context)
         return Live(self.bucket(context), fields)
 
     def desired(self, context: DeployContext) -> Fields:
-        region = {"region": context.region}
         if not context.deploy_on_aws:
             return {}
         return {
-            **region,
+            "region": context.region,
             "encryption": "AES256",
             "public_access": "blocked",
             "policy": "TLS only",
             "versioning": "Off",
-            "incomplete_uploads_days": UPLOAD_DAYS,
+            **{name: _days(rule) for name, rule in self.lifecycle.items()},
             "tag": context.names.tag[1],
         }
 
@@ -184,10 +190,6 @@ class ComputeBucket(Bucket):
     def bucket(self, context: DeployContext) -> str:
         return context.compute_bucket
 
-    def desired(self, context: DeployContext) -> Fields:
-        fields = super().desired(context)
-        return {**fields, "log_days": LOG_DAYS, "result_days": LOG_DAYS} if fields else {}
-
 
 def _read(ask: Callable[[], Any]) -> Any:
     try:
@@ -243,19 +245,11 @@ def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
     return found or []
 
 
-def _days(rule_id: str, *path: str) -> Callable[[Any, str], int | None]:
-    """Return what reads the days of a rule; None: there is no such rule, or it is off."""
-
-    def read(s3: Any, bucket: str) -> int | None:
-        for rule in _rules(s3, bucket):
-            if rule.get("ID") == rule_id and rule["Status"] == "Enabled":
-                found: Any = rule
-                for name in path:
-                    found = found.get(name) or {}
-                return int(found) if found else None
-        return None
-
-    return read
+def _days(rule: dict[str, Any]) -> int | None:
+    """Return the days after which a rule acts on uploads or objects; None: it is another rule."""
+    uploads = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
+    found: int | None = uploads or rule.get("Expiration", {}).get("Days")
+    return found
 
 
 _SETTINGS: dict[str, Callable[[Any, str], Any]] = {
@@ -263,12 +257,27 @@ _SETTINGS: dict[str, Callable[[Any, str], Any]] = {
     "public_access": _public_access,
     "policy": _policy,
     "versioning": _versioning,
-    "incomplete_uploads_days": _days(
-        "incomplete-uploads", "AbortIncompleteMultipartUpload", "DaysAfterInitiation"
-    ),
-    "log_days": _days("expired-jobs", "Expiration", "Days"),
-    "result_days": _days("expired-athena", "Expiration", "Days"),
 }
+
+
+def pages(s3: Any, bucket: str, prefix: str = "") -> Iterator[list[dict[str, Any]]]:
+    """Yield a bucket's objects whose keys begin so, as S3 lists them: at most 1,000 at once."""
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        yield page.get("Contents", [])
+
+
+def drop(s3: Any, bucket: str, found: list[dict[str, Any]]) -> None:
+    """Delete objects and versions, as many as a page has: S3 takes no more at once.
+
+    :raises TopicbergError: one could not be deleted
+    """
+    keys = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in found]
+    if not keys:
+        return
+    answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+    left = [problem["Key"] for problem in answer.get("Errors", [])]
+    if left:
+        raise TopicbergError(f"bucket {bucket}: {len(left)} objects are left, e.g. {left[0]}")
 
 
 def _empty(s3: Any, bucket: str) -> None:
@@ -276,25 +285,10 @@ def _empty(s3: Any, bucket: str) -> None:
         for one in uploads.get("Uploads", []):
             s3.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
     try:
-        pages = s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
-        for page in pages:
-            _drop(s3, bucket, [*page.get("Versions", []), *page.get("DeleteMarkers", [])])
+        for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
+            drop(s3, bucket, [*page.get("Versions", []), *page.get("DeleteMarkers", [])])
     except ClientError as error:
         if error.response["Error"]["Code"] not in NOT_SERVED:
             raise
-        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-            _drop(s3, bucket, page.get("Contents", []))
-
-
-def _drop(s3: Any, bucket: str, found: list[dict[str, Any]]) -> None:
-    """At most 1000 at once, which is also the length of a page.
-
-    :raises TopicbergError: one could not be deleted
-    """
-    objects = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in found]
-    if not objects:
-        return
-    answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
-    left = [problem["Key"] for problem in answer.get("Errors", [])]
-    if left:
-        raise TopicbergError(f"bucket {bucket}: {len(left)} objects are left, e.g. {left[0]}")
+        for some in pages(s3, bucket):
+            drop(s3, bucket, some)

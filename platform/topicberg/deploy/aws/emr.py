@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from topicberg.deploy.aws import archive
-from topicberg.deploy.aws.bucket import CODE, JOBS
+from topicberg.deploy.aws.bucket import CODE, JOBS, drop, pages
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.aws.iam import Document, document, glue_arns
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
@@ -152,10 +152,8 @@ class Code(Resource):
         s3 = context.aws("s3")
         found = [
             (one["LastModified"], one["Key"].split("/")[1])
-            for page in s3.get_paginator("list_objects_v2").paginate(
-                Bucket=context.compute_bucket, Prefix=CODE
-            )
-            for one in page.get("Contents", [])
+            for some in pages(s3, context.compute_bucket, CODE)
+            for one in some
             if one["Key"].endswith(f"/{archive.ENTRY_POINT}")
         ]
         if not found:
@@ -186,11 +184,8 @@ class Code(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         s3 = context.aws("s3")
-        pages = s3.get_paginator("list_objects_v2").paginate(
-            Bucket=context.compute_bucket, Prefix=CODE
-        )
-        for one in [one for page in pages for one in page.get("Contents", [])]:
-            s3.delete_object(Bucket=context.compute_bucket, Key=one["Key"])
+        for some in pages(s3, context.compute_bucket, CODE):
+            drop(s3, context.compute_bucket, some)
 
 
 @dataclass(frozen=True)
