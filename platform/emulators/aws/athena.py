@@ -7,7 +7,6 @@ https://docs.aws.amazon.com/athena/latest/APIReference/
 from __future__ import annotations
 
 import json
-import re
 import time
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,11 +14,12 @@ from http import HTTPStatus
 from typing import Any
 
 from emulators.aws.refusal import Refusal
-from emulators.aws.shapes import check, service
+from emulators.aws.shapes import serve, service
 
 SERVICE = "athena"
 PRIMARY = "primary"
 """Each account has this one, and cannot delete it."""
+INVALID = "InvalidRequestException"
 _ENGINE = {
     "SelectedEngineVersion": "AUTO",
     "EffectiveEngineVersion": "Athena engine version 3",
@@ -50,22 +50,12 @@ class Athena:
 
     def answer(self, action: str, body: bytes) -> dict[str, Any]:
         """:raises Refusal: the request is not valid, or not supported"""
-        name = re.sub(r"(?<!^)([A-Z])", r"_\1", action).lower()
-        act = getattr(self, f"_{name}", None)
-        if act is None:
-            raise Refusal(
-                HTTPStatus.NOT_IMPLEMENTED,
-                "UnsupportedOperation",
-                f"the local AWS emulator has no {action} of Athena: it runs no queries",
-            )
-        operation = _model().operation_model(action)
+        model = _model()
+        if action not in model.operation_names:
+            raise _invalid(f"there is no operation {action}")
         given = json.loads(body or b"{}")
-        if problem := check(given, operation.input_shape):
-            raise _invalid(problem)
-        answer: dict[str, Any] = act(**given) or {}
-        problem = check(answer, operation.output_shape)
-        assert not problem, problem  # noqa: S101  a mistake of this module
-        return answer
+        operation = model.operation_model(action)
+        return serve(self, operation, given, INVALID, "it runs no queries of Athena")
 
     def _create_work_group(
         self,
@@ -142,4 +132,4 @@ class Athena:
 
 
 def _invalid(message: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, "InvalidRequestException", message)
+    return Refusal(HTTPStatus.BAD_REQUEST, INVALID, message)

@@ -19,9 +19,10 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from emulators.aws.refusal import Refusal
-from emulators.aws.shapes import check, routes, service
+from emulators.aws.shapes import routes, serve, service
 
 SERVICE = "emr-serverless"
+INVALID = "ValidationException"
 RELEASE = re.compile(r"emr-(spark-)?\d+\.\d+\.\d+(-\d{8})?")
 CHANGEABLE = ("CREATED", "STOPPED")
 ACTIVE = ("SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "QUEUED", "CANCELLING")
@@ -80,21 +81,8 @@ class EmrServerless:
         if operation is None:
             raise Refusal(HTTPStatus.NOT_FOUND, "UnknownOperationException", path)
         given = {**json.loads(body or b"{}"), **found, **_query(query, operation)}
-        if problem := check(given, operation.input_shape):
-            raise _invalid(problem)
-        name = re.sub(r"(?<!^)([A-Z])", r"_\1", operation.name).lower()
-        act = getattr(self, f"_{name}", None)
-        if act is None:
-            raise Refusal(
-                HTTPStatus.NOT_IMPLEMENTED,
-                "UnsupportedOperation",
-                f"the local AWS emulator has no {operation.name} of EMR Serverless: it runs no "
-                "jobs, and the local stack computes with its own Spark",
-            )
-        answer: dict[str, Any] = act(**given) or {}
-        problem = check(answer, operation.output_shape)
-        assert not problem, problem  # noqa: S101  a mistake of this module
-        return answer
+        why = "it runs no jobs of EMR Serverless, and the local stack computes with its own Spark"
+        return serve(self, operation, given, INVALID, why)
 
     # --- applications ---
 
@@ -300,4 +288,4 @@ def _query(query: str, operation: Any) -> dict[str, Any]:
 
 
 def _invalid(message: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, "ValidationException", message)
+    return Refusal(HTTPStatus.BAD_REQUEST, INVALID, message)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import botocore.session
+from botocore import xform_name
 from botocore.model import OperationModel, ServiceModel, Shape, StructureShape
 from botocore.validate import ParamValidator
+
+from emulators.aws.refusal import Refusal
 
 
 def service(name: str) -> ServiceModel:
@@ -26,6 +30,28 @@ def routes(model: ServiceModel) -> list[tuple[OperationModel, str, str]]:
         pattern = re.sub(r"\{(\w+)\}", rf"(?P<\1>{part})", path)
         found.append((operation, operation.http["method"], pattern))
     return found
+
+
+def serve(
+    target: object, operation: OperationModel, given: dict[str, Any], invalid: str, why: str
+) -> dict[str, Any]:
+    """Answer a request by the method of the operation's name, e.g. ``_create_work_group``.
+
+    :param given: the request's parameters, which become the method's arguments
+    :param invalid: the service's error code of a request that its description does not allow
+    :param why: why an operation without a method is not served
+    :raises Refusal: the request is not valid, or not supported
+    """
+    act = getattr(target, f"_{xform_name(operation.name)}", None)
+    if act is None:
+        message = f"the local AWS emulator has no {operation.name}: {why}"
+        raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "UnsupportedOperation", message)
+    if problem := check(given, operation.input_shape):
+        raise Refusal(HTTPStatus.BAD_REQUEST, invalid, problem)
+    answer: dict[str, Any] = act(**given) or {}
+    problem = check(answer, operation.output_shape)
+    assert not problem, problem  # noqa: S101  a mistake of the emulator
+    return answer
 
 
 def check(value: Any, shape: Shape | None) -> str:

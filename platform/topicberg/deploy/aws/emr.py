@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from topicberg.deploy.aws import archive
 from topicberg.deploy.aws.bucket import CODE, JOBS, drop, pages
 from topicberg.deploy.aws.glue import pipelines
-from topicberg.deploy.aws.iam import Document, document, glue_arns
+from topicberg.deploy.aws.iam import GLUE_READS, Document, document, glue_arns
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
@@ -84,13 +84,7 @@ def emr_policy(context: DeployContext) -> Document:
         {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": f"{compute}/{JOBS}*"},
         {
             "Effect": "Allow",
-            "Action": [
-                "glue:GetCatalog",
-                "glue:GetDatabase",
-                "glue:GetDatabases",
-                "glue:GetTable",
-                "glue:GetTables",
-            ],
+            "Action": GLUE_READS,
             "Resource": glue_arns(context, context.cluster, *databases),
         },
         {

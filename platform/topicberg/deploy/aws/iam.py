@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
 
 Document = dict[str, Any]
+GLUE_READS = [
+    "glue:GetCatalog",
+    "glue:GetDatabase",
+    "glue:GetDatabases",
+    "glue:GetTable",
+    "glue:GetTables",
+]
+"""What a reader of tables may do, with the ARNs of ``glue_arns``."""
 MAX_VERSIONS = 5
 """AWS keeps so many versions of a managed policy and refuses one more."""
 
@@ -146,13 +154,7 @@ def snowflake_policy(context: DeployContext) -> Document:
         },
         {
             "Effect": "Allow",
-            "Action": [
-                "glue:GetCatalog",
-                "glue:GetDatabase",
-                "glue:GetDatabases",
-                "glue:GetTable",
-                "glue:GetTables",
-            ],
+            "Action": GLUE_READS,
             "Resource": glue_arns(context, context.cluster, *derived),
         },
     )
