@@ -157,6 +157,28 @@ def evaluate(check: TableCheck, probe: Probe) -> Finding:
         return good("the table was not created yet")
 
 
+def delay_check(
+    spec: TopicSpec,
+    table: CheckedTable,
+    allowed_minutes: int,
+    description: str,
+    compare: Callable[[Table | None, Table, int, datetime, str], Finding],
+) -> TableCheck:
+    """A check that a table computed from a topic's own table does not lag behind it.
+
+    :param compare: gets the table (None: not created yet), the topic's, the minutes, the present,
+        and how to compute the table
+    """
+
+    def evaluate(probe: Probe) -> Finding:
+        topic = probe.load(spec.table_identifier(probe.config))
+        found = probe.find(table.identifier)
+        remediation = computation_remediation(table.name)
+        return compare(found, topic, allowed_minutes, probe.now, remediation)
+
+    return TableCheck("up_to_date", description, evaluate)
+
+
 def computation_remediation(name: str, partitions: str = "") -> str:
     """Return how to compute a table that its sensor should have computed.
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pyiceberg.table.snapshots import Operation
 
-from topicberg.checks.check import CheckedTable, Probe, TableCheck, computation_remediation
+from topicberg.checks.check import (
+    CheckedTable,
+    Probe,
+    TableCheck,
+    computation_remediation,
+    delay_check,
+)
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import changes_since, held_hours
@@ -162,17 +168,10 @@ def _memory(before: Any) -> Memory | None:
 
 
 def view_check(spec: TopicSpec, view: CheckedTable, allowed_minutes: int) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        topic = probe.load(spec.table_identifier(probe.config))
-        found = probe.find(view.identifier)
-        remediation = computation_remediation(view.name)
-        return check_merged(found, topic, allowed_minutes, probe.now, remediation)
-
-    return TableCheck(
-        "up_to_date",
-        f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged.",
-        evaluate,
+    description = (
+        f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged."
     )
+    return delay_check(spec, view, allowed_minutes, description, check_merged)
 
 
 def check_merged(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table.snapshots import Operation
 
 from topicberg import kafka
-from topicberg.checks.check import CheckedTable, Probe, TableCheck, computation_remediation
+from topicberg.checks.check import CheckedTable, Probe, TableCheck, delay_check
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay, moment
 from topicberg.errors import split_hint
 from topicberg.iceberg.snapshots import report
@@ -321,18 +321,11 @@ def check_freshness(
 
 
 def history_check(spec: TopicSpec, table: CheckedTable, allowed_minutes: int) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        topic = probe.load(spec.table_identifier(probe.config))
-        history = probe.find(table.identifier)
-        remediation = computation_remediation(table.name)
-        return check_history(history, topic, allowed_minutes, probe.now, remediation)
-
-    return TableCheck(
-        "up_to_date",
-        f"The table holds every record that the topic's own table held {allowed_minutes} minutes "
-        "ago.",
-        evaluate,
+    description = (
+        "The table holds every record that the topic's own table held "
+        f"{allowed_minutes} minutes ago."
     )
+    return delay_check(spec, table, allowed_minutes, description, check_history)
 
 
 def check_history(
