@@ -28,7 +28,7 @@ import resources.lakehouse
 from assets.lake import Lake, find_derived
 from assets.partitions import RANGE_END, RANGE_START
 from definitions import defs
-from topicberg.cli.demo import materialize_derived
+from topicberg.cli.compute import materialize_derived
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.local import jars, spark

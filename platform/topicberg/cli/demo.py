@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.compute import TOPIC, TOTALS, load_lake, materialize
 from topicberg.cli.output import cell
 from topicberg.cli.stack import start
 from topicberg.errors import TopicbergError
 from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
-    import dagster as dg
     from rich.console import Console
 
-    from assets import Lake
-    from assets.derived import DerivedTable
     from assets.tables import LakeTable
     from topicberg.endpoints import Endpoints
     from topicberg.query import Engine
     from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
 
-TOPIC = "stock_trades"
-TOTALS = "stock_trades_with_totals"
 OTHER_TOPICS_RECORDS = 1_000
 """For each topic with a generator except the stock trades, whose number is an option."""
 ENGINES: tuple[Engine, ...] = ("spark", "duckdb", "snowflake")
@@ -120,7 +113,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
         console.print(f"  {mark} check {name}: {escape(terminal(description))}")
     with steps.step("query the tables through Spark, DuckDB and Snowflake"):
         offsets = _end_offsets(config, endpoints)
-        tables = list(_lake(config).tables)
+        tables = list(load_lake(config).tables)
         found = {engine: _counts(tables, engine, endpoints, config) for engine in ENGINES}
     counts = {
         table.name: {engine: found[engine][table.name] for engine in ENGINES} for table in tables
@@ -135,13 +128,6 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
     return same and all(passed for _, passed, _ in checks)
 
 
-def _lake(config: Settings) -> Lake:
-    from assets import Lake, find_derived
-    from topicberg.topics import load_topics
-
-    return Lake(config, tuple(load_topics(config)), tuple(find_derived()))
-
-
 def _end_offsets(config: Settings, endpoints: Endpoints) -> dict[str, int]:
     """Return the sum of each topic's end offsets by its asset name: records, and markers."""
     from topicberg import kafka
@@ -150,177 +136,6 @@ def _end_offsets(config: Settings, endpoints: Endpoints) -> dict[str, int]:
     return {
         spec.asset_name: sum(kafka.end_offsets(endpoints, spec.name).values())
         for spec in load_topics(config)
-    }
-
-
-def materialize(
-    config: Settings, endpoints: Endpoints, since: datetime
-) -> list[tuple[str, bool, str]]:
-    """Run every pipeline on the records since then; return its checks: name, passed, description.
-
-    :raises TopicbergError: a run failed
-    """
-    from topicberg.dagster.home import dagster_home
-
-    os.environ["DAGSTER_HOME"] = str(dagster_home(config))
-    os.chdir(config.project_root)
-
-    import dagster as dg
-
-    from definitions import defs
-    from jobs import everything
-
-    found: list[tuple[str, bool, str]] = []
-    with dg.DagsterInstance.get() as instance:
-        for name, topic in everything(_lake(config)).items():
-            result = defs.resolve_job_def(name).execute_in_process(
-                instance=instance,
-                tags=_partition_range(topic, config, endpoints, since) if topic else {},
-                run_id=str(uuid.uuid4()),
-                raise_on_error=False,
-                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-            )
-            if not result.success:
-                raise TopicbergError(
-                    f"run {result.run_id} failed: {_failure(result)}",
-                    hint="run `make ui` to see the run",
-                )
-            found += [
-                (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
-                for e in result.get_asset_check_evaluations()
-            ]
-    return found
-
-
-def materialize_derived(
-    config: Settings, endpoints: Endpoints, waiting: set[str], only: set[str] | None = None
-) -> list[str]:
-    """Compute derived tables up to now and register them in Glue and Snowflake.
-
-    Not upsert views, published topics and checks of data, which need Spark Connect.
-
-    :param waiting: topics that have no table yet; what is derived from them is left out
-    :param only: names of the tables; None: all
-    :returns: the names of the tables
-    :raises TopicbergError: a run failed
-    """
-    from topicberg.dagster.home import dagster_home
-
-    os.environ["DAGSTER_HOME"] = str(dagster_home(config))
-    os.chdir(config.project_root)
-
-    import dagster as dg
-
-    from assets.tables import CATALOGS
-    from definitions import defs
-
-    lake, computed = _lake(config), []
-    hours = _all_hours(lake, config, endpoints)
-    with dg.DagsterInstance.get() as instance:
-        for table in _in_order(lake):
-            root = lake.root(table)
-            if root.name in waiting or not hours.get(root.name):
-                continue
-            if only is not None and table.name not in only:
-                continue
-            keys = [lake.table(table).key(system) for system in CATALOGS]
-            result = dg.materialize(
-                [defs.resolve_assets_def(key) for key in keys],
-                instance=instance,
-                tags=_range_from(root, min(hours[root.name])),
-                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-                raise_on_error=False,
-            )
-            if not result.success:
-                raise TopicbergError(
-                    f"table {table.name}: run {result.run_id} failed: {_failure(result)}",
-                    hint="the Dagster UI shows the run; materialize the table again there",
-                )
-            computed.append(table.name)
-    return computed
-
-
-def _in_order(lake: Lake) -> list[DerivedTable]:
-    """Return the derived tables, each after those that it is computed from."""
-
-    def depth(table: DerivedTable) -> int:
-        found = [lake.derived_by_name[one] for one in table.sources if one in lake.derived_by_name]
-        return 1 + max(map(depth, found), default=0)
-
-    return sorted(lake.derived, key=lambda table: (depth(table), table.name))
-
-
-def _failure(result: dg.ExecuteInProcessResult) -> str:
-    for event in result.all_events:
-        if event.is_step_failure:
-            failure: Any = event.step_failure_data
-            error = failure.error.cause or failure.error
-            return f"{event.step_key}: {error.message.strip().splitlines()[0]}"
-    return "see its log"
-
-
-def _partition_range(
-    topic: TopicSpec, config: Settings, endpoints: Endpoints, since: datetime
-) -> dict[str, str]:
-    """Return the partition tags of all records since then, and of hours never computed.
-
-    :param topic: defines the partitions
-    """
-    first = min([int(since.timestamp()) // 3600, *_uncomputed_hours(config, endpoints)])
-    return _range_from(topic, first)
-
-
-def _range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
-    """Return the tags of the partitions from an hour (since 1970) until now."""
-    from assets.partitions import partition_key, partition_keys, time_partitions
-
-    partitions = time_partitions(topic)
-    start = partition_keys(partitions, [range(hour, hour + 1)], datetime.now(UTC))
-    return {
-        "dagster/asset_partition_range_start": min(start),
-        "dagster/asset_partition_range_end": partition_key(partitions, datetime.now(UTC)),
-    }
-
-
-def _uncomputed_hours(config: Settings, endpoints: Endpoints) -> set[int]:
-    """Return all hours (since 1970) with records if a derived table is missing, or lacks some.
-
-    That is the case after a killed run, and for a new derived table.
-    """
-    from pyiceberg.exceptions import NoSuchTableError
-
-    from topicberg.iceberg.snapshots import report
-
-    lake, catalog = _lake(config), endpoints.catalog(config)
-
-    def rows(identifier: tuple[str, str]) -> int:
-        try:
-            head = catalog.load_table(identifier).current_snapshot()
-        except NoSuchTableError:
-            return 0
-        return report(head).total_records if head else 0
-
-    trades, totals = (rows(lake.origin(name).table.identifier) for name in (TOPIC, TOTALS))
-    if trades == totals and all(rows(lake.table(each).identifier) for each in lake.derived):
-        return set()
-    return {hour for hours in _all_hours(lake, config, endpoints).values() for hour in hours}
-
-
-def _all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, set[int]]:
-    """Return the hours (since 1970) with records of each append-only topic that has a table."""
-    from topicberg.iceberg.snapshots import affected_hours
-    from topicberg.iceberg.summaries import ancestry
-
-    catalog = endpoints.catalog(config)
-    return {
-        spec.name: {
-            hours.start
-            for snapshot in ancestry(table)
-            for hours in affected_hours(table, snapshot, spec.event_time)
-        }
-        for spec in (table.root for table in lake.tables if table.reported)
-        if spec.write_mode == "append" and catalog.table_exists(spec.table_identifier(config))
-        for table in [catalog.load_table(spec.table_identifier(config))]
     }
 
 

@@ -324,7 +324,7 @@ def _compute_derived(context: DeployContext) -> None:
     from datetime import UTC, datetime
 
     from topicberg import kafka
-    from topicberg.cli.demo import materialize
+    from topicberg.cli.compute import materialize
     from topicberg.deploy.confluent.connect import Connector
     from topicberg.deploy.platform import resources
     from topicberg.deploy.wait import until
@@ -349,7 +349,7 @@ def _compute_in_cloud(context: DeployContext) -> None:
     """
     import os
 
-    from topicberg.cli.demo import materialize_derived
+    from topicberg.cli.compute import materialize_derived
     from topicberg.endpoints import load_endpoints
     from topicberg.errors import TopicbergError
     from topicberg.settings import emr_settings, settings
@@ -533,7 +533,7 @@ def _table(context: DeployContext, steps: list[Step]) -> None:
 
     table = Table("resource", "name", "id", "state")
     for step in steps:
-        state = {"keep": "as it should be", "wait": f"waits {cell(step.reason)}"}.get(
+        state = {"keep": "up to date", "wait": f"waits {cell(step.reason)}"}.get(
             step.action.value, f"[red]{step.action.value}"
         )
         resource = step.resource

@@ -1,0 +1,200 @@
+"""Runs of the asset graph in the process of a command, which waits for them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING, Any
+
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from assets import Lake
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+TOPIC = "stock_trades"
+TOTALS = "stock_trades_with_totals"
+_QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+
+def load_lake(config: Settings) -> Lake:
+    """Return all topics and derived tables."""
+    from assets import Lake, find_derived
+    from topicberg.topics import load_topics
+
+    return Lake(config, tuple(load_topics(config)), tuple(find_derived()))
+
+
+def materialize(
+    config: Settings, endpoints: Endpoints, since: datetime
+) -> list[tuple[str, bool, str]]:
+    """Run every pipeline on the records since then; return its checks: name, passed, description.
+
+    :raises TopicbergError: a run failed
+    """
+    lake, found = load_lake(config), []
+    with _instance(config) as instance:
+        from definitions import defs
+        from jobs import everything
+
+        for name, topic in everything(lake).items():
+            result = defs.resolve_job_def(name).execute_in_process(
+                instance=instance,
+                tags=_partition_range(topic, lake, config, endpoints, since) if topic else {},
+                run_id=str(uuid.uuid4()),
+                raise_on_error=False,
+                run_config=_QUIET,
+            )
+            _raise_failure(result, name)
+            found += [
+                (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
+                for e in result.get_asset_check_evaluations()
+            ]
+    return found
+
+
+def materialize_derived(
+    config: Settings, endpoints: Endpoints, waiting: set[str], only: set[str] | None = None
+) -> list[str]:
+    """Compute derived tables up to now and register them in Glue and Snowflake.
+
+    Not upsert views, published topics and checks of data, which need Spark Connect.
+
+    :param waiting: topics that have no table yet; what is derived from them is left out
+    :param only: names of the tables; None: all
+    :returns: the names of the tables
+    :raises TopicbergError: a run failed
+    """
+    lake, computed = load_lake(config), []
+    hours = _all_hours(lake, config, endpoints)
+    with _instance(config) as instance:
+        import dagster as dg
+
+        from assets.tables import CATALOGS
+        from definitions import defs
+
+        derived = lake.derived_by_name
+        order = TopologicalSorter({name: derived[name].sources for name in sorted(derived)})
+        for table in [derived[name] for name in order.static_order() if name in derived]:
+            root = lake.root(table)
+            if root.name in waiting or not hours.get(root.name):
+                continue
+            if only is not None and table.name not in only:
+                continue
+            keys = [lake.table(table).key(system) for system in CATALOGS]
+            result = dg.materialize(
+                [defs.resolve_assets_def(key) for key in keys],
+                instance=instance,
+                tags=_range_from(root, min(hours[root.name])),
+                run_config=_QUIET,
+                raise_on_error=False,
+            )
+            _raise_failure(result, f"table {table.name}")
+            computed.append(table.name)
+    return computed
+
+
+@contextmanager
+def _instance(config: Settings) -> Iterator[dg.DagsterInstance]:
+    """Yield the deployment's Dagster, for definitions that are loaded afterwards."""
+    from topicberg.dagster.home import dagster_home
+
+    os.environ["DAGSTER_HOME"] = str(dagster_home(config))
+    os.chdir(config.project_root)
+
+    import dagster as dg
+
+    with dg.DagsterInstance.get() as instance:
+        yield instance
+
+
+def _raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
+    if result.success:
+        return
+    reason = "see its log"
+    for event in result.all_events:
+        if event.is_step_failure:
+            failure: Any = event.step_failure_data
+            error = failure.error.cause or failure.error
+            reason = f"{event.step_key}: {error.message.strip().splitlines()[0]}"
+            break
+    raise TopicbergError(
+        f"{what}: run {result.run_id} failed: {reason}",
+        hint="run `topicberg ui` to see the run, and materialize it again there",
+    )
+
+
+def _partition_range(
+    topic: TopicSpec, lake: Lake, config: Settings, endpoints: Endpoints, since: datetime
+) -> dict[str, str]:
+    """Return the partition tags of all records since then, and of hours never computed.
+
+    :param topic: defines the partitions
+    """
+    first = min([int(since.timestamp()) // 3600, *_uncomputed_hours(lake, config, endpoints)])
+    return _range_from(topic, first)
+
+
+def _range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
+    """Return the tags of the partitions from an hour (since 1970) until now."""
+    from assets.partitions import (
+        RANGE_END,
+        RANGE_START,
+        partition_key,
+        partition_keys,
+        time_partitions,
+    )
+
+    partitions, now = time_partitions(topic), datetime.now(UTC)
+    start = partition_keys(partitions, [range(hour, hour + 1)], now)
+    return {RANGE_START: min(start), RANGE_END: partition_key(partitions, now)}
+
+
+def _uncomputed_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> set[int]:
+    """Return all hours (since 1970) with records if a derived table is missing, or lacks some.
+
+    That is the case after a killed run, and for a new derived table.
+    """
+    from pyiceberg.exceptions import NoSuchTableError
+
+    from topicberg.iceberg.snapshots import report
+
+    catalog = endpoints.catalog(config)
+
+    def rows(identifier: tuple[str, str]) -> int:
+        try:
+            head = catalog.load_table(identifier).current_snapshot()
+        except NoSuchTableError:
+            return 0
+        return report(head).total_records if head else 0
+
+    trades, totals = (rows(lake.origin(name).table.identifier) for name in (TOPIC, TOTALS))
+    if trades == totals and all(rows(lake.table(each).identifier) for each in lake.derived):
+        return set()
+    return {hour for hours in _all_hours(lake, config, endpoints).values() for hour in hours}
+
+
+def _all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, set[int]]:
+    """Return the hours (since 1970) with records of each append-only topic that has a table."""
+    from topicberg.iceberg.snapshots import affected_hours
+    from topicberg.iceberg.summaries import ancestry
+
+    catalog = endpoints.catalog(config)
+    return {
+        spec.name: {
+            hours.start
+            for snapshot in ancestry(table)
+            for hours in affected_hours(table, snapshot, spec.event_time)
+        }
+        for spec in (table.root for table in lake.tables if table.reported)
+        if spec.write_mode == "append" and catalog.table_exists(spec.table_identifier(config))
+        for table in [catalog.load_table(spec.table_identifier(config))]
+    }
