@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from documents import run_block
+from project_copy import copy_project
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
@@ -22,15 +22,6 @@ pytestmark = [
 ]
 
 DOCUMENT = PROJECT_ROOT / "docs" / "add-a-pipeline.md"
-COPIED = (
-    "assets",
-    "jobs",
-    "resources",
-    "platform",
-    "definitions.py",
-    "dagster.yaml",
-    "pyproject.toml",
-)
 
 
 def blocks() -> Iterator[tuple[str, str]]:
@@ -40,13 +31,7 @@ def blocks() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for name in COPIED:
-        source = PROJECT_ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, tmp_path / name)
-    return tmp_path
+    return copy_project(tmp_path)
 
 
 def test_the_document(stack: Endpoints, project: Path) -> None:

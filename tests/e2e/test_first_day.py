@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -23,17 +22,14 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from project_copy import copy_project
 from waiting import wait_until
 
 from topicberg.endpoints import load_endpoints
-from topicberg.settings import PROJECT_ROOT, Settings
+from topicberg.settings import Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-COPIED = (
-    *("assets", "jobs", "resources", "platform"),
-    *("definitions.py", "dagster.yaml", "workspace.yaml", "pyproject.toml"),
-)
 SCHEMA = "platform/schemas/parcels.json"
 SPEC = "platform/topics/parcels.yaml"
 PIPELINE = "assets/pipelines/post.py"
@@ -215,13 +211,7 @@ def parcel(number: int, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def day(tmp_path: Path) -> Iterator[Day]:
-    for name in COPIED:
-        source = PROJECT_ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, tmp_path / name)
-    day = Day(tmp_path)
+    day = Day(copy_project(tmp_path))
     try:
         day.begin()
         yield day

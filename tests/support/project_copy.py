@@ -1,0 +1,24 @@
+"""A copy of the project, for tests that add files to it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from topicberg.settings import PROJECT_ROOT
+
+COPIED = (
+    *("assets", "jobs", "resources", "platform"),
+    *("definitions.py", "dagster.yaml", "workspace.yaml", "pyproject.toml"),
+)
+
+
+def copy_project(folder: Path) -> Path:
+    """Copy what a deployment needs into a folder, and return the folder."""
+    for name in COPIED:
+        source = PROJECT_ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder
