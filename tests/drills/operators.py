@@ -46,7 +46,7 @@ class Operator:
         return job.execute_in_process(instance=self.instance, raise_on_error=False)
 
     def look(self) -> None:
-        """A tick of each other sensor; one that fails is told.
+        """A tick of each other sensor; one that fails is reported.
 
         :raises Exception: it fails
         """
@@ -80,17 +80,17 @@ class Operator:
         return [Notice.model_validate_json(line) for line in fresh]
 
     def diagnose(self, check: str, says: str) -> str:
-        """The fault is told by that check, and paged once; the command that mends it."""
+        """The fault is reported by that check, and paged once; the command that resolves it."""
         failing = self.failing()
         assert check in failing, failing
         text = failing[check].description or ""
         assert re.search(says, text), text
         assert "Since 20" in text
-        told = [n for n in self.alerts() if n.state == "firing"]
-        assert [n.alert.key for n in told] == [f"check {check}"], told
+        reported = [n for n in self.alerts() if n.state == "firing"]
+        assert [n.alert.key for n in reported] == [f"check {check}"], reported
         assert not self.alerts()
-        assert told[0].alert.link.startswith("http://")
-        (command, *_) = COMMAND.findall(told[0].alert.remediation or "")
+        assert reported[0].alert.link.startswith("http://")
+        (command, *_) = COMMAND.findall(reported[0].alert.remediation or "")
         assert command in text
         return str(command)
 
@@ -100,6 +100,6 @@ class Operator:
             if time.monotonic() > deadline:
                 raise AssertionError({key: found.description for key, found in failing.items()})
             time.sleep(2)
-        told = self.alerts()
-        assert told
-        assert all(n.state == "resolved" for n in told), told
+        reported = self.alerts()
+        assert reported
+        assert all(n.state == "resolved" for n in reported), reported

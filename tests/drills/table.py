@@ -45,7 +45,7 @@ def lasting_faults(results: Iterable[Result]) -> list[Row]:
     """Return a row per component that stayed down: what was alerted, and how long recovery took."""
     rows = {}
     for result in results:
-        alerts = {_alert(key, severity): None for key, severity, *_ in result["told"]}
+        alerts = {_alert(key, severity): None for key, severity, *_ in result["reported"]}
         name = result["lasting"].replace("-", " ")
         rows[name] = (name, ", ".join(alerts) or "none", _outcome(result, "seconds_back"))
     return [*rows.values()]

@@ -153,15 +153,15 @@ def test_malformed_record(operator: Operator, stack: Endpoints) -> None:
         run(command)
         skipped = f"{ICEBERG}:skipped_rows"
         wait_until(lambda: list(operator.failing()) == [skipped], PATIENCE_SECONDS)
-        told = operator.alerts()
-        assert {(n.state, n.alert.key) for n in told} == {
+        reported = operator.alerts()
+        assert {(n.state, n.alert.key) for n in reported} == {
             ("resolved", f"check {ICEBERG}:tableflow"),
             ("firing", f"check {skipped}"),
         }
-        assert any("error_log" in n.alert.what for n in told)
+        assert any("error_log" in n.alert.what for n in reported)
         (acknowledge,) = {
             c
-            for n in told
+            for n in reported
             if n.state == "firing"
             for c in COMMAND.findall(n.alert.remediation or "")
         }

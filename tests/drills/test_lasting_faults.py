@@ -1,8 +1,8 @@
-"""A component that stays down, or hangs: what is told, once, by name and with a fix; and no more.
+"""A component that stays down, or hangs: what is reported, once, by name and with a fix.
 
 Every other component works meanwhile, records are produced, and the operator's checks and alerts
-run. Then it is back, and nobody does anything: all that was told is told as resolved, and both
-tables hold every record once. As in the cloud, who looks starts nothing; the last two drills are
+run. Then it is back by itself: all that was reported is reported as resolved, and both tables
+hold every record once. As in the cloud, who looks starts nothing; the last two drills are
 about the local stack, where the checks do.
 
 With TOPICBERG_TEST_DRILL_RESULTS=<file>, each drill adds a line of JSON there, of which
@@ -47,10 +47,10 @@ ENGINE, LAG, RUN = "check iceberg/…:tableflow", "check iceberg/…:kafka_lag",
 
 @dataclass(frozen=True)
 class Lasting:
-    """A fault, and what must be told of it: key of the alert → what its text says."""
+    """A fault, and what must be reported of it: key of the alert → what its text says."""
 
     component: str
-    told: dict[str, str] = field(default_factory=dict)
+    reported: dict[str, str] = field(default_factory=dict)
     fault: Callable[[str], AbstractContextManager[None]] = down
     max_lag_records: int = 100_000
 
@@ -128,21 +128,21 @@ def test_fault_that_lasts(
     operator = Operator(instance, _spec(load, lasting.max_lag_records))
     assert not operator.failing()
     assert not operator.alerts()
-    expected = {key.replace("…", load.append): says for key, says in lasting.told.items()}
+    expected = {key.replace("…", load.append): says for key, says in lasting.reported.items()}
     load.go()
     began = time.monotonic()
     with lasting.fault(lasting.component):
-        told = _told(operator, set(expected))
-        seconds_told = time.monotonic() - began
+        reported = _told(operator, set(expected))
+        seconds_reported = time.monotonic() - began
         again = _round(operator)
     began = time.monotonic()
     _settle(load)
     resolved = _resolved(operator)
     seconds_back = time.monotonic() - began
     lost, twice = load.lost_and_twice()
-    _record(str(lasting), told, seconds_told, seconds_back, lost, twice)
-    assert sorted(notice.alert.key for notice in told) == sorted(expected)
-    for notice in told:
+    _record(str(lasting), reported, seconds_reported, seconds_back, lost, twice)
+    assert sorted(notice.alert.key for notice in reported) == sorted(expected)
+    for notice in reported:
         _assert_useful(notice, expected[notice.alert.key])
     assert not again, again
     assert sorted(notice.alert.key for notice in resolved) == sorted(expected)
@@ -152,7 +152,7 @@ def test_fault_that_lasts(
 def test_who_looks_starts_what_was_stopped(
     load: Load, instance: dg.DagsterInstance, hasty: None
 ) -> None:
-    """In the local stack the checks themselves start what does not run; nothing is told."""
+    """In the local stack the checks themselves start what does not run; nothing is reported."""
     _settle(load)
     operator = Operator(instance, _spec(load))
     with down("aws"):
@@ -164,20 +164,22 @@ def test_who_looks_starts_what_was_stopped(
 def test_a_component_that_cannot_start(
     load: Load, instance: dg.DagsterInstance, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program has its port, say: its own last words are told."""
+    """Another program has its port, say: its own last words are reported."""
     monkeypatch.setattr(health, "EXITS", 1)  # the supervisor waits longer from start to start
     _settle(load)
     operator = Operator(instance, _spec(load))
     began = time.monotonic()
     with robbed("aws"):
-        told = _round(operator)
-        seconds_told = time.monotonic() - began
+        reported = _round(operator)
+        seconds_reported = time.monotonic() - began
         again = _round(operator)
     began = time.monotonic()
     resolved = _resolved(operator)
-    _record("aws-robbed", told, seconds_told, time.monotonic() - began, *load.lost_and_twice())
-    assert [notice.alert.key for notice in told] == [RUN]
-    _assert_useful(told[0], "aws ends as soon as it starts: .*Address already in use")
+    _record(
+        "aws-robbed", reported, seconds_reported, time.monotonic() - began, *load.lost_and_twice()
+    )
+    assert [notice.alert.key for notice in reported] == [RUN]
+    _assert_useful(reported[0], "aws ends as soon as it starts: .*Address already in use")
     assert not again, again
     assert [notice.alert.key for notice in resolved] == [RUN]
 
@@ -204,29 +206,29 @@ def _round(operator: Operator) -> list[Notice]:
 
 
 def _told(operator: Operator, expected: set[str]) -> list[Notice]:
-    """What is told until all that is expected was."""
+    """What is reported until all that is expected was."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    told = _round(operator)
-    while not expected <= {notice.alert.key for notice in told}:
-        assert time.monotonic() < deadline, told
+    reported = _round(operator)
+    while not expected <= {notice.alert.key for notice in reported}:
+        assert time.monotonic() < deadline, reported
         time.sleep(2)
-        told += _round(operator)
-    assert all(notice.state == "firing" for notice in told), told
-    return told
+        reported += _round(operator)
+    assert all(notice.state == "firing" for notice in reported), reported
+    return reported
 
 
 def _resolved(operator: Operator) -> list[Notice]:
-    """What is told once every check comes to a verdict again, and is content."""
+    """What is reported once every check comes to a verdict again, and is content."""
 
     def green() -> bool:
         result = operator.check()
         return result.success and all(e.passed for e in result.get_asset_check_evaluations())
 
     wait_until(green, PATIENCE_SECONDS, pause=1)
-    told = operator.alerts()
-    assert all(notice.state == "resolved" for notice in told), told
+    reported = operator.alerts()
+    assert all(notice.state == "resolved" for notice in reported), reported
     assert not _round(operator)
-    return told
+    return reported
 
 
 def _assert_useful(notice: Notice, says: str) -> None:
@@ -240,15 +242,21 @@ def _assert_useful(notice: Notice, says: str) -> None:
 
 
 def _record(
-    fault: str, told: list[Notice], seconds_told: float, seconds_back: float, lost: int, twice: int
+    fault: str,
+    reported: list[Notice],
+    seconds_reported: float,
+    seconds_back: float,
+    lost: int,
+    twice: int,
 ) -> None:
     path = os.environ.get("TOPICBERG_TEST_DRILL_RESULTS")
     if not path:
         return
+    alerts = [notice.alert for notice in reported]
     row = {
         "lasting": fault,
-        "told": [(n.alert.key, n.alert.severity, n.alert.what, n.alert.remediation) for n in told],
-        "seconds_told": round(seconds_told, 1),
+        "reported": [(a.key, a.severity, a.what, a.remediation) for a in alerts],
+        "seconds_reported": round(seconds_reported, 1),
         "seconds_back": round(seconds_back, 1),
         "lost": lost,
         "twice": twice,

@@ -92,9 +92,9 @@ def test_an_hour(stack: Endpoints) -> None:
         time.sleep(60 - HOLD_SECONDS)
         memory.append(resident())
         sizes.append(beside_data(config.state_dir))
-        told = ", ".join(f"{name} {size // MEBIBYTE}" for name, size in memory[-1].items())
+        used = ", ".join(f"{name} {size // MEBIBYTE}" for name, size in memory[-1].items())
         beside = sizes[-1] // MEBIBYTE
-        console.print(f"{len(sizes)} min, {load.sent} records, {beside} beside data; MiB: {told}")
+        console.print(f"{len(sizes)} min, {load.sent} records, {beside} beside data; MiB: {used}")
     load.pause()
     produced = time.monotonic()
     rate = 2 * load.sent / (produced - begun)

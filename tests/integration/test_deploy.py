@@ -1,4 +1,4 @@
-"""The platform in the local emulators: made through faults and kills, mended, rotated, deleted."""
+"""The platform in the local emulators: created through faults and kills, rotated, deleted."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def platform(stack: Endpoints) -> Iterator[Platform]:
 
 
 def _kill_create(after: int) -> None:
-    """Start `create`, and kill it once it has told of so many things."""
+    """Start `create`, and kill it after it reported so many changes."""
     command = [str(TOPICBERG), "deploy", "create"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -228,10 +228,10 @@ def test_5_rotated_keys_overlap(platform: Platform) -> None:
     slots = []
     for _ in range(3):
         platform_context, _ = platform.open()
-        told: list[str] = []
+        reported: list[str] = []
         with platform.failing():
-            assert rotate(graph, platform_context, told.append, force=True) == 7
-        assert not any(key.secret.get_secret_value() in "".join(told) for key in before)
+            assert rotate(graph, platform_context, reported.append, force=True) == 7
+        assert not any(key.secret.get_secret_value() in "".join(reported) for key in before)
         engine.plan(graph, platform_context)
         before.append(platform_context.active_key("key/cloud"))
         slots.append(

@@ -45,7 +45,7 @@ def text(value: str) -> bytes:
 
 
 def produce(endpoints: Endpoints, count: int, failures: list[object]) -> None:
-    """An outside producer: the record's number is in ``userid``, so that each can be told."""
+    """An outside producer: the record's number is in ``userid``, so that each can be identified."""
     spec = load_topic("stock_trades")
     schema = (settings().schemas_dir / "stock_trades.avsc").read_text()
     registry = endpoints.schema_registry_client()

@@ -68,7 +68,7 @@ class Asked:
 
 @dataclass
 class Stackless(Server):
-    """What needs the broker, the registry or the engine is judged, remembered and told again."""
+    """What needs the broker, the registry or the engine is judged, kept and reported again."""
 
     account: Account
     asked: list[Asked] = field(default_factory=list)

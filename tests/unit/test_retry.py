@@ -123,14 +123,14 @@ def test_classify_of_any_error_is_its_kind(error: Exception, kind: Kind | None) 
     ],
 )
 def test_error_of_a_silent_service_names_it(error: Exception, service: str | None) -> None:
-    told = with_service(error)
+    reported = with_service(error)
     if service is None:
-        assert told is error
+        assert reported is error
     else:
-        assert isinstance(told, UnreachableError)
-        assert told.message == f"{service} does not answer: {error}"
-        assert told.hint
-        assert told.__cause__ is error
+        assert isinstance(reported, UnreachableError)
+        assert reported.message == f"{service} does not answer: {error}"
+        assert reported.hint
+        assert reported.__cause__ is error
 
 
 def test_error_of_a_client_names_its_service() -> None:

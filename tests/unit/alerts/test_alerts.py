@@ -215,13 +215,13 @@ def test_fault_is_sent_once_and_once_when_resolved(desk: Desk) -> None:
     verdicts["tableflow"] = bad("it is suspended", remediation="`fix it`", since=since)
     desk.run()
     assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
-    told = desk.notices()[-1]
-    assert told.alert.what == "it is suspended"
-    assert told.alert.remediation == "`fix it`"
-    assert told.alert.since == since
-    assert told.alert.link.endswith("/assets/iceberg/orders?view=checks&checkDetail=tableflow")
-    assert "`fix it`" in told.text
-    assert "2026-01-02 03:04:05 UTC" in told.text
+    reported = desk.notices()[-1]
+    assert reported.alert.what == "it is suspended"
+    assert reported.alert.remediation == "`fix it`"
+    assert reported.alert.since == since
+    assert reported.alert.link.endswith("/assets/iceberg/orders?view=checks&checkDetail=tableflow")
+    assert "`fix it`" in reported.text
+    assert "2026-01-02 03:04:05 UTC" in reported.text
     desk.run()
     assert desk.tick() == []
     verdicts.clear()
@@ -258,10 +258,10 @@ def test_run_that_keeps_failing_is_one_fault(desk: Desk) -> None:
     desk.run()
     desk.run()
     assert desk.tick() == [("firing", "run shop")]
-    told = desk.notices()[-1].alert
-    assert told.what == "the disk is full"
-    assert told.remediation == "`free it`"
-    assert "/runs/" in told.link
+    reported = desk.notices()[-1].alert
+    assert reported.what == "the disk is full"
+    assert reported.remediation == "`free it`"
+    assert "/runs/" in reported.link
     desk.run()
     assert desk.tick() == []
     broken.clear()
@@ -439,22 +439,22 @@ def late(desk: Desk, key: dg.AssetKey, since: datetime) -> None:
 
 
 def test_stale_table_is_reported_by_check_else_by_policy(desk: Desk) -> None:
-    """A table whose check was evaluated since is not told twice, nor one whose source is late."""
+    """A table whose check was evaluated is not reported twice, nor one whose source is late."""
 
-    def told(since: datetime) -> list[str]:
+    def reported(since: datetime) -> list[str]:
         late(desk, CHECKED, since)
         late(desk, UNCHECKED, since)
         return sorted(faults(desk, LATE, AlertState())[1])
 
     now = datetime.now(UTC)
     checked, unchecked = (f"freshness {key.to_user_string()}" for key in (CHECKED, UNCHECKED))
-    assert told(now) == [unchecked]  # the next evaluation of the check says why
-    assert told(now - timedelta(hours=1)) == [checked, unchecked]  # its check was not evaluated
+    assert reported(now) == [unchecked]  # the next evaluation of the check says why
+    assert reported(now - timedelta(hours=1)) == [checked, unchecked]  # its check was not evaluated
     desk.instance.report_runless_asset_event(dg.AssetCheckEvaluation(CHECKED, "up_to_date", True))
-    assert told(now - timedelta(hours=1)) == [unchecked]  # nothing came to compute it with
+    assert reported(now - timedelta(hours=1)) == [unchecked]  # nothing came to compute it with
     verdict = dg.AssetCheckEvaluation(CHECKED, "up_to_date", False)
     desk.instance.report_runless_asset_event(verdict)
-    assert told(now - timedelta(hours=1)) == ["check iceberg/totals:up_to_date", unchecked]
+    assert reported(now - timedelta(hours=1)) == ["check iceberg/totals:up_to_date", unchecked]
 
 
 # --- checks that do not run ---
@@ -465,15 +465,15 @@ class Watch:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.told = AlertState()
+        self.reported = AlertState()
         runtime_file(settings()).touch()
 
     def faults(self, ticks: int = 1) -> dict[str, Alert]:
         """After so many ticks."""
         now: dict[str, Alert] = {}
         for _ in range(ticks):
-            self.told, now = faults(
-                self.desk, WATCHED, AlertState.parse(self.told.model_dump_json())
+            self.reported, now = faults(
+                self.desk, WATCHED, AlertState.parse(self.reported.model_dump_json())
             )
         return now
 
@@ -583,18 +583,18 @@ def test_channel_that_was_down_gets_the_notice_later(tmp_path: Path, hook: Hook)
     config = Settings(state_dir=tmp_path)
     chosen = AlertSettings(webhook_url=hook.url, slack_url=hook.url)
     hook.status = 503
-    told, problems = deliver(AlertState(), {"k": FAULT}, channels(config, chosen))
+    reported, problems = deliver(AlertState(), {"k": FAULT}, channels(config, chosen))
     assert len(problems) == 2
     assert SECRET not in "".join(problems)
-    told = AlertState.parse(told.model_dump_json())  # as the sensor keeps it
-    assert SECRET not in told.model_dump_json()
+    reported = AlertState.parse(reported.model_dump_json())  # as the sensor keeps it
+    assert SECRET not in reported.model_dump_json()
     hook.status = 200
-    told, problems = deliver(told, {"k": FAULT}, channels(config, chosen))
+    reported, problems = deliver(reported, {"k": FAULT}, channels(config, chosen))
     assert not problems
     assert [body.get("state", "slack") for body in hook.got] == ["firing", "slack"]
     assert "t" in hook.got[1]["text"]
     assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == 1
-    told, _ = deliver(told, {"k": FAULT}, channels(config, chosen))
+    reported, _ = deliver(reported, {"k": FAULT}, channels(config, chosen))
     assert len(hook.got) == 2
 
 
@@ -627,17 +627,17 @@ def test_mail_of_any_fault_is_plain_text_to_the_team(what: str) -> None:
 
 
 def test_file_that_cannot_be_written_stops_no_channel(tmp_path: Path, hook: Hook) -> None:
-    """The disk is full: the very fault that has to be told."""
+    """The disk is full: the very fault that has to be reported."""
     config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
     (tmp_path / ALERTS_FILE).mkdir()  # not even root can append to it
-    told, (problem,) = deliver(AlertState(), {"k": FAULT}, channels(config, chosen))
+    reported, (problem,) = deliver(AlertState(), {"k": FAULT}, channels(config, chosen))
     assert [body["state"] for body in hook.got] == ["firing"]
     assert str(tmp_path / ALERTS_FILE) in problem
     (tmp_path / ALERTS_FILE).rmdir()
-    told, problems = deliver(told, {"k": FAULT}, channels(config, chosen))
+    reported, problems = deliver(reported, {"k": FAULT}, channels(config, chosen))
     assert not problems
     assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == len(hook.got) == 1
-    assert not told.undelivered
+    assert not reported.undelivered
 
 
 def test_channel_with_any_exception_stops_no_other(tmp_path: Path, hook: Hook) -> None:
@@ -646,9 +646,9 @@ def test_channel_with_any_exception_stops_no_other(tmp_path: Path, hook: Hook) -
 
     config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
     ways = [Channel("broken", fail), *channels(config, chosen)]
-    told, (problem,) = deliver(AlertState(), {"k": FAULT}, ways)
+    reported, (problem,) = deliver(AlertState(), {"k": FAULT}, ways)
     assert [body["state"] for body in hook.got] == ["firing"]
-    assert [name for name, _ in told.undelivered] == ["broken"]
+    assert [name for name, _ in reported.undelivered] == ["broken"]
     assert "broken" in problem
     assert "ValueError" in problem
     assert SECRET not in problem

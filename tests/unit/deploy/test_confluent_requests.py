@@ -2,7 +2,7 @@
 wrong enums, parameters that are missing or unknown, a key of the wrong kind.
 
 The judge is the emulator, which is as strict as the vendor's OpenAPI documents, here without a
-stack: what needs the broker, the registry or the engine is judged, remembered and told again.
+stack: what needs the broker, the registry or the engine is judged, remembered and reported again.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
 def test_an_orphan_is_deleted_once_no_list_can_lag(
     deployed: Stackless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key whose secret nobody stored."""
+    """A key whose secret is not stored."""
     context, graph = opened(deployed)
     engine.plan(graph, context)
     key = next(one for one in graph if one.key == "key/cloud")

@@ -222,7 +222,7 @@ def test_only_a_404_says_that_it_is_gone(
 
 @dataclass(frozen=True)
 class Late(Thing):
-    """Cannot be created before somebody else has done something."""
+    """Cannot be created before another party has done something."""
 
     def waits(self, context: DeployContext) -> str:
         return "" if "event" in _there(context) else "for the event"

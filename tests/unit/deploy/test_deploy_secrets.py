@@ -36,7 +36,7 @@ def test_a_new_version_is_current_once_it_is_published(secrets: Secrets) -> None
 
 
 def test_what_was_just_stored_is_known_though_aws_does_not_tell(secrets: Secrets) -> None:
-    """Secrets Manager is eventually consistent, and a key that nobody knows is revoked."""
+    """Secrets Manager is eventually consistent, and a key whose secret was lost is revoked."""
     secrets.publish("s", secrets.add("s", {"k": "1"}, "ONE"))
     before = secrets.client.describe_secret(SecretId="s")
 

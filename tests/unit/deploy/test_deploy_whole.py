@@ -79,8 +79,9 @@ def test_2_in_dagster_what_waits_is_left_out(
     vendors: Vendors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, _ = vendors.open(*TOPICS)
-    told = context.deploy.model_dump(exclude_none=True) | {"deployment": "cloud", "prefix": "demo"}
-    for name, value in told.items():
+    given = context.deploy.model_dump(exclude_none=True)
+    given |= {"deployment": "cloud", "prefix": "demo"}
+    for name, value in given.items():
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         monkeypatch.setenv(f"TOPICBERG_{name.upper()}", text)
     there = asset_key("confluent/topic/stock_trades")

@@ -75,8 +75,8 @@ def test_no_secret_is_committed() -> None:
         path = PROJECT_ROOT / name
         if name in OPEN_TO_ALL or not path.is_file():
             continue
-        if told := findings(path.read_bytes().decode("utf-8", "ignore")):
-            found[name] = told
+        if reported := findings(path.read_bytes().decode("utf-8", "ignore")):
+            found[name] = reported
     assert found == {}
 
 
