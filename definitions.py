@@ -21,7 +21,7 @@ from jobs import (  # noqa: E402
     pipeline_jobs,
     retention_schedule,
     rotation_schedule,
-    snapshot_sensors,
+    snapshot_sensor,
 )
 from resources import RESOURCES  # noqa: E402
 from topicberg.settings import emr_settings, settings  # noqa: E402
@@ -44,7 +44,7 @@ def _definitions(specs: list[TopicSpec], wrong: str | None) -> dg.Definitions:
             retention_schedule(),
             rotation_schedule(_config),
         ],
-        sensors=[*snapshot_sensors(lake), catalog_sensor(lake), alert_sensor(wrong)],
+        sensors=[snapshot_sensor(lake), catalog_sensor(lake), alert_sensor(wrong)],
         resources=RESOURCES,
         # Every run is a process of its own already; a process a step would cost seconds each.
         executor=dg.in_process_executor,

@@ -9,7 +9,7 @@ from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import everything, pipeline_jobs
 from jobs.retention import retention_schedule
 from jobs.rotation import rotation_schedule
-from jobs.sensors import snapshot_sensors
+from jobs.sensors import snapshot_sensor
 
 __all__ = [
     "alert_sensor",
@@ -22,5 +22,5 @@ __all__ = [
     "pipeline_jobs",
     "retention_schedule",
     "rotation_schedule",
-    "snapshot_sensors",
+    "snapshot_sensor",
 ]

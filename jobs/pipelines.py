@@ -18,7 +18,7 @@ from assets.tables import CATALOGS, kafka_key
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
 
-EVERYTHING = "everything"
+EVERYTHING, REGISTER, COMPUTE = "everything", "register_tables", "compute_tables"
 _TAGS = {"topicberg/kind": "pipeline"}
 
 
@@ -50,6 +50,13 @@ def everything(lake: Lake) -> dict[str, TopicSpec | None]:
         _name(EVERYTHING, partitions, kinds): lake.root(tables[0])
         for partitions, tables in kinds.items()
     }
+
+
+def compute_job(lake: Lake, table: DerivedTable) -> str:
+    """Return the name of the job whose runs a sensor requests to compute a derived table."""
+    partitions = lake.root(table).derived_partitions
+    assert partitions is not None  # noqa: S101  a root of derived tables has them
+    return _name(COMPUTE, partitions, _by_partitions(lake, lake.derived))
 
 
 def _jobs(

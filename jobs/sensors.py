@@ -1,14 +1,20 @@
-"""Sensors on snapshots: what a new snapshot of a table touched is computed again downstream.
+"""The sensor on snapshots: what a new snapshot of a table touched is computed again downstream.
 
-One sensor a topic reports every snapshot of its table, and requests two runs: one that registers
-the table, and one for the affected partitions of everything that follows from them alone. A derived
-table with a lookback follows from more: it has a sensor of its own on its source, which also
-requests the partitions after those that were touched, as far as the lookback reaches. So has one
-with a lookup, for everything after them.
+It reports every snapshot of a topic's table, and requests runs: one that registers all tables that
+changed, and for each table one for the affected partitions of everything that follows from it
+alone. A derived table with a lookback follows from more: its source is watched for it once more,
+which also requests the partitions after those that were touched, as far as the lookback reaches. So
+is that of one with a lookup, for everything after them.
+
+A tick costs what changed. It loads tables whose writer reports another snapshot than at the last
+look, those whose runs have ended, and a few others in turn: no writer reports maintenance, or an
+operator's rollback.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +46,7 @@ from assets.partitions import (
 )
 from assets.tables import CATALOGS, kafka_key
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
+from jobs.pipelines import COMPUTE, REGISTER, compute_job
 from jobs.schedules import skip_if_unavailable
 from jobs.snapshot_cursor import (
     ANY_TABLE,
@@ -54,7 +61,9 @@ from jobs.snapshot_cursor import (
     register,
     request,
     settle,
+    wants_registration,
 )
+from jobs.snapshot_store import Position, begin, load
 from resources import Lakehouse
 from topicberg import kafka
 from topicberg.catalogs.glue import registered_state
@@ -63,6 +72,7 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.changes import Mark, expired_changes
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
+from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
 from topicberg.transforms.derived import Derivation
@@ -71,17 +81,26 @@ from topicberg.transforms.windows import FOREVER, reached
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table as IcebergTable
     from pyiceberg.table.snapshots import Snapshot
 
+    from assets.registry import Table
+
+SENSOR = "snapshots"
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
 first; the second is for what is computed beyond the touched hours.
 """
+SWEEP = 20
+"""Tables that a tick loads in turn, whether or not anything says that they changed."""
+MAX_SILENT = 3
+"""After so many tables whose services did not answer, a tick asks for no further one."""
+REGISTERED_AT_ONCE = 100
+"""Tables that one run registers at most; what changes meanwhile is registered by the next run."""
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
 BATCH_SECONDS = 20.0
-"""So does one that takes longer. Dagster gives a tick a minute, and then keeps nothing of it."""
+"""So does one that takes longer: Dagster gives a tick a minute, and then keeps nothing of it."""
 _FINISHED: dict[DagsterRunStatus, RunState] = {
     DagsterRunStatus.SUCCESS: "succeeded",
     DagsterRunStatus.FAILURE: "failed",
@@ -102,11 +121,15 @@ class Watch:
     derived: tuple[dg.AssetKey, ...]
     partitions: TimePartitions | None = None
     """Those of what is derived."""
+    job: str = COMPUTE
+    """That computes them."""
     registration_checks: tuple[dg.AssetCheckKey, ...] = ()
     derived_checks: tuple[dg.AssetCheckKey, ...] = ()
     """Checks of the run; a blocking one that fails stops what is downstream of it."""
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
+    of_topic: bool = True
+    """Whether Tableflow writes the table, and so may report its commits."""
     reported: bool = True
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
     plans: tuple[Derivation, ...] = ()
@@ -126,17 +149,17 @@ def watches(lake: Lake) -> Iterator[Watch]:
         names = [table.name for table in tables]
         return (*(checks.blocking(source) if names else ()), *checks.of_runs(names))
 
+    requested: dict[str, list[Table]] = {}
+    for table in lake.tables:
+        if table.requested_with_topic:
+            requested.setdefault(table.root.name, []).append(table)
     for table in lake.tables:
         if not table.has_snapshot_sensor or table.source is None:
             continue
         downstream = lake.downstream(table.source)
         if not table.reported and not downstream:
             continue
-        registered = [
-            each
-            for each in lake.tables
-            if table.reported and each.requested_with_topic and each.root.name == table.root.name
-        ]
+        registered = requested[table.root.name] if table.reported else []
         yield Watch(
             name=f"{table.name}_snapshots",
             origin=lake.origin(table.source),
@@ -147,6 +170,8 @@ def watches(lake: Lake) -> Iterator[Watch]:
             registration_checks=tuple(checks.of_runs([each.name for each in registered])),
             derived_checks=of_computation(table.name, downstream),
             partitions=time_partitions(table.root) if downstream else None,
+            job=compute_job(lake, downstream[0]) if downstream else COMPUTE,
+            of_topic=table.reported,
             reported=table.reported,
             plans=tuple(derivation(each, lake) for each in downstream),
         )
@@ -166,7 +191,9 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 derived=_assets(lake, downstream),
                 derived_checks=of_computation(lake.origin(source).table.name, downstream),
                 partitions=time_partitions(root),
+                job=compute_job(lake, derived),
                 reach=reach or timedelta(),
+                of_topic=source in lake.ingested and lake.ingested[source].reported,
                 reported=False,
                 plans=tuple(derivation(each, lake) for each in downstream),
             )
@@ -181,25 +208,18 @@ def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ..
     return tuple(keys)
 
 
-def snapshot_sensors(lake: Lake) -> Iterator[dg.SensorDefinition]:
-    for watch in watches(lake):
-        yield _sensor(watch, lake.config)
-
-
-def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
-    table = watch.origin.table
-    name = ".".join(table.identifier)
-    requests = ["one that registers it"] if watch.registrations else []
-    requests += ["one for the partitions that new snapshots touched"] if watch.derived else []
-    reports = "Reports every snapshot of it as a materialization. " if watch.reported else ""
+def snapshot_sensor(lake: Lake) -> dg.SensorDefinition:
+    """One for all tables, so that a run registers what changed at the same time."""
+    watched = {watch.name: watch for watch in watches(lake)}
 
     @dg.sensor(
-        name=watch.name,
-        target=dg.AssetSelection.assets(*watch.registrations, *watch.derived)
-        | dg.AssetSelection.checks(*watch.registration_checks, *watch.derived_checks),
-        minimum_interval_seconds=INTERVAL_SECONDS if watch.reported else LOOKING_BACK_SECONDS,
+        name=SENSOR,
+        jobs=_jobs(watched.values()),
+        minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Watches `{name}`. {reports}Requests runs: {', '.join(requests)}.",
+        description="Watches the tables of all topics. Reports every snapshot of them as a "
+        "materialization, registers the tables in Glue and Snowflake, and computes the partitions "
+        "of derived tables that new snapshots touched.",
     )
     @skip_if_unavailable
     def snapshots(
@@ -207,30 +227,213 @@ def _sensor(watch: Watch, config: Settings) -> dg.SensorDefinition:
     ) -> dg.SensorResult | dg.SkipReason:
         try:
             endpoints = lakehouse.peek()
-            catalog = endpoints.catalog(config)
-            iceberg = catalog.load_table(table.identifier)
-        except NoSuchTableError:
-            return dg.SkipReason(f"{name} does not exist yet")
+            signals = lakehouse.signals(lake.topics)
+            return _Evaluation(context, endpoints, lake.config, watched, signals).run()
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(error))
-        before = Cursor.parse(context.cursor)
-        states = _run_states(context.instance, before)
-        found = advance(before, states, iceberg, watch, catalog)
-        events = found.events
-        if events and (observation := _kafka_observation(context, watch, endpoints, iceberg)):
-            events.append(observation)
-        if found.cursor == before:
-            return dg.SkipReason(_idle(found.cursor))
-        return dg.SensorResult(
-            run_requests=[
-                *(_registrations(found.registration, watch) if found.registration else ()),
-                *(_computations(found.computation, found.runs, watch) if found.computation else ()),
-            ],
-            asset_events=events,
-            cursor=found.cursor.model_dump_json(),
-        )
 
     return snapshots
+
+
+def _jobs(watched: Iterable[Watch]) -> list[dg.UnresolvedAssetJobDefinition]:
+    """The jobs of the runs that are requested; each run is for a part of its job's assets."""
+    keys: dict[str, list[dg.AssetKey]] = {}
+    checks: dict[str, list[dg.AssetCheckKey]] = {}
+    for each in watched:
+        if each.registrations:
+            keys.setdefault(REGISTER, []).extend(each.registrations)
+            checks.setdefault(REGISTER, []).extend(each.registration_checks)
+        if each.derived:
+            keys.setdefault(each.job, []).extend(each.derived)
+            checks.setdefault(each.job, []).extend(each.derived_checks)
+    return [
+        dg.define_asset_job(
+            name,
+            dg.AssetSelection.assets(*keys[name]) | dg.AssetSelection.checks(*checks[name]),
+            description="Registers tables of topics in Glue and Snowflake."
+            if name == REGISTER
+            else "Computes partitions of derived tables, and registers the tables.",
+        )
+        for name in keys
+    ]
+
+
+class _Evaluation:
+    """A tick of the sensor: what Dagster knows before, and what it is asked to do."""
+
+    def __init__(
+        self,
+        context: dg.SensorEvaluationContext,
+        endpoints: Endpoints,
+        config: Settings,
+        watched: Mapping[str, Watch],
+        signals: Mapping[str, str],
+    ) -> None:
+        self.context, self.instance = context, context.instance
+        self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
+        self.watched, self.signals = watched, signals
+        self.position = Position.parse(context.cursor) or begin(self.instance, watched)
+        self.cursors = load(self.instance, self.position, watched)
+        self.states: dict[str, RunState] = {}
+        self.changed: dict[str, Cursor] = {}
+        self.events: list[AssetMaterialization | AssetObservation] = []
+        self.requests: list[dg.RunRequest] = []
+        self.problems: dict[str, Exception] = {}
+
+    def run(self) -> dg.SensorResult | dg.SkipReason:
+        """:raises Exception: a table could not be inspected, and nothing happened to the others"""
+        now, began = _now(), time.monotonic()
+        looks_back = now - self.position.looked_back_at >= LOOKING_BACK_SECONDS
+        for watch in self._due(now, looks_back):
+            self._inspect(watch)
+            silent = sum(classify(error) is not None for error in self.problems.values())
+            if silent >= MAX_SILENT or time.monotonic() - began > BATCH_SECONDS:
+                break
+        registrations = self.position.registrations + self._register()
+        for name, error in self.problems.items():
+            self.context.log.error(f"{name}: {error}")
+        idle = not (self.changed or self.events or self.requests)
+        if idle and self.problems:
+            raise next(iter(self.problems.values()))
+        stored = not self.position.changed  # else the next tick's cursor is small again
+        if idle and stored and not looks_back and self.context.cursor:
+            return dg.SkipReason(self._idle())
+        position = Position(
+            life=self.position.life,
+            changed=self.changed,
+            looked_back_at=now if looks_back else self.position.looked_back_at,
+            registrations=registrations,
+        )
+        return dg.SensorResult(
+            run_requests=self.requests,
+            asset_events=self.events,
+            cursor=position.model_dump_json(exclude_defaults=True),
+        )
+
+    def _due(self, now: float, looks_back: bool) -> Iterator[Watch]:
+        """Yield the tables to load, beginning with another one in each tick."""
+        due = [each for each in self.watched.values() if each.reported or looks_back]
+        first = int(now // INTERVAL_SECONDS) * SWEEP % max(len(due), 1)
+        for place, watch in enumerate([*due[first:], *due[:first]]):
+            cursor = self.cursors.get(watch.name)
+            signal = self._signal(watch)
+            moved = signal is not None and (cursor is None or cursor.signal != signal)
+            if place < SWEEP or moved or self._ended(watch, cursor):
+                yield watch
+
+    def _ended(self, watch: Watch, cursor: Cursor | None) -> bool:
+        keys = _keys(cursor) if cursor else []
+        return any(self._state(watch, key) != "active" for key in keys)
+
+    def _signal(self, watch: Watch) -> str | None:
+        return self.signals.get(watch.origin.root.name) if watch.of_topic else None
+
+    def _inspect(self, watch: Watch) -> None:
+        """Take note of what happened to a table; what is wrong with it stops no other."""
+        before = self.cursors.get(watch.name) or Cursor(life=self.position.life)
+        try:
+            iceberg = self.catalog.load_table(watch.origin.table.identifier)
+            states = {key: self._state(watch, key) for key in _keys(before)}
+            found = advance(before, states, iceberg, watch, self.catalog)
+        except NoSuchTableError:
+            return
+        except Exception as error:
+            self.problems[watch.name] = error
+            return
+        head, cursor = iceberg.current_snapshot(), found.cursor
+        if cursor.registration is None and head and cursor.snapshot == head.snapshot_id:
+            cursor = cursor.model_copy(update={"signal": self._signal(watch)})
+        events = found.events
+        if events and (
+            observation := _kafka_observation(self.context, watch, self.endpoints, iceberg)
+        ):
+            events.append(observation)
+        self.events += events
+        if found.computation:
+            self.requests += _computations(found.computation, found.runs, watch)
+        self._note(watch.name, cursor)
+
+    def _note(self, name: str, cursor: Cursor) -> None:
+        if cursor != self.cursors.get(name):
+            self.cursors[name] = self.changed[name] = cursor
+
+    def _register(self) -> int:
+        """Request a run that registers the tables that changed; return how many were requested."""
+        if any(cursor.registration for cursor in self.cursors.values()):
+            return 0
+        chosen = [
+            watch
+            for name, watch in self.watched.items()
+            if watch.registrations
+            and name in self.cursors
+            and wants_registration(self.cursors[name])
+        ][:REGISTERED_AT_ONCE]
+        if not chosen:
+            return 0
+        # Dagster launches no key twice: after a tick of which nothing was kept, another selection
+        # needs another key.
+        selection = [(watch.name, self.cursors[watch.name].snapshot) for watch in chosen]
+        digest = hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:12]
+        number = self.position.registrations
+        run_key = f"{REGISTRATION}:{self.position.life}-{number}-{digest}"
+        for watch in chosen:
+            self._note(watch.name, register(self.cursors[watch.name], run_key))
+        self.requests.append(
+            dg.RunRequest(
+                run_key=run_key,
+                job_name=REGISTER,
+                asset_selection=[key for watch in chosen for key in watch.registrations],
+                asset_check_keys=[key for watch in chosen for key in watch.registration_checks],
+                tags={
+                    "topicberg/kind": REGISTRATION,
+                    "topicberg/tables": str(len(chosen)),
+                    "dagster/priority": "2",
+                },
+            )
+        )
+        return 1
+
+    def _state(self, watch: Watch, key: str) -> RunState:
+        """Return how a run is; of one that failed, whether it registered this table."""
+        if key not in self.states:
+            runs = self.instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
+            self.states[key] = _FINISHED.get(runs[0].status, "active") if runs else "missing"
+        if self.states[key] == "failed" and key.startswith(f"{REGISTRATION}:"):
+            return "succeeded" if self._registered(watch, key) else "failed"
+        return self.states[key]
+
+    def _registered(self, watch: Watch, key: str) -> bool:
+        (run,) = self.instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
+        last = [self.instance.get_latest_materialization_event(k) for k in watch.registrations]
+        return all(event is not None and event.run_id == run.run_id for event in last)
+
+    def _idle(self) -> str:
+        given_up = [
+            name
+            for name, cursor in self.cursors.items()
+            if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS
+        ]
+        if given_up:
+            shown, more = ", ".join(given_up[:5]), len(given_up) - 5
+            shown += f" and {more} more" if more > 0 else ""
+            return (
+                f"{MAX_ATTEMPTS} runs failed for {shown}; fix the cause, the next snapshot or a "
+                "manual materialization resumes it"
+            )
+        if any(cursor.request or cursor.registration for cursor in self.cursors.values()):
+            return "a run is under way"
+        return "no new snapshot"
+
+
+def _now() -> float:
+    return time.time()
+
+
+def _keys(cursor: Cursor) -> list[str]:
+    """Return the keys of the runs that were requested."""
+    return [
+        key for wanted in (cursor.request, cursor.registration) if wanted for key in wanted.ranges
+    ]
 
 
 @dataclass(frozen=True)
@@ -239,13 +442,16 @@ class Tick:
 
     cursor: Cursor
     events: list[AssetMaterialization | AssetObservation]
-    registration: Request | None
     computation: Request | None
     runs: list[Span]
 
 
 def advance(
-    before: Cursor, states: Mapping[str, RunState], iceberg: Table, watch: Watch, catalog: Catalog
+    before: Cursor,
+    states: Mapping[str, RunState],
+    iceberg: IcebergTable,
+    watch: Watch,
+    catalog: Catalog,
 ) -> Tick:
     """Do a tick, but for what concerns Dagster.
 
@@ -270,12 +476,11 @@ def advance(
         return spans(watch.partitions, hours, now, MAX_RANGES, watch.first_hour(now))
 
     cursor, computation, runs = request(cursor, plan, watch.name)
-    cursor, registration = register(cursor, watch.name)
-    return Tick(cursor, events, registration, computation, runs)
+    return Tick(cursor, events, computation, runs)
 
 
 def _look(
-    cursor: Cursor, iceberg: Table, watch: Watch, catalog: Catalog
+    cursor: Cursor, iceberg: IcebergTable, watch: Watch, catalog: Catalog
 ) -> tuple[Cursor, list[AssetMaterialization | AssetObservation]]:
     """Take note of everything that happened to ``main`` since the cursor."""
     begun, uuid = time.monotonic(), iceberg.metadata.table_uuid.hex
@@ -313,7 +518,9 @@ def _number(snapshot: Snapshot) -> int:
     return snapshot.sequence_number or 0
 
 
-def _observe_expired(cursor: Cursor, iceberg: Table, watch: Watch, catalog: Catalog) -> Cursor:
+def _observe_expired(
+    cursor: Cursor, iceberg: IcebergTable, watch: Watch, catalog: Catalog
+) -> Cursor:
     """Take note of what snapshots may have changed that are expired, or that the cursor has lost.
 
     Where rows may be removed of any hour, that is every hour of which something is left: here, in
@@ -354,7 +561,7 @@ def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Ho
             yield from (Hours(each.start, each.stop) for each in known)
 
 
-def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[Table, str]]:
+def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[IcebergTable, str]]:
     """Return a derived table and its sources, as far as they exist, with their event times."""
     names = [(plan.target, plan.target_time)]
     names += [(source.table, source.time) for source in plan.sources if source.time]
@@ -363,58 +570,26 @@ def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[Table, str]]:
             yield catalog.load_table(identifier), column
 
 
-def _idle(cursor: Cursor) -> str:
-    if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS:
-        return (
-            f"{MAX_ATTEMPTS} runs for snapshot {cursor.snapshot} failed (see the runs tagged "
-            f"topicberg/snapshot={cursor.snapshot}); fix the cause, the next snapshot or a "
-            "manual materialization resumes it"
-        )
-    return "a run is under way" if cursor.request or cursor.registration else "no new snapshot"
-
-
-def _run_states(instance: dg.DagsterInstance, cursor: Cursor) -> dict[str, RunState]:
-    """Run key → how that run is."""
-    states: dict[str, RunState] = {}
-    for wanted in (cursor.request, cursor.registration):
-        for key in wanted.ranges if wanted else ():
-            runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
-            states[key] = _FINISHED.get(runs[0].status, "active") if runs else "missing"
-    return states
-
-
-def _tags(kind: str, wanted: Request, priority: int) -> dict[str, str]:
-    return {
-        "topicberg/kind": kind,
-        "topicberg/snapshot": str(wanted.snapshot),
-        "dagster/priority": str(priority),
-    }
-
-
-def _registrations(wanted: Request, watch: Watch) -> Iterator[dg.RunRequest]:
-    for key in wanted.ranges:
-        yield dg.RunRequest(
-            run_key=key,
-            asset_selection=watch.registrations,
-            asset_check_keys=watch.registration_checks,
-            tags=_tags(REGISTRATION, wanted, 2),
-        )
-
-
 def _computations(wanted: Request, runs: Sequence[Span], watch: Watch) -> Iterator[dg.RunRequest]:
     """A run for each range."""
     for key, run in zip(wanted.ranges, runs, strict=True):
         span = {RANGE_START: run.first, RANGE_END: run.last}
         yield dg.RunRequest(
             run_key=key,
+            job_name=watch.job,
             asset_selection=watch.derived,
             asset_check_keys=watch.derived_checks,
-            tags=_tags(COMPUTATION, wanted, 1 if watch.reported else 0) | span,
+            tags={
+                "topicberg/kind": COMPUTATION,
+                "topicberg/snapshot": str(wanted.snapshot),
+                "dagster/priority": "1" if watch.reported else "0",
+                **span,
+            },
         )
 
 
 def _materialization(
-    origin: Origin, iceberg: Table, snapshot: Snapshot, *, gap: bool
+    origin: Origin, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool
 ) -> AssetMaterialization:
     lost = "; snapshots before it were expired before they were reported" if gap else ""
     facts = report(snapshot)
@@ -435,7 +610,7 @@ def _materialization(
 
 
 def _kafka_observation(
-    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints, iceberg: Table
+    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints, iceberg: IcebergTable
 ) -> AssetObservation | None:
     """Where the topic is, and how far behind its table; None while Kafka does not answer."""
     topic = watch.origin.root.name

@@ -9,8 +9,8 @@ that started after they were touched has succeeded:
   the spec may change what the partitions are;
 * a request that failed is repeated with what came meanwhile, a few times; then the next snapshot
   is awaited;
-* the catalogs do not wait for computations: the table is registered by runs of its own, of which
-  one is under way at a time as well.
+* the catalogs do not wait for computations: a run of its own registers all tables that changed.
+  One such run is under way at a time.
 
 Where snapshots are expired that no tick has seen, or the cursor is lost, the sensor uses what is
 left of the table (:mod:`topicberg.iceberg.changes`).
@@ -80,7 +80,8 @@ class Cursor(BaseModel):
     recalls: int = Field(default=0, description="in a row, without a new snapshot")
     registration: Request | None = Field(default=None, description="what is being registered")
     registration_failures: int = Field(default=0, description="the same of registrations")
-    requests: int = Field(default=0, description="of both so far; makes run keys unique")
+    requests: int = Field(default=0, description="so far; makes run keys unique")
+    signal: str | None = Field(default=None, description="what the writer reported when looked at")
 
     @staticmethod
     def parse(text: str | None) -> Cursor:
@@ -208,14 +209,17 @@ def request(
     return updated, wanted, runs
 
 
-def register(cursor: Cursor, key: str) -> tuple[Cursor, Request | None]:
-    """Whether to register the table now; ``key`` as in :func:`request`."""
+def wants_registration(cursor: Cursor) -> bool:
+    """Whether the table is to be registered, and no run does it yet."""
     failed = cursor.registration_failures >= MAX_ATTEMPTS
-    if cursor.registration or not cursor.dirty or cursor.snapshot is None or failed:
-        return cursor, None
-    wanted = Request(snapshot=cursor.snapshot, ranges={_run_key(cursor, key): (0, 0)})
-    done = {"registration": wanted, "requests": cursor.requests + 1, "dirty": False}
-    return cursor.model_copy(update=done), wanted
+    known = cursor.dirty and cursor.snapshot is not None
+    return known and cursor.registration is None and not failed
+
+
+def register(cursor: Cursor, run_key: str) -> Cursor:
+    """Take note of the run that registers the table, with others."""
+    wanted = Request(snapshot=cursor.snapshot, ranges={run_key: (0, 0)})
+    return cursor.model_copy(update={"registration": wanted, "dirty": False})
 
 
 def _run_key(cursor: Cursor, key: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from topicberg.endpoints import Endpoints
@@ -56,3 +56,20 @@ def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
     from topicberg.tableflow.confluent import read_status
 
     return read_status(config, spec.name)
+
+
+def signals(specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings) -> dict[str, str]:
+    """Return what changes with each commit: the metadata file to which Tableflow points in Glue.
+
+    A topic that is not in Glue is left out. The tables of a database are listed 100 at a time.
+    """
+    from topicberg.catalogs import glue
+
+    tables = {(spec.table_identifier(config)[0], spec.glue_name): spec.name for spec in specs}
+    client = endpoints.boto3("glue", config)
+    return {
+        tables[database, name]: location
+        for database in sorted({database for database, _ in tables})
+        for name, location in glue.pointers(client, database)
+        if (database, name) in tables
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from topicberg.endpoints import Endpoints
@@ -52,3 +52,14 @@ def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
     from topicberg.tableflow.status import read_status
 
     return read_status(config, spec.name)
+
+
+def signals(specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings) -> dict[str, str]:
+    """Return what changes with each commit: the snapshot that the engine on this machine reports.
+
+    A topic that it says nothing of is left out.
+    """
+    from topicberg.tableflow.status import read_status
+
+    found = {spec.name: read_status(config, spec.name).snapshot_id for spec in specs}
+    return {name: str(snapshot) for name, snapshot in found.items() if snapshot is not None}

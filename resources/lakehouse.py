@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from dagster import ConfigurableResource
@@ -40,6 +40,11 @@ class Tableflow(Protocol):
 
     def status(self, spec: TopicSpec, config: Settings) -> TopicStatus | None:
         """What is said of the topic; None: nothing is said to us."""
+
+    def signals(
+        self, specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings
+    ) -> dict[str, str]:
+        """Topic → what changes with each commit to its table, as far as it is known."""
 
 
 def _tableflow() -> Tableflow:
@@ -87,6 +92,15 @@ class Lakehouse(ConfigurableResource):
     def status(self, spec: TopicSpec) -> TopicStatus | None:
         """What the engine says of the topic; None: it says nothing to us."""
         return _tableflow().status(spec, self.config)
+
+    def signals(self, specs: Iterable[TopicSpec]) -> dict[str, str]:
+        """Return what changes with each commit to a topic's table, without loading the tables.
+
+        A topic of which nothing is known is left out. For sensors: nothing is started.
+
+        :returns: the name of the topic → an opaque text
+        """
+        return _tableflow().signals(specs, self.peek(), self.config)
 
     def catalog(self) -> Catalog:
         return self.endpoints().catalog(self.config)

@@ -9,7 +9,7 @@ import dagster as dg
 
 from assets import Lake, lake_assets, lake_checks
 from assets.derived import DerivedTable
-from jobs import alert_sensor, catalog_sensor, check_job, snapshot_sensors
+from jobs import alert_sensor, catalog_sensor, check_job, snapshot_sensor
 from resources import RESOURCES
 from topicberg.alerts import Notice
 from topicberg.alerts.channels import alerts_file
@@ -31,7 +31,7 @@ class Operator:
             assets=list(lake_assets(lake)),
             asset_checks=list(lake_checks(lake)),
             jobs=[check_job(lake)],
-            sensors=[alert_sensor(), *snapshot_sensors(lake), catalog_sensor(lake)],
+            sensors=[alert_sensor(), snapshot_sensor(lake), catalog_sensor(lake)],
             resources=RESOURCES,
             executor=dg.in_process_executor,
         )

@@ -8,7 +8,7 @@ Source: AWS Glue API, ``CreateTable`` and ``UpdateTable`` (``VersionId``, ``Skip
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.refs import SnapshotRefType
@@ -148,6 +148,17 @@ def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | No
 
 def metadata_location(found: TableTypeDef) -> str | None:
     return found.get("Parameters", {}).get(METADATA_LOCATION)
+
+
+def pointers(client: GlueClient, database: str) -> Iterator[tuple[str, str]]:
+    """Yield each Iceberg table of a database, and the metadata file that Glue points to."""
+    try:
+        for page in client.get_paginator("get_tables").paginate(DatabaseName=database):
+            for found in page["TableList"]:
+                if location := metadata_location(found):
+                    yield found["Name"], location
+    except client.exceptions.EntityNotFoundException:
+        return
 
 
 def register(client: GlueClient, table: Table, database: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from assets.platform import platform_nodes
 from assets.registry import OF_TOPICS, HistoryTable, TopicTable
 from assets.tables import CATALOGS
 from definitions import defs
-from jobs import everything, maintenance_job, pipeline_jobs, snapshot_sensors
+from jobs import everything, maintenance_job, pipeline_jobs, snapshot_sensor
 from jobs.sensors import watches
 from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
@@ -107,9 +107,11 @@ def test_jobs_and_sensors() -> None:
     specs = load_topics()
     assert {job.name for job in REPOSITORY.get_all_jobs() if not job.name.startswith("__")} == {
         "check_tables",
+        "compute_tables",
         "everything",
         "forget_old_runs",
         "maintain_tables",
+        "register_tables",
         "rotate_keys",
         *(f"{spec.pipeline}_pipeline" for spec in specs),
     }
@@ -117,6 +119,9 @@ def test_jobs_and_sensors() -> None:
     assert set(sensors) == {
         "alerts",
         "catalogs",
+        "snapshots",
+    }
+    assert {watch.name for watch in watches(LAKE)} == {
         *(f"{spec.table_name}_snapshots" for spec in specs if spec.tableflow.enabled),
         *(f"{table.name}_lookback" for table in find_derived() if table.lookback),
         *(f"{table.name}_lookup" for table in find_derived() if table.lookups),
@@ -184,7 +189,7 @@ def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_sensor_skips_while_the_stack_is_down() -> None:
-    sensor = REPOSITORY.get_sensor_def("stock_trades_snapshots")
+    sensor = REPOSITORY.get_sensor_def("snapshots")
     with dg.instance_for_test() as instance:  # Dagster's own would stay the current one
         tick = sensor.evaluate_tick(
             dg.build_sensor_context(
@@ -205,7 +210,7 @@ def test_a_sensor_skips_while_the_stack_is_down() -> None:
         (ValueError("x"), False),
     ],
 )
-@pytest.mark.parametrize("name", ["stock_trades_snapshots", "catalogs"])
+@pytest.mark.parametrize("name", ["snapshots", "catalogs"])
 def test_a_sensor_skips_while_a_service_is_silent(
     name: str, error: Exception, skips: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +343,7 @@ def test_tables_of_different_partitions_have_jobs_of_their_own() -> None:
         assets=[*lake_assets(lake)],
         asset_checks=[*lake_checks(lake)],
         jobs=[*pipeline_jobs(lake)],
-        sensors=[*snapshot_sensors(lake)],
+        sensors=[snapshot_sensor(lake)],
         resources=RESOURCES,
     )
     dg.Definitions.validate_loadable(mixed)

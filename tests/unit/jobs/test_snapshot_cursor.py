@@ -21,6 +21,7 @@ from jobs.snapshot_cursor import (
     register,
     request,
     settle,
+    wants_registration,
 )
 from topicberg.iceberg.changes import Mark
 from topicberg.iceberg.hours import Hours
@@ -65,6 +66,14 @@ def covered(wanted: Request) -> set[int]:
 NEW = Cursor(life="l")
 
 
+def ask(cursor: Cursor, key: str) -> tuple[Cursor, Request | None]:
+    """What the sensor does for every table: the request of the run that registers it, if any."""
+    if not wants_registration(cursor):
+        return cursor, None
+    cursor = register(cursor, key)
+    return cursor, cursor.registration
+
+
 @dataclass
 class World:
     """A table, a run storage that knows each run key once, and a sensor with a durable cursor."""
@@ -75,6 +84,7 @@ class World:
     runs: dict[str, RunState] = field(default_factory=dict)
     covers: dict[str, tuple[set[int], int]] = field(default_factory=dict)
     registered: dict[str, int] = field(default_factory=dict)
+    registrations: int = 0
     existing: int = HOURS
 
     def tick(self, *, crash: bool = False) -> None:
@@ -86,7 +96,7 @@ class World:
         for number in range(start, len(self.snapshots)):
             cursor = observe(cursor, mark(number + 1), ranges(self.snapshots[number]))
         cursor, wanted, _ = request(cursor, plan(self.existing), "t")
-        cursor, registration = register(cursor, "t")
+        cursor, registration = ask(cursor, f"registration:{self.registrations}")
         if crash:  # nothing of the tick is kept
             return
         self.reported += range(start + 1, len(self.snapshots) + 1)
@@ -99,6 +109,7 @@ class World:
                 start, end = wanted.ranges[key] if wanted else (0, 0)
                 hours = {hour - FIRST for hour in range(max(start, FIRST), end)}
                 self.covers[key] = hours, len(self.snapshots)
+        self.registrations += registration is not None
         for key in registration.ranges if registration else ():
             assert not {run for run in self.registered if self.runs.get(run) == "active"}
             self.runs.setdefault(key, "active")
@@ -201,8 +212,8 @@ def test_hours_of_the_future_wait_for_their_partition() -> None:
 def test_compaction_refreshes_the_registrations_alone() -> None:
     cursor, wanted, _ = request(observe(NEW, mark(7), ()), plan(), "t")
     assert wanted is None
-    cursor, wanted = register(cursor, "t")
-    assert wanted == Request(snapshot=7, ranges={"t:7:l-0": (0, 0)})
+    cursor, wanted = ask(cursor, "first")
+    assert wanted == Request(snapshot=7, ranges={"first": (0, 0)})
     assert cursor.registration == wanted
 
 
@@ -220,11 +231,9 @@ def test_run_keys_after_a_reset_are_new_ones() -> None:
     for _ in range(3):
         cursor = observe(Cursor.parse(None), mark(7), ranges([1]))
         cursor, computation, _ = request(cursor, plan(), "t")
-        cursor, registration = register(cursor, "t")
         assert computation
-        assert registration
-        keys += [*computation.ranges, *registration.ranges]
-    assert len(set(keys)) == 6
+        keys += [*computation.ranges]
+    assert len(set(keys)) == 3
 
 
 class Catalogs:
@@ -240,7 +249,7 @@ class Catalogs:
         if cursor.snapshot != snapshot:
             cursor = observe(cursor, mark(snapshot), [])
         cursor = observe_metadata(cursor, before, metadata, metadata)
-        self.cursor, wanted = register(cursor, "t")
+        self.cursor, wanted = ask(cursor, f"registration:{self.requests}")
         self.requests += wanted is not None
 
 
@@ -270,21 +279,20 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     """Each snapshot is registered once, one at a time, and computed when there is time for it."""
     cursor, computing, _ = request(observe(NEW, mark(1), ranges([0])), plan(), "t")
     assert computing
-    cursor, first = register(cursor, "t")
+    cursor, first = ask(cursor, "first")
     assert first
-    assert register(cursor, "t") == (cursor, None), "it is registered already"
+    assert ask(cursor, "second") == (cursor, None), "it is registered already"
 
     cursor = observe(cursor, mark(2), ranges([0]))
-    assert register(cursor, "t")[1] is None, "the first is under way"
+    assert ask(cursor, "second")[1] is None, "the first is under way"
     states: dict[str, RunState] = {
         **dict.fromkeys(computing.ranges, "active"),
         **dict.fromkeys(first.ranges, "succeeded"),
     }
     cursor = settle(cursor, states)
     assert request(cursor, plan(), "t")[1] is None
-    cursor, second = register(cursor, "t")
+    cursor, second = ask(cursor, "second")
     assert second
-    assert not set(second.ranges) & set(first.ranges)
 
     states.update(dict.fromkeys(second.ranges, "failed"))
     states.update(dict.fromkeys(computing.ranges, "succeeded"))
@@ -292,7 +300,7 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     cursor, computing, _ = request(cursor, plan(), "t")
     assert computing, "what was touched meanwhile is computed all the same"
     assert covered(computing) == {0}
-    assert register(cursor, "t")[1], "what failed is tried again"
+    assert ask(cursor, "third")[1], "what failed is tried again"
 
 
 def test_a_cursor_of_an_older_version_goes_on() -> None:

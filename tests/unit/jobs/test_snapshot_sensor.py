@@ -1,0 +1,312 @@
+"""The sensor of a fleet: a tick costs what changed, and one run registers all that did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, TimestamptzType
+from specs import Project, minimal
+
+from assets import Lake
+from jobs.sensors import (
+    INTERVAL_SECONDS,
+    MAX_SILENT,
+    SENSOR,
+    snapshot_sensor,
+    watches,
+)
+from jobs.snapshot_store import Position, load
+from resources import RESOURCES
+from resources.lakehouse import Lakehouse
+from topicberg import kafka
+from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.settings import Settings
+from topicberg.tableflow.status import TopicStatus, write_status
+from topicberg.topics import load_topics
+
+TOPICS, SWEEP = 12, 4
+SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "$$timestamp", TimestamptzType()))
+
+
+class Catalog:
+    """Counts the tables that are loaded; some of them may be broken."""
+
+    def __init__(self, inner: SqlCatalog) -> None:
+        self.inner, self.loaded = inner, 0
+        self.broken: dict[str, Exception] = {}
+
+    def load_table(self, identifier: tuple[str, str]) -> Any:
+        self.loaded += 1
+        if error := self.broken.get(identifier[1]):
+            raise error
+        return self.inner.load_table(identifier)
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self.inner, method)
+
+
+@dataclass
+class Fleet:
+    """Topics, their tables, the engine's reports on them, and Dagster's daemon."""
+
+    config: Settings
+    catalog: Catalog
+    instance: dg.DagsterInstance
+    cursor: str | None = None
+    launched: list[dg.RunRequest] = field(default_factory=list)
+    failing: set[str] = field(default_factory=set)
+    """Tables that cannot be registered."""
+
+    def __post_init__(self) -> None:
+        self.lake = Lake(self.config, tuple(load_topics(self.config)), ())
+        watched = list(watches(self.lake))
+        keys = [key for watch in watched for key in watch.registrations]
+        checked = [key for watch in watched for key in watch.registration_checks]
+        specs = [dg.AssetCheckSpec(key.name, asset=key.asset_key) for key in checked]
+
+        @dg.multi_asset_check(specs=specs, can_subset=True)
+        def pass_all(context) -> Iterator[dg.AssetCheckResult]:  # type: ignore[no-untyped-def]
+            for key in context.selected_asset_check_keys:
+                yield dg.AssetCheckResult(passed=True, asset_key=key.asset_key, check_name=key.name)
+
+        self.repository = dg.Definitions(
+            assets=[self._asset(key) for key in keys],
+            asset_checks=[pass_all],
+            sensors=[snapshot_sensor(self.lake)],
+            resources=RESOURCES,
+            executor=dg.in_process_executor,
+        ).get_repository_def()
+        for spec in self.lake.topics:
+            identifier = spec.table_identifier(self.config)
+            self.catalog.create_namespace_if_not_exists(identifier[0])
+            self.catalog.create_table(identifier, SCHEMA)
+
+    def _asset(self, key: dg.AssetKey) -> dg.AssetsDefinition:
+        @dg.asset(key=key)
+        def register() -> None:
+            if key.path[-1] in self.failing:
+                raise ValueError(f"{key} cannot be registered")
+
+        return register
+
+    def commit(self, *numbers: int, reported: bool = True) -> None:
+        """Add a snapshot to the tables; ``reported``: the engine's status says so."""
+        for number in numbers:
+            spec = self.lake.topics[number]
+            table = self.catalog.inner.load_table(spec.table_identifier(self.config))
+            table.append(table.schema().as_arrow().empty_table())
+            head = table.current_snapshot()
+            assert head
+            if reported:
+                status = TopicStatus(topic=spec.name, snapshot_id=head.snapshot_id)
+                write_status(self.config, status)
+
+    def tick(self) -> Any:
+        """Evaluate the sensor as the daemon does; its runs are requested, not launched."""
+        self.catalog.loaded = 0
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            repository_def=self.repository,
+            resources={"lakehouse": RESOURCES["lakehouse"]},
+        )
+        return self.repository.get_sensor_def(SENSOR).evaluate_tick(context)
+
+    def keep(self, tick: Any) -> None:
+        """Store what came of a tick, and run what it requested."""
+        self.cursor = tick.cursor or self.cursor
+        for event in tick.asset_events:
+            self.instance.report_runless_asset_event(event)
+        for request in tick.run_requests or ():
+            keys = {str(each.run_key) for each in self.launched}
+            assert str(request.run_key) not in keys, "Dagster launches no key twice"
+            self.launched.append(request)
+            self.repository.get_job(str(request.job_name)).execute_in_process(
+                instance=self.instance,
+                asset_selection=list(request.asset_selection or ()),
+                tags={**request.tags, "dagster/run_key": str(request.run_key)},
+                raise_on_error=False,
+            )
+
+    def live(self, ticks: int) -> list[set[str]]:
+        """Return the tables that each run of so many ticks registers."""
+        began = len(self.launched)
+        for _ in range(ticks):
+            self.keep(self.tick())
+        return [tables(request) for request in self.launched[began:]]
+
+
+def tables(request: dg.RunRequest) -> set[str]:
+    return {key.path[-1] for key in request.asset_selection or ()}
+
+
+def names(*numbers: int) -> set[str]:
+    return {f"t{number:02d}" for number in numbers}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    project, counting = Project(tmp_path), Catalog(catalog)
+    for (name,) in map(names, range(TOPICS)):
+        project.topic(minimal(name=name, tableflow={"enabled": True}))
+
+    class Deployment:
+        def catalog(self, _: Settings) -> Catalog:
+            return counting
+
+    def silent(_: Any, topic: str) -> None:
+        raise TopicbergError(f"Kafka has no {topic} in this test")
+
+    monkeypatch.setattr(Lakehouse, "peek", lambda _: Deployment())
+    monkeypatch.setattr(Lakehouse, "config", property(lambda _: project.config))
+    monkeypatch.setattr(kafka, "beginning_offsets", silent)
+    monkeypatch.setattr("jobs.sensors.SWEEP", SWEEP)
+    with dg.instance_for_test() as instance:
+        yield Fleet(project.config, counting, instance)
+
+
+def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
+    changed = range(1, 10)
+    fleet.commit(*changed)
+    (registered,) = fleet.live(1)
+    assert registered == names(*changed)
+    events = fleet.instance.get_latest_materialization_event(dg.AssetKey(["iceberg", "t07"]))
+    assert events
+    assert fleet.live(3) == [], "nothing has changed since"
+
+
+def test_idle_tick_loads_a_few_tables_and_stores_nothing(fleet: Fleet) -> None:
+    fleet.commit(*range(TOPICS))
+    fleet.live(4)
+    before = fleet.cursor
+    tick = fleet.tick()
+    assert tick.skip_message == "no new snapshot"
+    assert fleet.catalog.loaded == SWEEP
+    assert len(before or "") < 200, "the cursor of an idle fleet is small"
+
+
+def test_commit_is_seen_at_the_next_tick(fleet: Fleet) -> None:
+    fleet.commit(*range(TOPICS))
+    fleet.live(4)
+    for number in (0, 5, TOPICS - 1):
+        fleet.commit(number)
+        assert fleet.live(1) == [names(number)]
+        assert fleet.catalog.loaded <= SWEEP + 1
+        fleet.live(1)
+
+
+def test_change_that_no_writer_reports_is_found_in_turn(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.commit(9, reported=False)
+    clock = iter(range(0, 10**6, INTERVAL_SECONDS))
+    monkeypatch.setattr("jobs.sensors._now", lambda: float(next(clock)))
+    assert fleet.live(2 * TOPICS // SWEEP) == [names(9)]
+
+
+def test_failed_run_is_repeated_for_what_it_left(fleet: Fleet) -> None:
+    fleet.commit(1, 2, 3)
+    fleet.failing = names(2)
+    runs = fleet.live(8)
+    assert runs == [names(1, 2, 3), names(2), names(2)], "three attempts"
+    assert "3 runs failed for t02_snapshots" in fleet.tick().skip_message
+    fleet.failing = set()
+    fleet.commit(2)
+    assert fleet.live(2) == [names(2)], "the next snapshot resumes it"
+
+
+def test_broken_table_stops_no_other(fleet: Fleet) -> None:
+    fleet.catalog.broken = {"t01": ValueError("its metadata is no JSON")}
+    fleet.commit(1, 2)
+    assert fleet.live(1) == [names(2)]
+    fleet.live(1)
+    with pytest.raises(ValueError, match="no JSON"):  # an idle tick fails, which is an alert
+        fleet.tick()
+    fleet.commit(3)
+    assert fleet.live(1) == [names(3)]
+    fleet.catalog.broken = {}
+    assert fleet.live(2) == [names(1)]
+
+
+def test_silent_catalog_skips_the_tick(fleet: Fleet) -> None:
+    fleet.commit(*range(TOPICS))
+    error = UnreachableError("the catalog does not answer")
+    fleet.catalog.broken = dict.fromkeys(names(*range(TOPICS)), error)
+    assert "does not answer" in fleet.tick().skip_message
+    assert fleet.catalog.loaded == MAX_SILENT, "a tick does not wait for each table"
+
+
+def test_tick_of_which_nothing_is_kept_is_repeated(fleet: Fleet) -> None:
+    fleet.live(1)
+    fleet.commit(1, 2)
+    lost = fleet.tick()
+    fleet.commit(3)
+    again = fleet.tick()
+    (first,), (second,) = lost.run_requests, again.run_requests
+    assert tables(first) == names(1, 2)
+    assert tables(second) == names(1, 2, 3)
+    assert first.run_key != second.run_key, "Dagster would not launch the other selection"
+    fleet.keep(again)
+    assert len(again.asset_events) == 3
+    assert fleet.live(2) == []
+
+
+def test_tables_of_a_large_fleet_are_registered_in_turn(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.sensors.REGISTERED_AT_ONCE", 5)
+    fleet.commit(*range(TOPICS))
+    runs = fleet.live(5)
+    assert [len(each) for each in runs] == [5, 5, 2]
+    assert set().union(*runs) == names(*range(TOPICS))
+
+
+def test_reset_cursor_reports_and_registers_again(fleet: Fleet) -> None:
+    fleet.commit(1)
+    fleet.live(2)
+    fleet.cursor = None
+    assert fleet.live(2) == [names(1)]
+
+
+def test_cursors_of_earlier_versions_go_on(fleet: Fleet) -> None:
+    """They had a sensor for each table."""
+    fleet.commit(1, 2)
+    fleet.live(3)
+    position = Position.parse(fleet.cursor)
+    assert position
+    earlier = load(fleet.instance, position, ["t01_snapshots", "t02_snapshots"])
+    with dg.instance_for_test() as instance:
+        for name, cursor in earlier.items():
+            instance.add_instigator_state(_state(name, cursor.model_dump_json()))
+        upgraded = Fleet.__new__(Fleet)
+        upgraded.__dict__ |= {**fleet.__dict__, "instance": instance, "cursor": None}
+        assert upgraded.live(2) == []
+        upgraded.commit(2)
+        assert upgraded.live(1) == [names(2)]
+
+
+def _state(name: str, cursor: str) -> Any:
+    from dagster._core.definitions.run_request import InstigatorType
+    from dagster._core.remote_origin import (
+        InProcessCodeLocationOrigin,
+        RemoteInstigatorOrigin,
+        RemoteRepositoryOrigin,
+    )
+    from dagster._core.scheduler.instigation import (
+        InstigatorState,
+        InstigatorStatus,
+        SensorInstigatorData,
+    )
+    from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
+    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="definitions"))
+    origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "__repository__"), name)
+    data = SensorInstigatorData(cursor=cursor)
+    return InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)
