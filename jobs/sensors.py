@@ -101,6 +101,8 @@ BATCH = 200
 """Snapshots that one tick reports at most; the next tick goes on."""
 BATCH_SECONDS = 20.0
 """So does one that takes longer: Dagster gives a tick a minute, and then keeps nothing of it."""
+REGISTRATION_SECONDS = 900
+"""A run that registers for longer is ended: the tables that it left are registered by the next."""
 _FINISHED: dict[DagsterRunStatus, RunState] = {
     DagsterRunStatus.SUCCESS: "succeeded",
     DagsterRunStatus.FAILURE: "failed",
@@ -388,6 +390,7 @@ class _Evaluation:
                     "topicberg/kind": REGISTRATION,
                     "topicberg/tables": str(len(chosen)),
                     "dagster/priority": "2",
+                    "dagster/max_runtime": str(REGISTRATION_SECONDS),
                 },
             )
         )

@@ -19,12 +19,14 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file
 from topicberg.settings import Settings
 from topicberg.topics.deadletters import dead_letter_specs
-from topicberg.topics.loader import check_topics
+from topicberg.topics.loader import Problem, check_topics
 from topicberg.topics.spec import TopicSpec
 
 logger = logging.getLogger(__name__)
 
 Built = TypeVar("Built")
+MAX_SHOWN = 5
+"""Problems in one message or alert."""
 
 
 def build_with_kept(
@@ -40,7 +42,7 @@ def build_with_kept(
     kept = _read(config)
     reason: str | None = None
     if problems:
-        reason = "; ".join(map(str, problems))
+        reason = _joined(problems)
         wrong = {Path(problem.file).stem for problem in problems}
         specs = _completed(specs, [spec for name, spec in kept.items() if name in wrong])
     try:
@@ -66,7 +68,14 @@ def wrong_specs(config: Settings) -> str | None:
         problems = check_topics(config)[1]
     except TopicbergError as error:
         return str(error)
-    return "; ".join(map(str, problems)) or None
+    return _joined(problems) or None
+
+
+def _joined(problems: list[Problem]) -> str:
+    """Return problems in one line: the first of them, where a fleet has many."""
+    more = len(problems) - MAX_SHOWN
+    rest = [f"and {more} more: run `topicberg topics validate`"] if more > 0 else []
+    return "; ".join([*map(str, problems[:MAX_SHOWN]), *rest])
 
 
 def _completed(specs: list[TopicSpec], kept: list[TopicSpec]) -> list[TopicSpec]:

@@ -17,7 +17,7 @@ from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.topics import TopicSpec
-from topicberg.topics.kept import build_with_kept
+from topicberg.topics.kept import build_with_kept, wrong_specs
 
 SPEC = "name: {name}\npipeline: shop\nschema: {{format: none}}\npartitions: {partitions}\n"
 
@@ -59,6 +59,15 @@ def test_invalid_spec_after_a_valid_one_keeps_the_last(config: Settings) -> None
 def test_invalid_spec_without_a_valid_one_is_left_out(config: Settings) -> None:
     write(config, "orders", "many")
     assert built(config)[0] == {"clicks": 1}
+
+
+def test_many_invalid_specs_are_named_in_part(config: Settings) -> None:
+    for number in range(9):
+        write(config, f"t{number}", "many")
+    reason = built(config)[1] or ""
+    assert reason.count("must be a valid integer") == 5
+    assert reason.endswith("and 4 more: run `topicberg topics validate`")
+    assert wrong_specs(config) == reason
 
 
 def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:
