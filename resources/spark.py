@@ -9,6 +9,7 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
 from resources.lakehouse import connect
+from topicberg.settings import settings
 from topicberg.spark import NO_SUBSTITUTION, check_spark
 
 
@@ -22,13 +23,14 @@ class Spark(LazyPySparkResource):
 
     def _init_session(self) -> None:
         if self._spark_session is None:
-            remote = connect().spark_connect
+            endpoints = connect()
+            remote = endpoints.spark_connect
             check_spark(remote)
             # The properties are flat strings: nested keys would make dagster-pyspark join them.
             self.spark_config["spark.remote"] = remote
             # Texts are times in UTC wherever Spark runs; the functions of the tables rely on it.
             self.spark_config.setdefault("spark.sql.session.timeZone", "UTC")
-            self.spark_config.update(NO_SUBSTITUTION)
+            self.spark_config.update(NO_SUBSTITUTION | endpoints.spark_session(settings())[0])
             super()._init_session()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:

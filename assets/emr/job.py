@@ -47,8 +47,11 @@ def _compute(pipes: PipesContext) -> Written:
         )
     spark = SparkSession.builder.getOrCreate()
     try:
+        endpoints = request.endpoints()
+        for name, value in endpoints.spark_session(config)[0].items():
+            spark.conf.set(name, value)  # before the catalog is loaded
         plan = derivation(derived, lake)
-        return write_window(spark, request.endpoints().catalog(config), plan, request.window)
+        return write_window(spark, endpoints.catalog(config), plan, request.window)
     finally:
         spark.stop()
 

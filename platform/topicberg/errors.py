@@ -86,3 +86,7 @@ class UnreachableError(TopicbergError):
 
 class ThrottledError(TopicbergError):
     """A service asks to slow down, or has no capacity for more."""
+
+
+class LoginError(TopicbergError):
+    """A service refuses the credentials, or what they may do: the same request fails again."""

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -48,9 +49,12 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
         ) from None
 
 
-def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
+def new_session(
+    remote: str, conf: Mapping[str, str] | None = None, *, give_up_after: float = 60.0
+) -> SparkSession:
     """Return a session of its own, with its own configuration and temporary views.
 
+    :param conf: further properties, as of :meth:`topicberg.endpoints.LakeEndpoints.spark_session`
     :param give_up_after: seconds for which the client retries if Spark ends
     :raises UnreachableError: Spark does not answer
     """
@@ -68,8 +72,8 @@ def new_session(remote: str, *, give_up_after: float = 60.0) -> SparkSession:
     # If a thread of the pool waits for that thread, no session of the process continues.
     ConnectSession.__del__ = _left_to_stop  # type: ignore[method-assign]
     session = ConnectSession.builder.remote(remote).create()
-    for name, value in NO_SUBSTITUTION.items():
-        session.conf.set(name, value)
+    # All in one request.
+    session.conf._set_all({**NO_SUBSTITUTION, **(conf or {})}, silent=False)
     # Its exit handler keeps every session in memory until the process ends, stopped or not. Spark
     # drops a session's cached models with the session.
     atexit.unregister(session.client._cleanup_ml_cache)

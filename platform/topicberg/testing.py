@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.settings import settings
 from topicberg.spark import new_session, quote
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.transforms.derived import TableName, spark_name
@@ -32,7 +33,8 @@ def spark_session() -> Iterator[SparkSession]:
 
     :raises StackNotRunningError: the stack does not run
     """
-    session = new_session(load_endpoints().spark_connect)
+    endpoints = load_endpoints()
+    session = new_session(endpoints.spark_connect, endpoints.spark_session(settings())[0])
     try:
         yield session
     finally:

@@ -7,17 +7,40 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import requests
-from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import NamespaceAlreadyExistsError, RESTError
+from pyarrow.fs import FileSystem
+from pyiceberg.catalog import BOTOCORE_SESSION, Catalog
+from pyiceberg.catalog.rest import RestCatalog, TableResponse
+from pyiceberg.catalog.rest.auth import AuthManager, AuthManagerAdapter
+from pyiceberg.exceptions import (
+    ForbiddenError,
+    NamespaceAlreadyExistsError,
+    RESTError,
+)
 from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Properties
 
 from topicberg.clients.answers import unusable
+from topicberg.errors import LoginError
+from topicberg.logins.catalog import (
+    DELEGATION,
+    IS_VENDED,
+    OAUTH,
+    PREFIX,
+    ROLE,
+    oauth_client,
+    role_session,
+)
+from topicberg.logins.oauth import SKEW_SECONDS, OAuthClient, skew
 
 TABLES = "topicberg.tables"
 """Property: the folder of derived tables. ``warehouse`` is the catalog's own property, which for
@@ -32,21 +55,96 @@ TIMEOUT_SECONDS = (10.0, 30.0)
 """To connect, and to wait for a response's next byte. PyIceberg would wait for ever; Dagster gives
 a sensor a minute.
 """
+VENDED_SECONDS = 900.0
+"""How long keys are valid if the catalog does not say: the shortest that AWS's STS gives out."""
 _TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
 
 
+class CatalogRefusalError(LoginError, ForbiddenError):
+    """The catalog refuses the login, or what it may do; also what PyIceberg raises for that."""
+
+
+class OAuth(AuthManager):
+    """Tokens of a client of :mod:`topicberg.logins`."""
+
+    def __init__(self, client: OAuthClient) -> None:
+        self.client = client
+
+    def auth_header(self) -> str:
+        return f"Bearer {self.client.token()}"
+
+
 class CheckedCatalog(RestCatalog):
-    """PyIceberg's REST catalog; other responses are errors."""
+    """PyIceberg's REST catalog; other responses are errors, and a refusal names the setting."""
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
-        session.request = partial(session.request, timeout=TIMEOUT_SECONDS)  # type: ignore[method-assign]
+        client = oauth_client(self.properties[OAUTH]) if OAUTH in self.properties else None
+        if client is not None:
+            self._auth_manager = OAuth(client)
+            session.auth = AuthManagerAdapter(self._auth_manager)
+        if session.headers.get(DELEGATION) == "none":
+            del session.headers[DELEGATION]
+        session.request = partial(  # type: ignore[method-assign]
+            _request, partial(session.request, timeout=TIMEOUT_SECONDS), client, self.uri
+        )
         session.hooks["response"].append(_catalog_answer)
         return session
+
+    def _init_sigv4(self, session: requests.Session) -> None:
+        given = self.properties
+        if role := given.get(ROLE):
+            signer = role_session(role, given["rest.signing-region"])
+            self.properties = {**given, BOTOCORE_SESSION: signer}
+        super()._init_sigv4(session)
+        self.properties = given
+
+    def _load_file_io(self, properties: Properties = {}, location: str | None = None) -> FileIO:  # noqa: B006
+        if IS_VENDED not in self.properties:
+            return super()._load_file_io(properties, location)
+        return VendedFileIO({**self.properties, **properties})
+
+    def _response_to_table(
+        self, identifier_tuple: tuple[str, ...], table_response: TableResponse
+    ) -> Table:
+        table = super()._response_to_table(identifier_tuple, table_response)
+        if isinstance(table.io, VendedFileIO):
+            table.io.renew = lambda: self.load_table(identifier_tuple).io.properties
+        return table
 
     @staticmethod
     def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
         """Do nothing: the catalog's server deletes them, and PyIceberg would warn every time."""
+
+
+class VendedFileIO(PyArrowFileIO):
+    """Reads and writes with keys that the catalog gave out, and requests others in time."""
+
+    renew: Callable[[], Properties] | None = None
+    """Returns the properties with the newest keys."""
+
+    def __init__(self, properties: Properties) -> None:
+        super().__init__(properties)
+        self._lock = threading.Lock()
+        self._renew_at = _renewal(properties)
+        self.fs_by_scheme = self._file_system
+        self._cached = lru_cache(self._initialize_fs)
+
+    def _file_system(self, scheme: str, netloc: str | None = None) -> FileSystem:
+        with self._lock:
+            if self.renew is not None and time.time() >= self._renew_at:
+                self.properties = self.renew()
+                self._renew_at = _renewal(self.properties)
+                self._cached = lru_cache(self._initialize_fs)
+            return self._cached(scheme, netloc)
+
+
+def _renewal(properties: Properties) -> float:
+    """Return when (seconds since 1970) to request new keys: after two thirds of their life."""
+    now = time.time()
+    stated = properties.get("s3.session-token-expires-at-ms")
+    left = float(stated) / 1000 - now if stated else VENDED_SECONDS
+    return now + max(0.0, left * 2 / 3)
 
 
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:
@@ -67,6 +165,63 @@ def ensure_namespace(catalog: Catalog, namespace: str) -> None:
     except RESTError:
         if not catalog.namespace_exists(namespace):
             raise
+
+
+def _request(
+    send: Callable[..., requests.Response],
+    client: OAuthClient | None,
+    uri: str,
+    *args: Any,
+    **kwargs: Any,
+) -> requests.Response:
+    """Send a request; one with a refused token is repeated with another token.
+
+    :raises CatalogRefusalError: the catalog refuses the login, or what it may do
+    """
+    response = send(*args, **kwargs)
+    if response.status_code in (401, 419) and client is not None:
+        used = str(response.request.headers.get("Authorization", ""))
+        client.discard(used.removeprefix("Bearer "))
+        response = send(*args, **kwargs)
+    if response.status_code in (401, 403, 419):
+        raise _refusal(response, client, uri)
+    return response
+
+
+def _refusal(
+    response: requests.Response, client: OAuthClient | None, uri: str
+) -> CatalogRefusalError:
+    method, status = str(response.request.method), response.status_code
+    path = str(response.request.path_url).partition("?")[0]
+    try:
+        found = response.json()["error"]
+        reason = str(found.get("message") or found.get("type"))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        reason = response.reason or "no reason given"
+    reason = next(iter(reason.splitlines()), "")[:300]
+    if status == 403:
+        verb = "read" if method in ("GET", "HEAD") else "write"
+        return CatalogRefusalError(
+            f"the catalog refuses to {verb}: {uri}, {method} {path}: {reason} (403)",
+            hint=f"grant the principal of {PREFIX}_CLIENT_ID, _TOKEN or _ROLE_ARN the right to "
+            f"{verb} it; the engine must be allowed to create and commit tables",
+        )
+    ahead = skew(response)
+    if ahead is not None and client is not None and client.skew_seconds is not None:
+        apart = ahead - client.skew_seconds
+        if abs(apart) > SKEW_SECONDS:
+            reason += f"; its clock is {apart:+.0f} s from the OAuth server's"
+    if ahead is not None and abs(ahead) > SKEW_SECONDS:
+        reason += f"; its clock is {ahead:+.0f} s from this machine's"
+    which = "_SCOPE and _AUDIENCE" if client else "_AUTH, _TOKEN or AWS's credentials"
+    return CatalogRefusalError(
+        f"the catalog refuses the login: {uri}, {method} {path}: {reason} ({status})",
+        hint=(
+            "correct the clocks, for instance with NTP"
+            if "its clock" in reason
+            else f"check {PREFIX}{which}, and that the catalog trusts who issued the token"
+        ),
+    )
 
 
 def _catalog_answer(response: requests.Response, **_: Any) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from topicberg.clients.answers import answered
-from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.logins.registry import PREFIX
 
 CONFLICT = 409
 
@@ -30,6 +31,13 @@ def registry_errors(what: str) -> Iterator[None]:
         with answered(f"the schema registry ({what})", "JSON of a registry", library):
             yield
     except SchemaRegistryError as error:
+        if error.http_status_code in (401, 403):
+            raise LoginError(
+                f"the schema registry refuses the login ({what}): {error.error_message} "
+                f"({error.http_status_code})",
+                hint=f"check {PREFIX}_API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, whichever "
+                "you use, and what it may do",
+            ) from error
         kind = IncompatibleSchemaError if error.http_status_code == CONFLICT else TopicbergError
         raise kind(
             f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"

@@ -17,7 +17,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.errors import StackError, StackNotRunningError
-from topicberg.security.redaction import HoldsSecrets, remember, remember_values
+from topicberg.logins.catalog import PREFIX, CatalogLogin
+from topicberg.logins.kafka import KafkaLogin
+from topicberg.logins.registry import RegistryLogin
+from topicberg.security.redaction import HoldsSecrets, remember
 from topicberg.settings import Settings, settings
 from topicberg.spark import NO_SUBSTITUTION
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 RUNTIME_FILE = "runtime.json"
 CATALOG = "lake"
 """Name of the Iceberg catalog in Spark and in DuckDB."""
-TOKEN_VARIABLE = "TOPICBERG_ICEBERG_REST_TOKEN"  # noqa: S105
+TOKEN_VARIABLE = f"{PREFIX}_TOKEN"
 """Environment variable that holds the token of the Iceberg REST catalog."""
 
 
@@ -83,7 +86,11 @@ class LakeEndpoints(HoldsSecrets):
     s3_secret_key: SecretStr | None = None
     iceberg_rest: str
     iceberg_rest_token: SecretStr | None = Field(
-        default=None, description="a bearer token; None: the catalog requires none"
+        default=None,
+        description="the local catalog's bearer token, which Spark has from its environment",
+    )
+    iceberg_login: CatalogLogin = Field(
+        default_factory=CatalogLogin, description="of a catalog that is not the local one"
     )
 
     @property
@@ -91,10 +98,23 @@ class LakeEndpoints(HoldsSecrets):
         """Whether the catalog is Glue's Iceberg REST API, which requires AWS's signatures."""
         return self.iceberg_rest.startswith("https://glue.")
 
+    @property
+    def login(self) -> CatalogLogin:
+        """How every client logs in to the catalog."""
+        if self.iceberg_login.auth is not None:
+            return self.iceberg_login
+        given: dict[str, Any] = {"auth": "none"}
+        if self.is_glue:
+            given = {"auth": "sigv4"}
+        elif self.iceberg_rest_token:
+            given = {"auth": "token", "token": self.iceberg_rest_token}
+        return self.iceberg_login.model_copy(update=given)
+
     def iceberg_rest_headers(self) -> dict[str, str]:
         """Return headers for requests to the catalog that no Iceberg client sends."""
-        token = self.iceberg_rest_token
-        return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+        token = self.login.bearer()
+        bearer = {"Authorization": f"Bearer {token}"} if token else {}
+        return {**self.login.headers, **bearer}
 
     def catalog(self, config: Settings | None = None) -> Catalog:
         """Return the Iceberg REST catalog, through PyIceberg."""
@@ -104,19 +124,19 @@ class LakeEndpoints(HoldsSecrets):
         properties: dict[str, str] = {
             "py-catalog-impl": f"{CheckedCatalog.__module__}.{CheckedCatalog.__name__}",
             "uri": self.iceberg_rest,
-            "warehouse": config.warehouse,
+            "warehouse": self.warehouse(config) or config.warehouse,
             TABLES: config.derived_warehouse,
             "s3.region": config.aws_region,
-            **self._glue(config),
+            **self.login.pyiceberg(config.aws_region),
         }
         if not config.own_engine:
             properties[READ_ONLY] = config.cluster_id
-        if self.iceberg_rest_token:
-            properties["token"] = self.iceberg_rest_token.get_secret_value()
         if self.s3:
             properties["s3.endpoint"] = self.s3
             properties["s3.force-virtual-addressing"] = "false"
-        if self.s3_access_key and self.s3_secret_key:
+        if self.login.vends:
+            pass  # the catalog's own keys come with each table
+        elif self.s3_access_key and self.s3_secret_key:
             properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
             properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
         elif self.s3 is None:
@@ -126,10 +146,37 @@ class LakeEndpoints(HoldsSecrets):
     def spark_properties(self, config: Settings) -> dict[str, str]:
         """Return Spark's properties for the same catalog as ``lake``, and for UTC as time zone.
 
-        They exclude the key of the object store, which Spark's processes have from their
-        environment or their role, and the catalog's token, which they have from the variable
-        :data:`TOKEN_VARIABLE`.
+        They hold no secret: Spark's processes have the key of the object store from their
+        environment or their role, a fixed token of the catalog from the variable
+        :data:`TOKEN_VARIABLE`, and everything else from :meth:`spark_session`.
         """
+        catalog = self._spark_catalog(config) | self.login.spark_common(config.aws_region)
+        if self.login.auth == "token":
+            # Iceberg's client reads the variable itself. It would exchange the token for another.
+            catalog |= {"token": f"env:{TOKEN_VARIABLE}", "token-refresh-enabled": "false"}
+        return {
+            "spark.sql.session.timeZone": "UTC",
+            **NO_SUBSTITUTION,
+            "spark.sql.extensions": "org.apache.iceberg.spark.extensions."
+            "IcebergSparkSessionExtensions",
+            **_named(catalog),
+        }
+
+    def spark_session(self, config: Settings) -> tuple[dict[str, str], float | None]:
+        """Return what each Spark session states of the catalog, with the secrets; and the time
+        (monotonic) from which a new session is needed, or None: Spark renews the log-in itself.
+
+        Nothing, if Spark has it all from its own configuration.
+        """
+        if not self.iceberg_login.in_sessions:
+            return {}, None
+        login, renew_at = self.login.spark(config.aws_region)
+        # Spark shows the properties of a session in its event log, redacted by these names.
+        hidden = {"spark.sql.redaction.options.regex": "(?i)url|credential|header"}
+        return {**hidden, **_named(self._spark_catalog(config) | login)}, renew_at
+
+    def _spark_catalog(self, config: Settings) -> dict[str, str]:
+        """Return the properties of Iceberg's catalog in Spark, without the log-in."""
         catalog = {
             "type": "rest",
             "uri": self.iceberg_rest,
@@ -137,53 +184,41 @@ class LakeEndpoints(HoldsSecrets):
             "client.region": config.aws_region,
             # Tables change outside of Spark: the engine publishes its commits through the catalog.
             "cache-enabled": "false",
-            **self._glue(config),
         }
+        if warehouse := self.warehouse(config):
+            catalog["warehouse"] = warehouse
         if self.s3:
             catalog |= {"s3.endpoint": self.s3, "s3.path-style-access": "true"}
-        if self.iceberg_rest_token:
-            # Iceberg's client reads the variable itself. It would exchange the token for another.
-            catalog |= {"token": f"env:{TOKEN_VARIABLE}", "token-refresh-enabled": "false"}
-        name = f"spark.sql.catalog.{CATALOG}"
-        return {
-            "spark.sql.session.timeZone": "UTC",
-            **NO_SUBSTITUTION,
-            "spark.sql.extensions": "org.apache.iceberg.spark.extensions."
-            "IcebergSparkSessionExtensions",
-            name: "org.apache.iceberg.spark.SparkCatalog",
-            **{f"{name}.{key}": value for key, value in catalog.items()},
-        }
+        return catalog
 
-    def _glue(self, config: Settings) -> dict[str, str]:
-        """Return what Glue's Iceberg REST API needs beside its address, the same for all clients.
+    def warehouse(self, config: Settings) -> str | None:
+        """Return which catalog of the server it is; Glue's REST API names it by the account.
 
         https://docs.aws.amazon.com/glue/latest/dg/connect-glu-iceberg-rest.html
         """
-        if not self.is_glue:
-            return {}
-        return {
-            "warehouse": config.aws_account_id,
-            "rest.sigv4-enabled": "true",
-            "rest.signing-name": "glue",
-            "rest.signing-region": config.aws_region,
-        }
+        return self.login.warehouse or (config.aws_account_id if self.is_glue else None)
+
+
+def _named(catalog: dict[str, str]) -> dict[str, str]:
+    """Return properties of the catalog ``lake`` as Spark names them."""
+    name = f"spark.sql.catalog.{CATALOG}"
+    return {
+        name: "org.apache.iceberg.spark.SparkCatalog",
+        **{f"{name}.{key}": value for key, value in catalog.items()},
+    }
 
 
 class Endpoints(LakeEndpoints):
     """One deployment's addresses. URLs have no trailing slash."""
 
     kafka_bootstrap: str
-    kafka_client: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="further librdkafka properties, e.g. SASL"
-    )
-    kafka_writer: dict[str, str] | None = Field(
+    kafka_login: KafkaLogin = Field(default_factory=lambda: KafkaLogin(auth="none"))
+    kafka_writer: KafkaLogin | None = Field(
         default=None,
-        repr=False,
-        description="the same properties for writing records and creating topics; None: "
-        "those of kafka_client",
+        description="the login for writing records and creating topics; None: kafka_login",
     )
     schema_registry: str
-    schema_registry_user_info: SecretStr | None = None
+    registry_login: RegistryLogin = Field(default_factory=lambda: RegistryLogin(auth="none"))
     spark_connect: str = Field(repr=False, description="may hold a token: sc://host/;token=…")
     aws: str | None = Field(default=None, description="None: the real AWS")
     aws_access_key: SecretStr | None = None
@@ -201,31 +236,24 @@ class Endpoints(LakeEndpoints):
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
         remember(urlsplit(self.spark_connect).path.split("token=")[1:])
-        remember_values(self.kafka_client)
-        remember_values(self.kafka_writer or {})
 
     def kafka_config(self, *, writes: bool = False) -> dict[str, Any]:
         """Return configuration for any ``confluent_kafka`` client.
 
         :param writes: the client writes records, or creates and changes topics
         """
-        login = self.kafka_writer if writes and self.kafka_writer else self.kafka_client
-        return {"bootstrap.servers": self.kafka_bootstrap, **login}
+        return {
+            "bootstrap.servers": self.kafka_bootstrap,
+            **self.kafka_account(writes).librdkafka(),
+        }
+
+    def kafka_account(self, writes: bool = False) -> KafkaLogin:
+        """Return the login for reading, or the one for writing."""
+        return self.kafka_writer if writes and self.kafka_writer else self.kafka_login
 
     def kafka_spark_options(self) -> dict[str, str]:
-        """Return options of Spark's Kafka source, from the librdkafka properties."""
-        java = {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_client}
-        user, password = java.pop("sasl.username", None), java.pop("sasl.password", None)
-        if mechanism := java.pop("sasl.mechanisms", None):
-            java["sasl.mechanism"] = mechanism
-        if user is not None and password is not None:
-            login = "org.apache.kafka.common.security.plain.PlainLoginModule"
-            if java.get("sasl.mechanism", "PLAIN").startswith("SCRAM"):
-                login = "org.apache.kafka.common.security.scram.ScramLoginModule"
-            quoted = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (user, password))
-            java["sasl.jaas.config"] = '{} required username="{}" password="{}";'.format(
-                login, *quoted
-            )
+        """Return options of Spark's Kafka source."""
+        java = {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_login.spark()}
         return {f"kafka.{name}": value for name, value in java.items()}
 
     def kafka_admin(self) -> AdminClient:
@@ -237,10 +265,7 @@ class Endpoints(LakeEndpoints):
     def schema_registry_client(self) -> SchemaRegistryClient:
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
-        config: dict[str, Any] = {"url": self.schema_registry}
-        if self.schema_registry_user_info:
-            config["basic.auth.user.info"] = self.schema_registry_user_info.get_secret_value()
-        return SchemaRegistryClient(config)
+        return SchemaRegistryClient({"url": self.schema_registry, **self.registry_login.client()})
 
     def boto3(self, service: str, config: Settings | None = None, options: Any = None) -> Any:
         """Return a boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint.

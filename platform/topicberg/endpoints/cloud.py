@@ -7,13 +7,16 @@ key stays valid for a whole period, so secrets need not be read again for every 
 from __future__ import annotations
 
 import time
-from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, glue_rest_uri
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
+from topicberg.logins import from_environment
+from topicberg.logins.catalog import CatalogLogin, CatalogSettings
+from topicberg.logins.kafka import KafkaLogin, KafkaSettings
+from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
 from topicberg.settings import DEPLOYED_FILE, Settings, emr_settings
 
@@ -22,26 +25,16 @@ SECRETS_SECONDS = 300.0
 _read: dict[str, tuple[float, dict[str, str]]] = {}
 
 
-SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-
-
 class CloudSettings(Addresses):
     """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
 
-    Settings that are missing are found in the deployment.
+    Settings that are missing are found in the deployment. Those of the log-ins are in
+    :mod:`topicberg.logins`.
     """
 
     kafka_bootstrap: str | None = None
-    kafka_api_key: SecretStr | None = None
-    kafka_api_secret: SecretStr | None = None
-    kafka_security_protocol: SecurityProtocol = "SASL_SSL"
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
-    schema_registry_api_key: SecretStr | None = None
-    schema_registry_api_secret: SecretStr | None = None
-    iceberg_rest_uri: str | None = None
+    iceberg_rest_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+[^/\s]$")
     """Default: the Iceberg REST API of AWS Glue."""
-    iceberg_rest_token: SecretStr | None = None
-    """A bearer token for that catalog; Glue's has none."""
     s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """Endpoint of an object store that is not Amazon's."""
     spark_remote: str = ""
@@ -73,47 +66,59 @@ def connect(config: Settings) -> Endpoints:
             "application; `topicberg deploy status` writes that file on another machine",
         )
     bootstrap, reader, writer = _kafka(cloud, config)
-    registry, user_info = _registry(cloud, config)
+    registry, registry_login = _registry(cloud, config)
     return Endpoints(
         s3=cloud.s3_endpoint,
         kafka_bootstrap=bootstrap,
-        kafka_client=reader,
+        kafka_login=reader,
         kafka_writer=writer,
         schema_registry=registry,
-        schema_registry_user_info=user_info,
+        registry_login=registry_login,
         iceberg_rest=cloud.iceberg_rest_uri or glue_rest_uri(config),
-        iceberg_rest_token=cloud.iceberg_rest_token if cloud.iceberg_rest_uri else None,
+        iceberg_login=_catalog(cloud),
         spark_connect=cloud.spark_remote,
         snowflake=_snowflake(cloud, config),
     )
 
 
-Login = dict[str, str]
-"""librdkafka's properties for an account."""
+def _catalog(cloud: CloudSettings) -> CatalogLogin:
+    """Return the login to the Iceberg REST catalog.
+
+    :raises TopicbergError: its settings are incomplete
+    """
+    login = from_environment(CatalogSettings, "the Iceberg catalog", "docs/catalogs.md")
+    if cloud.iceberg_rest_uri or login.auth in (None, "sigv4"):
+        return login
+    if login.auth == "token":  # Glue has none
+        return CatalogLogin()
+    raise TopicbergError(
+        f"TOPICBERG_ICEBERG_REST_AUTH is {login.auth}, and there is no TOPICBERG_ICEBERG_REST_URI",
+        hint="set the address of the catalog; without one it is AWS Glue's, which wants sigv4",
+    )
 
 
-def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, Login, Login | None]:
+def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, KafkaLogin | None]:
     """Return the address, the readers' login, and the writers' login if it is another one.
 
     topicberg's own engine creates topics with names of its choice, so it uses the account that
     manages the cluster; Dagster by itself reads with one account and publishes with another.
     """
-    protocol: str = cloud.kafka_security_protocol
-    if not protocol.startswith("SASL"):
+    login: KafkaLogin = from_environment(KafkaSettings, "Kafka", "docs/kafka.md")
+    if "region" not in login.model_fields_set:
+        login = login.model_copy(update={"region": config.aws_region})
+    if not login.has_user:
         if cloud.kafka_bootstrap is None:
             raise TopicbergError(
-                f"TOPICBERG_KAFKA_SECURITY_PROTOCOL is {protocol}, and there is no "
+                f"the login to Kafka is {login.auth} ({login.security_protocol}), and there is no "
                 "TOPICBERG_KAFKA_BOOTSTRAP",
-                hint="set the address of your Kafka; Confluent Cloud accepts only SASL_SSL",
+                hint="set the address of your Kafka",
             )
-        return cloud.kafka_bootstrap, {"security.protocol": protocol}, None
-    key, secret = cloud.kafka_api_key, cloud.kafka_api_secret
-    if cloud.kafka_bootstrap and key and secret:
-        login = _login(cloud, key.get_secret_value(), secret.get_secret_value())
+        return cloud.kafka_bootstrap, login, None
+    if cloud.kafka_bootstrap and login.api_key and login.api_secret:
         return cloud.kafka_bootstrap, login, None
     roles = ("app_manager",) if config.own_engine else ("app_consumer", "app_producer")
     found = [_kafka_secret(role, config) for role in roles]
-    logins = [_login(cloud, one["sasl.username"], one["sasl.password"]) for one in found]
+    logins = [login.as_user(one["sasl.username"], one["sasl.password"]) for one in found]
     return found[0]["bootstrap.servers"], logins[0], logins[1] if len(logins) > 1 else None
 
 
@@ -122,27 +127,18 @@ def _kafka_secret(role: str, config: Settings) -> dict[str, str]:
     return _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
 
 
-def _login(cloud: CloudSettings, user: str, password: str) -> Login:
-    return {
-        "security.protocol": cloud.kafka_security_protocol,
-        "sasl.mechanism": cloud.kafka_sasl_mechanism,
-        "sasl.username": user,
-        "sasl.password": password,
-    }
-
-
-def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, SecretStr | None]:
-    """Return address and user info; an address without user info requires none."""
-    key, secret = cloud.schema_registry_api_key, cloud.schema_registry_api_secret
-    if cloud.schema_registry_url and key and secret:
-        info = f"{key.get_secret_value()}:{secret.get_secret_value()}"
-        return cloud.schema_registry_url, SecretStr(info)
-    if cloud.schema_registry_url and config.own_engine:
-        return cloud.schema_registry_url, None
+def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogin]:
+    """Return address and login; an address without a login requires none."""
+    login: RegistryLogin = from_environment(
+        RegistrySettings, "the schema registry", "docs/kafka.md"
+    )
+    if cloud.schema_registry_url and (login.auth != "none" or config.own_engine):
+        return cloud.schema_registry_url, login
     path = Names(config.prefix).confluent_secret("schema_registry_cluster/python_client")
     found = _secret(path, config, "SCHEMA_REGISTRY_URL, _API_KEY and _API_SECRET")
-    user_info = SecretStr(found["schema.registry.basic.auth.user.info"])
-    return found["schema.registry.url"], user_info
+    user, _, secret = found["schema.registry.basic.auth.user.info"].partition(":")
+    login = RegistryLogin(auth="basic", api_key=user, api_secret=SecretStr(secret))
+    return found["schema.registry.url"], login
 
 
 def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:

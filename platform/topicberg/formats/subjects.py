@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 MAGIC_BYTE = 0
+GLUE_HEADERS, GLUE_BYTES = (b"\x03\x00", b"\x03\x05"), 18
+"""AWS Glue Schema Registry's: version 3, compression or none, and the UUID of a schema."""
 WIRE_BYTES = 5
 """Magic byte and schema id, before a record."""
 NOT_FOUND = 404

@@ -6,6 +6,7 @@ Nothing here deletes anything. Every call has a timeout, and its error names who
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -19,7 +20,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.settings import settings
 from topicberg.topics import requests
 from topicberg.topics.refusals import refusal
@@ -27,7 +28,7 @@ from topicberg.topics.schema import read_schema
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message, Producer
+    from confluent_kafka import KafkaError, Message, Producer
     from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 
@@ -217,18 +218,49 @@ def _cached_admin(config: tuple[tuple[str, Any], ...]) -> AdminClient:
     from confluent_kafka.admin import AdminClient
 
     # log_level 2: an unavailable broker is reported by our errors, not by lines on stderr
-    return AdminClient({"log_level": 2, **dict(config)})
+    quiet: dict[str, Any] = {"log_level": 2, "error_cb": _note_refusal}
+    return AdminClient(quiet | dict(config))
+
+
+_refusals: dict[str, tuple[float, str]] = {}
+"""Kind of refusal → when and why. librdkafka retries a login for ever, and reports a refusal only
+to a callback, which does not name the client."""
+
+
+def _note_refusal(error: KafkaError) -> None:
+    """Keep why a login failed."""
+    if error.name() in ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
+        _refusals[error.name()] = (time.monotonic(), error.str())
+
+
+def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
+    """Return the error of a login that was refused during this request, if one was."""
+    for writes in (False, True):
+        _admin(endpoints, writes=writes).poll(0)  # calls the callback
+    recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS
+    reasons = [text for at, text in _refusals.values() if at > recent]
+    if not reasons:
+        return None
+    # It begins with the name of the client and the broker.
+    reason = next(iter(reasons[-1].splitlines()), "")[-300:]
+    return LoginError(
+        f"Kafka at {endpoints.kafka_bootstrap} refuses the login "
+        f"({endpoints.kafka_login.auth}, {what}): {reason}",
+        hint=endpoints.kafka_login.settings_hint(),
+    )
 
 
 def _admin(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
     """Return the client of an account: it is thread-safe, and keeps its connection."""
-    return _cached_admin(tuple(sorted(endpoints.kafka_config(writes=writes).items())))
+    config = endpoints.kafka_config(writes=writes)
+    return _cached_admin(tuple(sorted(config.items(), key=lambda each: each[0])))
 
 
 def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
     """Wait for a response of the broker.
 
     :raises NoSuchTopicError: the topic does not exist
+    :raises LoginError: the broker, or the OAuth server, refuses the login
     :raises TopicbergError: the broker does not answer in time, or refuses
     """
     from confluent_kafka import KafkaError, KafkaException
@@ -240,7 +272,7 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
     try:
         return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
     except FutureTimeoutError:
-        raise silent from None
+        raise _login_error(endpoints, what) or silent from None
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -256,7 +288,7 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
             KafkaError._RESOLVE,
             KafkaError.REQUEST_TIMED_OUT,
         ):
-            raise silent from error
+            raise _login_error(endpoints, what) or silent from error
         if reason.code() in (
             KafkaError.NOT_LEADER_FOR_PARTITION,
             KafkaError.LEADER_NOT_AVAILABLE,

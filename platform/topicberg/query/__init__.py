@@ -169,18 +169,15 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
         connection.load_extension(str(folder / f"{name}.duckdb_extension"))
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute(_s3_secret(endpoints, config))
-    warehouse, log_in = config.warehouse, "AUTHORIZATION_TYPE 'none'"
-    if endpoints.is_glue:  # by the same secret as the object store
-        warehouse, log_in = config.aws_account_id, "AUTHORIZATION_TYPE 'sigv4'"
-    elif token := endpoints.iceberg_rest_token:
-        held = _literal(token.get_secret_value())
-        connection.execute(f"CREATE SECRET lake_catalog (TYPE iceberg, TOKEN {held})")
-        log_in = "SECRET lake_catalog"
+    login = endpoints.login
+    if not login.vends or login.auth == "sigv4":  # which is signed by the same secret
+        connection.execute(_s3_secret(endpoints, config))
+    secret, options = login.duckdb()
+    if secret:
+        connection.execute(secret)
     connection.execute(
-        f"ATTACH {_literal(warehouse)} AS {CATALOG} (TYPE iceberg, READ_ONLY, "
-        f"ENDPOINT {_literal(endpoints.iceberg_rest)}, "
-        f"{log_in}, ACCESS_DELEGATION_MODE 'none')"
+        f"ATTACH {_literal(endpoints.warehouse(config) or config.warehouse)} AS {CATALOG} "
+        f"(TYPE iceberg, READ_ONLY, ENDPOINT {_literal(endpoints.iceberg_rest)}, {options})"
     )
     schemas = [config.cluster_id] + [
         row[0]
@@ -211,7 +208,8 @@ def _ask_spark(
 ) -> QueryResult:
     from topicberg.spark import new_session, quote
 
-    session = new_session(endpoints.spark_connect, give_up_after=LOGIN_SECONDS)
+    conf, _ = endpoints.spark_session(config)
+    session = new_session(endpoints.spark_connect, conf, give_up_after=LOGIN_SECONDS)
     try:
         session.sql(f"USE {quote(CATALOG, config.cluster_id)}")
         for namespace, table in _mentioned_elsewhere(sql, endpoints, config):
@@ -325,7 +323,7 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
         options["KEY_ID"] = endpoints.s3_access_key.get_secret_value()
         options["SECRET"] = endpoints.s3_secret_key.get_secret_value()
     else:
-        options |= _aws_login()
+        options |= _aws_login(endpoints.login.role_arn, config.aws_region)
     if endpoints.s3:
         address = urlsplit(endpoints.s3)
         options |= {
@@ -337,17 +335,19 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
     return f"CREATE SECRET lake_s3 (TYPE s3, {listed})"
 
 
-def _aws_login() -> dict[str, str]:
-    """Return keys for DuckDB's secret, found as every AWS tool finds them.
+def _aws_login(role_arn: str | None, region: str) -> dict[str, str]:
+    """Return keys for DuckDB's secret, found as every AWS tool finds them, or those of a role.
 
     :raises QueryError: there are none
     """
     from botocore.exceptions import BotoCoreError
 
     from topicberg.clients.aws import aws_session
+    from topicberg.logins.catalog import role_session
 
+    session = role_session(role_arn, region) if role_arn else aws_session()
     try:
-        found = aws_session().get_credentials()
+        found = session.get_credentials()
     except BotoCoreError as error:
         raise QueryError(
             f"AWS: {error}", hint="run `aws sts get-caller-identity` to see more"

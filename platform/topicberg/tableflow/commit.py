@@ -30,7 +30,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from topicberg.errors import CommitConflictError
+from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.iceberg.commits import property_updates
 from topicberg.iceberg.summaries import (
     BATCH_SIZE,
@@ -142,6 +142,12 @@ def publish(
         raise CommitConflictError(f"table {name}: the batch was not staged")
     head = table.current_snapshot()
     head_id = head.snapshot_id if head else None
+    if branch is None and head_id == staged.snapshot_id and len(table.metadata.snapshots) == 1:
+        raise TableflowError(
+            f"table {name}: the catalog published a staged snapshot and keeps no other one",
+            hint="use a catalog that implements staged snapshots, tags and history, as Polaris, "
+            "Glue, Unity and Iceberg's own do; Nessie does not. Nothing was written twice",
+        )
     steps = 1 if branch is None else SNAPSHOTS_PER_BATCH
     if head_id != planned_on or not _lies_on(table, staged, head_id, steps):
         raise CommitConflictError(f"table {name}: another commit came before this batch")

@@ -147,6 +147,8 @@ class Ingestor:
         self._foreign = ForeignSchemas(self._subjects)
         self._decoding: Decoding | None = None
         self._spark: SparkSession | None = None
+        self._renew_at: float | None = None
+        """When (monotonic) the login in the Spark session ends."""
         self._index: KeyIndex | None = None
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
@@ -190,6 +192,8 @@ class Ingestor:
         :raises TopicbergError: a service does not answer, refuses or is full
         """
         self._foreign.begin_batch()
+        if self._renew_at is not None and time.monotonic() >= self._renew_at:
+            self.close()
         exhausted = CommitConflictError(
             f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
             hint="check whether a second engine runs for this topic",
@@ -491,7 +495,8 @@ class Ingestor:
 
     def _session(self) -> SparkSession:
         if self._spark is None:
-            self._spark = new_session(self.endpoints.spark_connect)
+            conf, self._renew_at = self.endpoints.spark_session(self.config)
+            self._spark = new_session(self.endpoints.spark_connect, conf)
             self._spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")  # repeated headers
             self._spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")  # of JSON objects
             self._spark.conf.set("spark.sql.caseSensitive", "true")

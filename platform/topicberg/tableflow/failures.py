@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pyiceberg.exceptions import RESTError
 
-from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.retry import THROTTLED, UNREACHABLE, availability_hint, classify, unavailable_service
 
 if TYPE_CHECKING:
@@ -65,7 +65,12 @@ _KNOWN = (
         "batch again",
     ),
     _known(
-        r"ForbiddenException|NotAuthorizedException|ForbiddenError|UnauthorizedError|"
+        r"NotAuthorizedException|Not authorized",
+        "the catalog or its OAuth server refuses the login of Spark",
+        "check TOPICBERG_ICEBERG_REST_CLIENT_ID, _CLIENT_SECRET, _SCOPE and _TOKEN",
+    ),
+    _known(
+        r"ForbiddenException|ForbiddenError|UnauthorizedError|"
         r"read.?only (database|catalog|file system)|attempt to write a readonly database",
         "the catalog refuses to write",
         "check the catalog's permissions: the engine must be allowed to create and commit tables",
@@ -74,7 +79,8 @@ _KNOWN = (
         r"SaslAuthenticationException|TopicAuthorizationException|GroupAuthorizationException|"
         r"_AUTHENTICATION|TOPIC_AUTHORIZATION_FAILED",
         "Kafka refuses the credentials",
-        "check the API key of the cluster and its rights to read the topic",
+        "check TOPICBERG_KAFKA_API_KEY and _API_SECRET, or the other settings of the login, and "
+        "the right to read the topic",
     ),
     _known(
         _OUT_OF_MEMORY,
@@ -139,6 +145,8 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except (RESTError, OSError) as error:
+        if isinstance(error, LoginError):
+            raise LoginError(f"{what}: {error.message}", hint=error.hint) from error
         raise explain(what, error) from error
 
 

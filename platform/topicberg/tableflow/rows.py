@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, as_record, format_of
-from topicberg.formats.subjects import WIRE_BYTES, RegisteredSchema, Subject, wire_prefix
+from topicberg.formats.subjects import (
+    GLUE_BYTES,
+    GLUE_HEADERS,
+    WIRE_BYTES,
+    RegisteredSchema,
+    Subject,
+    wire_prefix,
+)
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, twins
 from topicberg.tableflow.reading import UNREADABLE
@@ -67,6 +74,10 @@ class Writers:
     def problem(self, raw: bytes, fields: Sequence[NestedField]) -> str:
         """Return why the bytes are malformed, as Spark found them to be."""
         the = f"the {self.half.column}"
+        if len(raw) >= GLUE_BYTES and raw[:2] in GLUE_HEADERS:
+            return (
+                f"{the} is in the wire format of AWS Glue Schema Registry, which is not supported"
+            )
         if len(raw) < WIRE_BYTES or raw[0] != 0:
             return f"{the} is not in Confluent's wire format (0, schema id): it is {_shown(raw)}"
         number = int.from_bytes(raw[1:WIRE_BYTES], "big")

@@ -29,6 +29,7 @@ from topicberg.clients.catalog import ensure_namespace
 from topicberg.errors import TableflowError
 from topicberg.formats.avro_schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
+from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import METADATA_COLUMNS, twins
 from topicberg.topics.spec import PARTITION
@@ -97,6 +98,13 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     :raises TableflowError: the spec or the schema changed in a way that a table cannot follow
     """
     identifier = spec.table_identifier(config)
+    if any(name.startswith("nessie.") for name in catalog.properties):
+        # It ignores tags, and publishes each commit at once and without compare-and-set.
+        raise TableflowError(
+            f"table {'.'.join(identifier)}: the catalog is Nessie, which keeps only the newest "
+            "snapshot of a table: exactly once needs staged snapshots and tags",
+            hint="use another Iceberg REST catalog; docs/catalogs.md lists them",
+        )
     try:
         table = catalog.load_table(identifier)
     except NoSuchTableError:
@@ -179,8 +187,11 @@ def _create(
     config: Settings,
 ) -> Table:
     ensure_namespace(catalog, identifier[0])
-    location = f"{config.warehouse}{config.cluster_id}/v1/{uuid.uuid4()}"
-    logger.info("creating table %s at %s", ".".join(identifier), location)
+    location = None
+    if LOCATIONS not in catalog.properties:
+        location = f"{config.warehouse}{config.cluster_id}/v1/{uuid.uuid4()}"
+    at = location or "a location of the catalog's choice"
+    logger.info("creating table %s at %s", ".".join(identifier), at)
     try:
         return catalog.create_table(
             identifier,

@@ -324,6 +324,7 @@ def _create(
     from pyiceberg.transforms import parse_transform
 
     from topicberg.clients.catalog import TABLES, ensure_namespace
+    from topicberg.logins.catalog import LOCATIONS
 
     ensure_namespace(catalog, name[0])
     schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
@@ -335,7 +336,9 @@ def _create(
         spec = PartitionSpec(field)
     properties = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
     # Like a topic's table, it gets a location of its own, never that of a table that was dropped.
-    location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
+    location = None
+    if LOCATIONS not in catalog.properties:
+        location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
     with suppress(TableAlreadyExistsError):  # another run was faster
         return catalog.create_table(
             name, schema, location=location, partition_spec=spec, properties=properties

@@ -6,20 +6,20 @@ Both sides communicate through Dagster Pipes (:mod:`assets.emr.client` starts a 
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
-from topicberg.endpoints import TOKEN_VARIABLE, LakeEndpoints
+from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import (
     CommitConflictError,
     ThrottledError,
     TopicbergError,
     UnreachableError,
 )
+from topicberg.logins.catalog import CatalogLogin
 from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
 from topicberg.settings import EmrSettings, Settings
 from topicberg.transforms.derived import Written
@@ -53,6 +53,8 @@ class JobRequest(BaseModel):
     window: Window
     settings: dict[str, Any]
     lake: LakeEndpoints
+    login: dict[str, Any] = {}
+    """That of the catalog, without its secrets."""
 
     @classmethod
     def of(cls, table: str, window: Window, config: Settings, lake: LakeEndpoints) -> JobRequest:
@@ -61,14 +63,16 @@ class JobRequest(BaseModel):
             window=window,
             settings=config.model_dump(mode="json", exclude=_LOCAL_ONLY),
             lake=LakeEndpoints(iceberg_rest=lake.iceberg_rest, s3=lake.s3),
+            login=lake.login.public(),
         )
 
     def endpoints(self) -> LakeEndpoints:
-        """Return the addresses, with the catalog's token if the job's environment has one."""
-        token = os.environ.get(TOKEN_VARIABLE)
-        return self.lake.model_copy(
-            update={"iceberg_rest_token": SecretStr(token) if token else None}
-        )
+        """Return the addresses, with the catalog's secrets of the job's environment.
+
+        :raises TopicbergError: names the variable that the environment lacks
+        """
+        login = CatalogLogin.from_public(self.login)
+        return self.lake.model_copy(update={"iceberg_login": login})
 
     def config(self) -> Settings:
         """Return the requester's settings, without those that are only valid on its machine."""

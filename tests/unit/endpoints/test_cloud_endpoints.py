@@ -142,8 +142,7 @@ def test_keys_are_those_of_the_secrets(account: Any) -> None:
     assert found.kafka_config()["sasl.username"] == "app_consumer"
     assert found.kafka_config(writes=True)["sasl.username"] == "app_producer"
     assert "app_consumer" in found.kafka_spark_options()["kafka.sasl.jaas.config"]
-    assert found.schema_registry_user_info is not None
-    assert found.schema_registry_user_info.get_secret_value() == "R:T"
+    assert found.registry_login.client() == {"basic.auth.user.info": "R:T"}
     assert found.iceberg_rest == "https://glue.us-east-1.amazonaws.com/iceberg"
     login = found.snowflake.login()["private_key"]
     assert base64.b64decode(login) == pair.private

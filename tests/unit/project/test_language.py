@@ -25,6 +25,7 @@ CLEAN = (
     "iceberg",
     "kafka",
     "local",
+    "logins",
     "query",
     "security",
     "tableflow",

@@ -11,6 +11,7 @@ from tenacity import wait_random_exponential
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.retry import conflicts, retry_conflicts
+from topicberg.settings import settings
 from topicberg.spark import new_session
 
 if TYPE_CHECKING:
@@ -49,10 +50,9 @@ def spark_sql(
     """
     from pyspark.errors import PySparkException
 
-    session: Any = new_session(endpoints.spark_connect)
+    login, _ = endpoints.spark_session(settings())
+    session: Any = new_session(endpoints.spark_connect, {**login, **(conf or {})})
     try:
-        for key, value in (conf or {}).items():
-            session.conf.set(key, value)
         with conflicts(f"table {table}"):
             rows: list[Row] = session.sql(statement).collect()
     except PySparkException as error:

@@ -1,0 +1,54 @@
+"""How to log in to a catalog, to Kafka and to a schema registry: one model each.
+
+A model holds the settings, reports at once what is wrong with them, and renders them for every
+client: PyIceberg, Spark and DuckDB; librdkafka and Spark's Kafka source; the registry's client.
+Nothing else knows the clients' names of a setting. Secrets are redacted from every message of the
+process.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
+
+from topicberg.errors import TopicbergError
+
+Model = TypeVar("Model", bound=BaseSettings)
+
+
+def from_environment(model: type[Model], where: str, docs: str) -> Model:
+    """Return a log-in as the environment and ``.env`` state it.
+
+    :param where: the service, for messages
+    :param docs: the page that explains the settings
+    :raises TopicbergError: names every setting that is missing or invalid; shows no value
+    """
+    prefix = str(model.model_config.get("env_prefix"))
+    try:
+        return model()
+    except ValidationError as error:
+        problems = [
+            # pydantic's own text never has the value of a field, the validators' neither.
+            f"{prefix}{str(each['loc'][0]).upper()}: {each['msg']}"
+            if each["loc"]
+            else each["msg"].removeprefix("Value error, ")
+            for each in error.errors(include_input=False, include_url=False)
+        ]
+    raise TopicbergError(
+        f"the settings of the log-in to {where} are wrong: " + "; ".join(problems),
+        hint=f"correct them in the environment or in .env; {docs} has an example of each kind",
+    )
+
+
+def missing(prefix: str, kind: str, fields: dict[str, object]) -> None:
+    """Refuse a log-in that lacks settings.
+
+    :param kind: the value of the setting ``<prefix>_AUTH``
+    :param fields: name → value of the required settings
+    :raises ValueError: names those without a value
+    """
+    absent = [f"{prefix}_{name.upper()}" for name, value in fields.items() if not value]
+    if absent:
+        raise ValueError(f"{prefix}_AUTH is {kind}, which requires {', '.join(absent)}")

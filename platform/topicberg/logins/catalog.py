@@ -1,0 +1,284 @@
+"""The log-in to an Iceberg REST catalog, rendered for PyIceberg, Spark and DuckDB."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from topicberg.errors import TopicbergError
+from topicberg.logins import missing
+from topicberg.logins.oauth import OAuthClient
+from topicberg.security.redaction import HoldsSecrets
+from topicberg.settings import ENV_FILE
+
+PREFIX = "TOPICBERG_ICEBERG_REST"
+DELEGATION = "X-Iceberg-Access-Delegation"
+VENDED = "vended-credentials"
+OAUTH = "topicberg.oauth"
+"""Property of PyIceberg's catalog: the client of :func:`oauth_client` that requests its tokens."""
+ROLE = "topicberg.role-arn"
+"""The same: the role whose keys sign the requests."""
+IS_VENDED = "topicberg.vended"
+"""The same: the catalog gives out the keys of the object store."""
+LOCATIONS = "topicberg.locations"
+"""The same: ``catalog`` if the catalog chooses the locations of new tables."""
+ROLE_SECONDS = 3600
+_SECRETS = ("token", "client_secret")
+_clients: dict[str, OAuthClient] = {}
+
+
+class CatalogLogin(HoldsSecrets):
+    """How to log in to an Iceberg REST catalog, and who has the keys of the object store."""
+
+    auth: Literal["none", "oauth2", "token", "sigv4"] | None = None
+    """None: by the settings that are given."""
+    token: SecretStr | None = None
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    scope: str = "catalog"
+    """Iceberg's clients send this one if there is no other."""
+    audience: str | None = None
+    client_auth: Literal["form", "basic"] = "form"
+    signing_name: str = Field(default="glue", pattern=r"^[a-z0-9-]+$")
+    """AWS's name of the service: glue, s3tables, execute-api."""
+    signing_region: str | None = Field(default=None, pattern=r"^[a-z0-9-]+$")
+    """Default: the deployment's region."""
+    role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$")
+    """The role whose keys sign the requests; default: the process's own credentials."""
+    warehouse: str | None = None
+    """Which catalog of the server; default: the bucket, or the account's number for Glue."""
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Further headers of every request, those for tokens included: a realm, for instance."""
+    delegation: Literal["vended-credentials", "remote-signing", "none"] | None = None
+    """Who gives out the keys of the object store; default: the process has its own."""
+    locations: Literal["topicberg", "catalog"] | None = None
+    """Who chooses the location of a new table; default: S3 Tables its own, else topicberg."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CatalogLogin:
+        """:raises ValueError: settings are missing or contradict each other"""
+        if self.auth is None:
+            if self.client_id and self.token:
+                raise ValueError(
+                    f"{PREFIX}_TOKEN and {PREFIX}_CLIENT_ID are both set: set {PREFIX}_AUTH to "
+                    "token or oauth2"
+                )
+            self.auth = "oauth2" if self.client_id else "token" if self.token else None
+        if self.auth == "oauth2":
+            needed = ("client_id", "client_secret", "token_uri")
+            missing(PREFIX, "oauth2", {name: getattr(self, name) for name in needed})
+        if self.auth == "token":
+            missing(PREFIX, "token", {"token": self.token})
+        if self.role_arn and self.auth != "sigv4":
+            raise ValueError(f"{PREFIX}_ROLE_ARN signs requests: set {PREFIX}_AUTH=sigv4")
+        if self.delegation == "remote-signing":
+            raise ValueError(
+                f"{PREFIX}_DELEGATION: remote-signing is not supported, because DuckDB and PyArrow "
+                f"cannot sign through a catalog; use {VENDED} or none"
+            )
+        return self
+
+    @property
+    def vends(self) -> bool:
+        """Whether the catalog gives out the keys of the object store."""
+        return self.delegation == VENDED
+
+    @property
+    def in_sessions(self) -> bool:
+        """Whether each Spark session has to state it, so that the server needs no key."""
+        return self.auth in ("oauth2", "token", "sigv4") or self.vends or bool(self.headers)
+
+    def oauth(self) -> OAuthClient | None:
+        """Return the client that requests tokens, if it logs in by OAuth 2."""
+        if self.auth != "oauth2" or self.client_secret is None:
+            return None
+        return OAuthClient(
+            client_id=str(self.client_id),
+            client_secret=self.client_secret,
+            token_uri=str(self.token_uri),
+            scope=self.scope,
+            audience=self.audience,
+            client_auth=self.client_auth,
+            headers=tuple(self.headers.items()),
+            prefix=PREFIX,
+        )
+
+    def bearer(self) -> str | None:
+        """Return a valid token, if the catalog requires one."""
+        if client := self.oauth():
+            return client.token()
+        return self.token.get_secret_value() if self.auth == "token" and self.token else None
+
+    def public(self) -> dict[str, Any]:
+        """Return it without its secrets, for a process that has them in its environment."""
+        found = self.model_dump(mode="json", exclude_none=True, exclude={"headers", *_SECRETS})
+        return found | {"headers": sorted(self.headers)}
+
+    @staticmethod
+    def from_public(found: Mapping[str, Any]) -> CatalogLogin:
+        """Return such a login with the secrets of this process's environment.
+
+        :raises TopicbergError: the environment lacks a secret; names the variable
+        """
+        given = dict(found)
+        for name in _SECRETS:
+            given[name] = os.environ.get(f"{PREFIX}_{name.upper()}") or None
+        headers = json.loads(os.environ.get(f"{PREFIX}_HEADERS") or "{}")
+        absent = set(given.pop("headers", ())) - set(headers)
+        try:
+            if absent:
+                raise ValueError(f"{PREFIX}_HEADERS lacks {', '.join(sorted(absent))}")
+            return CatalogLogin(**given, headers=headers)
+        except ValueError as error:
+            text = str(error)
+            if isinstance(error, ValidationError):
+                text = error.errors(include_input=False)[0]["msg"]
+            raise TopicbergError(
+                f"the job's environment lacks a secret of the Iceberg catalog: {text}",
+                hint="add --conf spark.emr-serverless.driverEnv.<name>=<value> to "
+                "TOPICBERG_EMR_SPARK_SUBMIT_PARAMETERS; see docs/production.md",
+            ) from None
+
+    def pyiceberg(self, region: str) -> dict[str, str]:
+        """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`
+        understands those that begin with ``topicberg.``
+        """
+        found = self.spark_common(region)
+        if client := self.oauth():
+            found[OAUTH] = _register(client)
+        elif token := self.bearer():
+            found["token"] = token
+        if self.role_arn:
+            found[ROLE] = self.role_arn
+        if self.vends:
+            found[IS_VENDED] = "true"
+        if self.locations == "catalog" or (self.locations is None and self._is_s3_tables):
+            found[LOCATIONS] = "catalog"
+        return found
+
+    def spark(self, region: str) -> tuple[dict[str, str], float | None]:
+        """Return properties of Iceberg's catalog in a Spark session, with the secrets; and the
+        time (monotonic) after which the session needs new ones, or None: Spark renews them.
+        """
+        found: dict[str, str] = self.spark_common(region)
+        renew_at: float | None = None
+        if self.auth == "oauth2" and self.client_auth == "form" and self.client_secret:
+            found |= {
+                "rest.auth.type": "oauth2",
+                "credential": f"{self.client_id}:{self.client_secret.get_secret_value()}",
+                "oauth2-server-uri": str(self.token_uri),
+                "scope": self.scope,
+                # It would exchange an expired token, which only few servers can: it requests one.
+                "token-exchange-enabled": "false",
+            }
+            if self.audience:
+                found["audience"] = self.audience
+        elif client := self.oauth():
+            # Iceberg's client in Java cannot send the client's id as Basic: a token of ours.
+            token, renew_at = client.token_until()
+            found |= {"token": token, "token-refresh-enabled": "false"}
+        elif given := self.bearer():
+            found |= {"token": given, "token-refresh-enabled": "false"}
+        if self.role_arn:
+            keys = role_session(self.role_arn, region).get_credentials().get_frozen_credentials()
+            found |= {
+                "rest.access-key-id": keys.access_key,
+                "rest.secret-access-key": keys.secret_key,
+                "rest.session-token": keys.token,
+            }
+            renew_at = time.monotonic() + ROLE_SECONDS / 4
+        return found, renew_at
+
+    def duckdb(self) -> tuple[str | None, str]:
+        """Return a statement that creates the secret ``lake_catalog``, and options of ATTACH."""
+        mode = "vended_credentials" if self.vends else "none"
+        delegation = f"ACCESS_DELEGATION_MODE '{mode}'"
+        if self.auth == "sigv4":
+            # DuckDB finds the name of the service in the host's name.
+            return None, f"AUTHORIZATION_TYPE 'sigv4', {delegation}"
+        headers = ", ".join(f"{_text(k)}: {_text(v)}" for k, v in self.headers.items())
+        extra = f", EXTRA_HTTP_HEADERS MAP {{{headers}}}" if headers else ""
+        token = self.bearer()
+        if token is None:
+            also = f", {extra[2:]}" if extra else ""
+            return None, f"AUTHORIZATION_TYPE 'none', {delegation}{also}"
+        # It does not send the headers with a request for a token, nor renews one: a token of ours.
+        secret = f"CREATE SECRET lake_catalog (TYPE iceberg, TOKEN {_text(token)}{extra})"
+        return secret, f"SECRET lake_catalog, {delegation}"
+
+    def spark_common(self, region: str) -> dict[str, str]:
+        """Return the properties without secrets, which PyIceberg and Spark share."""
+        found = {f"header.{name}": value for name, value in self.headers.items()}
+        if self.warehouse:
+            found["warehouse"] = self.warehouse
+        if self.delegation:
+            found[f"header.{DELEGATION}"] = self.delegation
+        if self.auth == "sigv4":
+            found |= {
+                "rest.sigv4-enabled": "true",
+                "rest.signing-name": self.signing_name,
+                "rest.signing-region": self.signing_region or region,
+            }
+        return found
+
+    @property
+    def _is_s3_tables(self) -> bool:
+        return self.auth == "sigv4" and self.signing_name == "s3tables"
+
+
+class CatalogSettings(CatalogLogin, BaseSettings):
+    """``TOPICBERG_ICEBERG_REST_<FIELD>``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=f"{PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+    )
+
+
+def oauth_client(key: str) -> OAuthClient:
+    """Return the client that a property :data:`OAUTH` names."""
+    return _clients[key]
+
+
+def _register(client: OAuthClient) -> str:
+    """Return the name of a client for properties, which other libraries log and copy."""
+    key = f"{client.client_id}@{urlsplit(client.token_uri).netloc}/{hash(client):x}"
+    _clients[key] = client
+    return key
+
+
+@lru_cache(maxsize=8)
+def role_session(role_arn: str, region: str) -> Any:
+    """Return a session of botocore with the keys of a role, which it renews by itself."""
+    import botocore.session
+    from botocore.credentials import (
+        AssumeRoleCredentialFetcher,
+        DeferredRefreshableCredentials,
+    )
+
+    own = botocore.session.Session()
+    fetcher = AssumeRoleCredentialFetcher(
+        client_creator=own.create_client,
+        source_credentials=own.get_credentials(),
+        role_arn=role_arn,
+        extra_args={"RoleSessionName": "topicberg", "DurationSeconds": ROLE_SECONDS},
+    )
+    session: Any = botocore.session.Session()
+    session._credentials = DeferredRefreshableCredentials(
+        method="assume-role", refresh_using=fetcher.fetch_credentials
+    )
+    session.set_config_variable("region", region)
+    return session
+
+
+def _text(value: str) -> str:
+    """Return a string literal of DuckDB."""
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,276 @@
+"""The log-in to Kafka, rendered for librdkafka and for Spark's Kafka source."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from topicberg.errors import LoginError
+from topicberg.logins import missing
+from topicberg.security.redaction import HoldsSecrets, remember
+from topicberg.settings import ENV_FILE
+
+PREFIX = "TOPICBERG_KAFKA"
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+_COMMON = "org.apache.kafka.common.security"
+_MODULES = {
+    "PLAIN": f"{_COMMON}.plain.PlainLoginModule",
+    "SCRAM-SHA-256": f"{_COMMON}.scram.ScramLoginModule",
+    "SCRAM-SHA-512": f"{_COMMON}.scram.ScramLoginModule",
+}
+_OAUTH = f"{_COMMON}.oauthbearer"
+_MSK = "software.amazon.msk.auth.iam"
+_SASL = ("plain", "scram", "oidc", "msk_iam")
+
+
+class KafkaLogin(HoldsSecrets):
+    """How to log in to Kafka, and how to check that it is Kafka."""
+
+    auth: Literal["none", "plain", "scram", "oidc", "mtls", "msk_iam"] | None = None
+    """None: by the settings that are given."""
+    security_protocol: SecurityProtocol | None = None
+    """Default: with TLS."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    api_key: str | None = None
+    """The user of PLAIN and SCRAM."""
+    api_secret: SecretStr | None = None
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    scope: str | None = None
+    extensions: dict[str, str] = Field(default_factory=dict)
+    """SASL extensions of OIDC: Confluent Cloud wants logicalCluster and identityPoolId."""
+    ca_file: Path | None = None
+    """Certificates (PEM) of who signed the brokers'; default: those of the system."""
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    key_password: SecretStr | None = None
+    role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$")
+    region: str = "us-east-1"
+    """Of MSK."""
+
+    @model_validator(mode="after")
+    def _check(self) -> KafkaLogin:
+        """:raises ValueError: settings are missing or contradict each other"""
+        if self.auth is None:
+            self.auth = self._given()
+        if self.security_protocol is None:
+            sasl = self.auth in _SASL
+            plain = self.auth == "none" and self.ca_file is None
+            self.security_protocol = "SASL_SSL" if sasl else "PLAINTEXT" if plain else "SSL"
+        if (self.auth in _SASL) != self.security_protocol.startswith("SASL"):
+            raise ValueError(
+                f"{PREFIX}_AUTH is {self.auth}, which does not fit {PREFIX}_SECURITY_PROTOCOL="
+                f"{self.security_protocol}"
+            )
+        if self.auth == "oidc":
+            needed = ("client_id", "client_secret", "token_uri")
+            missing(PREFIX, "oidc", {name: getattr(self, name) for name in needed})
+        if self.auth == "mtls":
+            files = {"certificate_file": self.certificate_file, "key_file": self.key_file}
+            missing(PREFIX, "mtls", {**files})
+        if self.auth == "plain" and self.sasl_mechanism not in (None, "PLAIN"):
+            raise ValueError(
+                f"{PREFIX}_AUTH is plain, {PREFIX}_SASL_MECHANISM is {self.sasl_mechanism}"
+            )
+        if self.auth == "scram" and self.sasl_mechanism == "PLAIN":
+            raise ValueError(f"{PREFIX}_AUTH is scram, {PREFIX}_SASL_MECHANISM is PLAIN")
+        for name in ("ca_file", "certificate_file", "key_file"):
+            if (path := getattr(self, name)) and not path.is_file():
+                raise ValueError(f"{PREFIX}_{name.upper()}: there is no file {path}")
+        return self
+
+    def _given(self) -> Literal["none", "plain", "scram", "oidc", "mtls"]:
+        """Return the kind that the settings describe."""
+        if self.client_id:
+            return "oidc"
+        if self.security_protocol and not self.security_protocol.startswith("SASL"):
+            return "mtls" if self.certificate_file else "none"
+        if self.security_protocol is None and self.certificate_file and not self.api_key:
+            return "mtls"
+        return "scram" if (self.sasl_mechanism or "PLAIN").startswith("SCRAM") else "plain"
+
+    @property
+    def mechanism(self) -> str:
+        """Return Kafka's name of the mechanism; empty without SASL."""
+        if self.auth in ("oidc", "msk_iam"):
+            return "OAUTHBEARER"
+        if self.auth not in _SASL:
+            return ""
+        return self.sasl_mechanism or ("SCRAM-SHA-512" if self.auth == "scram" else "PLAIN")
+
+    @property
+    def has_user(self) -> bool:
+        """Whether it logs in with a user and a password."""
+        return self.auth in ("plain", "scram")
+
+    def as_user(self, user: str, password: str) -> KafkaLogin:
+        """Return the log-in of another user."""
+        remember([password])
+        return self.model_copy(update={"api_key": user, "api_secret": SecretStr(password)})
+
+    def librdkafka(self) -> dict[str, Any]:
+        """Return the properties of librdkafka's clients, also of those in Python."""
+        found: dict[str, Any] = {"security.protocol": str(self.security_protocol)}
+        if mechanism := self.mechanism:
+            found["sasl.mechanism"] = mechanism
+        if self.has_user:
+            found |= {"sasl.username": self.api_key or "", "sasl.password": _open(self.api_secret)}
+        if self.auth == "oidc":
+            found |= {
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.client.id": str(self.client_id),
+                "sasl.oauthbearer.client.secret": _open(self.client_secret),
+                "sasl.oauthbearer.token.endpoint.url": str(self.token_uri),
+            }
+            if self.scope:
+                found["sasl.oauthbearer.scope"] = self.scope
+            if self.extensions:
+                listed = ",".join(f"{name}={value}" for name, value in self.extensions.items())
+                found["sasl.oauthbearer.extensions"] = listed
+        if self.auth == "msk_iam":
+            found["oauth_cb"] = _msk_token(self.region, self.role_arn)
+        if self.ca_file:
+            found["ssl.ca.location"] = str(self.ca_file)
+        if self.certificate_file and self.key_file:
+            found["ssl.certificate.location"] = str(self.certificate_file)
+            found["ssl.key.location"] = str(self.key_file)
+            if self.key_password:
+                found["ssl.key.password"] = _open(self.key_password)
+        return found
+
+    def spark(self) -> dict[str, str]:
+        """Return the properties of Kafka's client in Java, without Spark's prefix ``kafka.``.
+
+        Certificates are in the values: Spark's executors do not have the files.
+        """
+        found = {"security.protocol": str(self.security_protocol)}
+        if mechanism := self.mechanism:
+            found["sasl.mechanism"] = mechanism
+        if self.has_user:
+            options = {"username": self.api_key or "", "password": _open(self.api_secret)}
+            found["sasl.jaas.config"] = _jaas(_MODULES[mechanism], options)
+        if self.auth == "oidc":
+            options = {"clientId": str(self.client_id), "clientSecret": _open(self.client_secret)}
+            if self.scope:
+                options["scope"] = self.scope
+            options |= {f"extension_{name}": value for name, value in self.extensions.items()}
+            found |= {
+                "sasl.jaas.config": _jaas(f"{_OAUTH}.OAuthBearerLoginModule", options),
+                "sasl.oauthbearer.token.endpoint.url": str(self.token_uri),
+                "sasl.login.callback.handler.class": f"{_OAUTH}.OAuthBearerLoginCallbackHandler",
+            }
+        if self.auth == "msk_iam":
+            role = {"awsRoleArn": self.role_arn} if self.role_arn else {}
+            found |= {
+                "sasl.mechanism": "AWS_MSK_IAM",
+                "sasl.jaas.config": _jaas(f"{_MSK}.IAMLoginModule", role),
+                "sasl.client.callback.handler.class": f"{_MSK}.IAMClientCallbackHandler",
+            }
+        if self.ca_file:
+            found |= {
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.certificates": _read(self.ca_file, "ca_file"),
+            }
+        if self.certificate_file and self.key_file:
+            found |= {
+                "ssl.keystore.type": "PEM",
+                "ssl.keystore.certificate.chain": _read(self.certificate_file, "certificate_file"),
+                "ssl.keystore.key": self._key(),
+            }
+        return found
+
+    def _key(self) -> str:
+        """Return the private key as Kafka's client in Java reads it: PKCS 8, without a password.
+
+        :raises LoginError: the file has no key, or its password is another one
+        """
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+            load_pem_private_key,
+        )
+
+        assert self.key_file is not None  # noqa: S101  see the caller
+        password = _open(self.key_password).encode() or None
+        try:
+            key = load_pem_private_key(self.key_file.read_bytes(), password)
+        except (OSError, ValueError, TypeError) as error:
+            raise LoginError(
+                f"the private key {self.key_file} cannot be read: {error}",
+                hint=f"set {PREFIX}_KEY_FILE to a key in PEM, and {PREFIX}_KEY_PASSWORD to its "
+                "password if it has one",
+            ) from None
+        text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        remember([text])
+        return text
+
+    def settings_hint(self) -> str:
+        """Return what to check if Kafka refuses this log-in."""
+        settings = {
+            "plain": ("API_KEY", "API_SECRET"),
+            "scram": ("API_KEY", "API_SECRET", "SASL_MECHANISM"),
+            "oidc": ("CLIENT_ID", "CLIENT_SECRET", "TOKEN_URI", "SCOPE"),
+            "mtls": ("CERTIFICATE_FILE", "KEY_FILE", "CA_FILE"),
+            "msk_iam": ("ROLE_ARN",),
+        }.get(str(self.auth), ("AUTH", "SECURITY_PROTOCOL"))
+        return "check " + ", ".join(f"{PREFIX}_{name}" for name in settings)
+
+
+class KafkaSettings(KafkaLogin, BaseSettings):
+    """``TOPICBERG_KAFKA_<FIELD>``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=f"{PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+    )
+
+
+@lru_cache(maxsize=8)
+def _msk_token(region: str, role_arn: str | None) -> Any:
+    """Return librdkafka's callback for a token; the same one each time, as clients are cached.
+
+    :raises LoginError: AWS's library is not installed
+    """
+    try:
+        provider = import_module("aws_msk_iam_sasl_signer").MSKAuthTokenProvider
+    except ImportError:
+        raise LoginError(
+            "the log-in to MSK with IAM needs the package aws-msk-iam-sasl-signer-python",
+            hint="run `pip install aws-msk-iam-sasl-signer-python`",
+        ) from None
+
+    def token(_: str) -> tuple[str, float]:
+        if role_arn:
+            text, until = provider.generate_auth_token_from_role_arn(region, role_arn)
+        else:
+            text, until = provider.generate_auth_token(region)
+        return text, until / 1000
+
+    return token
+
+
+def _jaas(module: str, options: dict[str, str]) -> str:
+    quoted = (
+        f'{name}="{value.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34))}"'
+        for name, value in options.items()
+    )
+    return " ".join([module, "required", *quoted]) + ";"
+
+
+def _open(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise LoginError(
+            f"{path} cannot be read: {error.strerror}", hint=f"set {PREFIX}_{name.upper()}"
+        ) from None

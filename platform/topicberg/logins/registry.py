@@ -1,0 +1,122 @@
+"""The log-in to a schema registry with Confluent's API, rendered for its client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from topicberg.logins import missing
+from topicberg.logins.oauth import OAuthClient
+from topicberg.security.redaction import HoldsSecrets
+from topicberg.settings import ENV_FILE
+
+PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
+
+
+class RegistryLogin(HoldsSecrets):
+    """How to log in to a schema registry, and how to check that it is that one."""
+
+    auth: Literal["none", "basic", "bearer", "oauth2", "mtls"] | None = None
+    """None: by the settings that are given."""
+    api_key: str | None = None
+    """The user of HTTP Basic."""
+    api_secret: SecretStr | None = None
+    token: SecretStr | None = None
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    scope: str | None = None
+    audience: str | None = None
+    client_auth: Literal["form", "basic"] = "form"
+    logical_cluster: str = ""
+    """Confluent Cloud's lsrc-…, for bearer and oauth2."""
+    identity_pool: str | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> RegistryLogin:
+        """:raises ValueError: settings are missing"""
+        if self.auth is None:
+            self.auth = self._given()
+        needed = {
+            "basic": ("api_key", "api_secret"),
+            "bearer": ("token",),
+            "oauth2": ("client_id", "client_secret", "token_uri"),
+            "mtls": ("certificate_file", "key_file"),
+        }.get(self.auth, ())
+        missing(PREFIX, self.auth, {name: getattr(self, name) for name in needed})
+        for name in ("ca_file", "certificate_file", "key_file"):
+            if (path := getattr(self, name)) and not path.is_file():
+                raise ValueError(f"{PREFIX}_{name.upper()}: there is no file {path}")
+        return self
+
+    def _given(self) -> Literal["none", "basic", "bearer", "oauth2", "mtls"]:
+        if self.client_id:
+            return "oauth2"
+        if self.token:
+            return "bearer"
+        if self.api_key and self.api_secret:
+            return "basic"
+        return "mtls" if self.certificate_file else "none"
+
+    def client(self) -> dict[str, Any]:
+        """Return the configuration of the registry's client, beside its address."""
+        found: dict[str, Any] = {}
+        if self.auth == "basic" and self.api_key and self.api_secret:
+            found["basic.auth.user.info"] = f"{self.api_key}:{self.api_secret.get_secret_value()}"
+        if self.auth in ("bearer", "oauth2"):
+            found |= {
+                "bearer.auth.credentials.source": "CUSTOM",
+                "bearer.auth.custom.provider.function": self._bearer,
+                "bearer.auth.custom.provider.config": {},
+            }
+        for name, value in (
+            ("ssl.ca.location", self.ca_file),
+            ("ssl.certificate.location", self.certificate_file),
+            ("ssl.key.location", self.key_file),
+        ):
+            if value:
+                found[name] = str(value)
+        if self.key_password:
+            found["ssl.key.password"] = self.key_password.get_secret_value()
+        return found
+
+    def oauth(self) -> OAuthClient | None:
+        """Return the client that requests tokens, if it logs in by OAuth 2."""
+        if self.auth != "oauth2" or self.client_secret is None:
+            return None
+        return OAuthClient(
+            client_id=str(self.client_id),
+            client_secret=self.client_secret,
+            token_uri=str(self.token_uri),
+            scope=self.scope,
+            audience=self.audience,
+            client_auth=self.client_auth,
+            prefix=PREFIX,
+        )
+
+    def _bearer(self, _: dict[str, Any]) -> dict[str, str]:
+        """Return what the client sends with a request; it calls this for each of them."""
+        client = self.oauth()
+        token = client.token() if client else self.token.get_secret_value() if self.token else ""
+        found = {
+            "bearer.auth.token": token,
+            "bearer.auth.logical.cluster": self.logical_cluster,
+        }
+        if self.identity_pool:
+            found["bearer.auth.identity.pool.id"] = self.identity_pool
+        return found
+
+
+class RegistrySettings(RegistryLogin, BaseSettings):
+    """``TOPICBERG_SCHEMA_REGISTRY_<FIELD>``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=f"{PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+    )

@@ -1,0 +1,334 @@
+"""The whole path where everything asks for a log-in: Kafka by OIDC, SCRAM or mTLS; registry and
+Iceberg catalog by OAuth, with keys that the catalog gives out; while tokens expire.
+
+Needs: `no.nav.security:mock-oauth2-server`, downloaded once (30 MB). Kafka, the registry, Iceberg's
+catalog and Spark are those of the local stack, with another listener or a proxy before them.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import NewTopic
+from gateways import Gateway, catalog_gateway, registry_gateway
+from kafka_topics import ORDER, Topic
+from moto.server import ThreadedMotoServer
+from pydantic import SecretStr
+from real_servers import PASSWORD, USER, Broker, OAuthServer, kafka_broker, nessie, oauth_server
+
+from topicberg import kafka
+from topicberg.clients.catalog import ensure_namespace
+from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.errors import LoginError, TopicbergError
+from topicberg.logins.catalog import CatalogLogin
+from topicberg.query import run_query
+from topicberg.settings import settings
+from topicberg.spark import new_session, quote
+from topicberg.tableflow import control
+from topicberg.tableflow.engine import Ingestor
+from topicberg.testing import spark_session
+
+pytestmark = pytest.mark.integration
+
+REALM = {"Polaris-Realm": "topicberg"}
+SECONDS = 8
+"""How long tokens and keys are valid."""
+
+
+@dataclass
+class Site:
+    """A company's servers, all with log-ins."""
+
+    stack: Endpoints
+    oauth: OAuthServer
+    broker: Broker
+    catalog: Gateway
+    registry: Gateway
+
+    @property
+    def base(self) -> dict[str, str]:
+        """Settings without the log-in to Kafka."""
+        assert self.stack.s3
+        client = {"CLIENT_ID": "engine", "CLIENT_SECRET": "engine-client-secret"}
+        client["TOKEN_URI"] = self.oauth.token_uri
+        return {
+            "DEPLOYMENT": "cloud",
+            "TABLEFLOW": "topicberg",
+            "CLUSTER_ID": "company",
+            "SCHEMA_REGISTRY_URL": self.registry.url,
+            **{f"SCHEMA_REGISTRY_{name}": value for name, value in client.items()},
+            "ICEBERG_REST_URI": self.catalog.url,
+            **{f"ICEBERG_REST_{name}": value for name, value in client.items()},
+            "ICEBERG_REST_HEADERS": '{"Polaris-Realm": "topicberg"}',
+            "ICEBERG_REST_DELEGATION": "vended-credentials",
+            "SPARK_REMOTE": self.stack.spark_connect,
+            "S3_ENDPOINT": self.stack.s3,
+            "SNOWFLAKE_ACCOUNT": "a",
+            "SNOWFLAKE_USER": "u",
+            "SNOWFLAKE_PASSWORD": "p",
+        }
+
+    def kafka(self, kind: str) -> dict[str, str]:
+        """Settings of one of the broker's log-ins."""
+        signed = self.broker.certificates
+        return {
+            "oidc": {
+                "KAFKA_BOOTSTRAP": self.broker.oidc,
+                "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+                "KAFKA_CLIENT_ID": "engine",
+                "KAFKA_CLIENT_SECRET": "engine-client-secret",
+                "KAFKA_TOKEN_URI": self.oauth.token_uri,
+                "KAFKA_SCOPE": "kafka",
+            },
+            "scram": {
+                "KAFKA_BOOTSTRAP": self.broker.scram,
+                "KAFKA_AUTH": "scram",
+                "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+                "KAFKA_API_KEY": USER,
+                "KAFKA_API_SECRET": PASSWORD,
+            },
+            "mtls": {
+                "KAFKA_BOOTSTRAP": self.broker.mtls,
+                "KAFKA_AUTH": "mtls",
+                "KAFKA_CA_FILE": str(signed.authority),
+                "KAFKA_CERTIFICATE_FILE": str(signed.client),
+                "KAFKA_KEY_FILE": str(signed.client_key),
+            },
+        }[kind]
+
+
+@pytest.fixture(scope="module")
+def site(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("company")
+    with (
+        oauth_server(folder / "oauth", SECONDS) as oauth,
+        kafka_broker(folder / "kafka", oauth) as broker,
+        catalog_gateway(stack, oauth, SECONDS, REALM) as catalog,
+        registry_gateway(stack, oauth) as registry,
+    ):
+        yield Site(stack, oauth, broker, catalog, registry)
+
+
+@pytest.fixture
+def connect(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[..., Endpoints]]:
+    """``connect(kind, **changes)``: a deployment at the site, without a key of the object store."""
+    (tmp_path / "platform" / "topics").mkdir(parents=True)  # no topic but ours
+    state, bucket = tmp_path / "state", settings().bucket
+
+    def load(kind: str, **changes: str) -> Endpoints:
+        given = {**site.base, **site.kafka(kind), **changes}
+        given |= {"PROJECT_ROOT": str(tmp_path), "STATE_DIR": str(state), "BUCKET": bucket}
+        for name, value in given.items():
+            monkeypatch.setenv(f"TOPICBERG_{name}", value)
+        settings.cache_clear()
+        return load_endpoints()
+
+    yield load
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def topic(site: Site, connect: Callable[..., Endpoints]) -> Iterator[Callable[..., Topic]]:
+    """``topic(kind)``: a topic of the site that its Kafka log-in ``kind`` reads."""
+    made: list[Topic] = []
+
+    def make(kind: str) -> Topic:
+        endpoints, name = connect(kind), f"orders_{uuid.uuid4().hex[:8]}"
+        endpoints.kafka_admin().create_topics([NewTopic(name, 2)])[name].result(30)
+        control.enable(settings(), name, {"commit_interval_seconds": 1})
+        made.append(Topic(endpoints, control.find_topic(settings(), name), settings()))
+        return made[-1]
+
+    yield make
+    catalog = site.stack.catalog()
+    for each in made:
+        catalog.purge_table(each.spec.table_identifier(each.config))
+
+
+def counts(topic: Topic) -> dict[str, int]:
+    """The rows that each reader finds."""
+    namespace, table = topic.spec.table_identifier(topic.config)
+    with spark_session() as spark:
+        by_spark = spark.table(quote("lake", namespace, table)).count()
+    by_duckdb = run_query(f'SELECT count(*) FROM "{table}"').scalar()
+    return {"pyiceberg": len(topic.rows("id")), "spark": by_spark, "duckdb": by_duckdb}
+
+
+def send(topic: Topic, first: int) -> None:
+    topic.send(ORDER, [{"id": first + n, "note": "a"} for n in range(10)])
+
+
+def test_path_through_expiring_tokens_is_complete(site: Site, topic: Callable[..., Topic]) -> None:
+    """One engine with one Spark session, for three lives of a token."""
+    one = topic("oidc")
+    engine = Ingestor(one.spec, one.endpoints, one.config)
+    began, sent = time.monotonic(), 0
+    try:
+        while sent < 3 or time.monotonic() - began < 3 * SECONDS:
+            send(one, 10 * sent)
+            assert engine.step().records == 10
+            sent += 1
+            time.sleep(max(0.0, began + sent * SECONDS * 0.75 - time.monotonic()))
+        assert counts(one) == dict.fromkeys(("pyiceberg", "spark", "duckdb"), 10 * sent)
+    finally:
+        engine.close()
+    assert len(site.catalog.tokens) > 3
+    assert len(site.registry.tokens) > 1
+    assert {"PyIceberg", "Apache-HttpClient"} & set(site.catalog.vended)
+    assert len(site.catalog.vended) >= 3, site.catalog.vended
+
+
+@pytest.mark.parametrize("kind", ["scram", "mtls"])
+def test_engine_reads_a_broker_with_login(topic: Callable[..., Topic], kind: str) -> None:
+    one = topic(kind)
+    send(one, 0)
+    assert one.ingest() == 10
+    assert len(one.rows("id")) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "hint"),
+    [
+        ({"ICEBERG_REST_CLIENT_ID": "reader"}, "the catalog refuses to write", "_CLIENT_ID"),
+        ({"ICEBERG_REST_HEADERS": "{}"}, "unknown realm", "_HEADERS"),
+        ({"ICEBERG_REST_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not answer", "_TOKEN_URI"),
+        ({"ICEBERG_REST_AUTH": "token", "ICEBERG_REST_TOKEN": "a.b.c"}, "refuses", "_TOKEN"),
+        ({"SCHEMA_REGISTRY_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not answer", "_TOKEN_URI"),
+        ({"SCHEMA_REGISTRY_AUTH": "none"}, "the schema registry refuses the login", "_CLIENT_ID"),
+    ],
+)
+def test_refusal_names_server_and_setting(
+    connect: Callable[..., Endpoints],
+    topic: Callable[..., Topic],
+    changes: dict[str, Any],
+    said: str,
+    hint: str,
+) -> None:
+    one = topic("scram")
+    send(one, 0)
+    with pytest.raises(TopicbergError) as refused:
+        Topic(connect("scram", **changes), one.spec, one.config).ingest()
+    assert said in refused.value.message
+    assert hint in str(refused.value.hint)
+    assert "engine-client-secret" not in str(refused.value)
+    one.endpoints = connect("scram")
+    assert one.ingest() == 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said", "hint"),
+    [
+        ("scram", {"KAFKA_API_SECRET": "not-the-secret"}, "refuses the login", "_API_SECRET"),
+        ("oidc", {"KAFKA_TOKEN_URI": "http://127.0.0.1:9/t"}, "refuses the login", "_TOKEN_URI"),
+    ],
+)
+def test_kafka_refusal_names_the_setting(
+    connect: Callable[..., Endpoints],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    changes: dict[str, str],
+    said: str,
+    hint: str,
+) -> None:
+    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 3.0)
+    endpoints = connect(kind, **changes)
+    with pytest.raises(LoginError) as refused:
+        kafka.topic_id(endpoints, "orders")
+    assert said in refused.value.message
+    assert f"TOPICBERG_KAFKA{hint}" in str(refused.value.hint)
+    assert "not-the-secret" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def nessie_lake(
+    stack: Endpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OAuthServer, str]]:
+    """Nessie with OAuth, and keys of moto's STS for a bucket of moto's S3."""
+    folder, bucket = tmp_path_factory.mktemp("nessie"), "lake"
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    url = f"http://127.0.0.1:{moto.get_host_and_port()[1]}"
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket=bucket)
+    try:
+        with (
+            oauth_server(folder / "oauth", SECONDS) as oauth,
+            nessie(folder / "nessie", oauth, url, f"s3://{bucket}/") as address,
+        ):
+            yield oauth, address
+    finally:
+        moto.stop()
+
+
+@pytest.mark.slow
+def test_nessie_with_vended_keys_serves_each_client(
+    stack: Endpoints, nessie_lake: tuple[OAuthServer, str]
+) -> None:
+    """Needs `org.projectnessie.nessie:nessie-quarkus` (245 MB). No client has a key of its own."""
+    oauth, address = nessie_lake
+    login = CatalogLogin(
+        client_id="engine",
+        client_secret=SecretStr("engine-client-secret"),
+        token_uri=oauth.token_uri,
+        scope="profile",
+        warehouse="warehouse",
+        delegation="vended-credentials",
+    )
+    endpoints = stack.model_copy(
+        update={
+            "iceberg_rest": address,
+            "iceberg_rest_token": None,
+            "iceberg_login": login,
+            "s3": None,
+            "s3_access_key": None,
+            "s3_secret_key": None,
+        }
+    )
+    config = settings().model_copy(update={"cluster_id": "company"})
+    catalog = endpoints.catalog(config)
+    ensure_namespace(catalog, "company")
+    rows = pa.table({"id": pa.array([1, 2], pa.int64())})
+    table = catalog.create_table(("company", "orders"), rows.schema)
+    table.append(rows)
+    session = new_session(stack.spark_connect, endpoints.spark_session(config)[0])
+    try:
+        for written in range(2):
+            session.sql("INSERT INTO lake.company.orders VALUES (3)")
+            assert session.table("lake.company.orders").count() == 3 + written
+            found = run_query("SELECT count(*) FROM orders", "duckdb", endpoints, config)
+            assert found.scalar() == 3 + written
+            assert table.refresh().scan().to_arrow().num_rows == 3 + written
+            time.sleep(SECONDS + 2)
+    finally:
+        session.stop()
+
+
+@pytest.mark.slow
+def test_nessie_is_refused_by_the_engine(
+    stack: Endpoints, nessie_lake: tuple[OAuthServer, str], make_topic: Callable[..., Topic]
+) -> None:
+    oauth, address = nessie_lake
+    login = CatalogLogin(
+        client_id="engine",
+        client_secret=SecretStr("engine-client-secret"),
+        token_uri=oauth.token_uri,
+        warehouse="warehouse",
+        delegation="vended-credentials",
+    )
+    topic = make_topic()
+    send(topic, 0)
+    changes = {"iceberg_rest": address, "iceberg_rest_token": None, "iceberg_login": login}
+    elsewhere = stack.model_copy(update=changes)
+    with pytest.raises(TopicbergError, match="the catalog is Nessie"):
+        Topic(elsewhere, topic.spec, topic.config).ingest()

@@ -1,0 +1,184 @@
+"""Proxies that ask for a log-in before a server of the local stack, which asks for none or another.
+
+What is behind them is the real server: Iceberg's REST catalog, the schema registry.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+import requests
+from real_servers import OAuthServer
+
+from topicberg.endpoints import Endpoints
+
+Refusal = tuple[int, str]
+_HOP = {"host", "connection", "content-length", "transfer-encoding", "content-encoding", "date"}
+_HIDDEN = {"authorization", "accept-encoding", "keep-alive", "server"}
+
+
+@dataclass
+class Gateway:
+    """A running proxy."""
+
+    url: str
+    refused: Counter[int] = field(default_factory=Counter)
+    tokens: set[str] = field(default_factory=set)
+    """The tokens that clients used."""
+    vended: Counter[str] = field(default_factory=Counter)
+    """User agent → tables for which it got keys."""
+
+
+@dataclass(frozen=True)
+class TokenCheck:
+    """Admits who has a valid token of the OAuth server; ``reader`` may not write."""
+
+    oauth: OAuthServer
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, handler: BaseHTTPRequestHandler, gateway: Gateway) -> Refusal | None:
+        for name, value in self.headers.items():
+            if handler.headers.get(name) != value:
+                return 404, f"unknown realm {handler.headers.get(name)}"
+        kind, _, token = handler.headers.get("Authorization", "").partition(" ")
+        if kind != "Bearer":
+            return 401, "no token"
+        try:
+            key = keys(self.oauth).get_signing_key_from_jwt(token)
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=["RS256"],
+                issuer=self.oauth.issuer,
+                options={"verify_aud": False},
+            )
+        except jwt.PyJWTError as error:
+            return 401, f"Not authorized: {error}"
+        gateway.tokens.add(token)
+        if claims["sub"] == "reader" and handler.command not in ("GET", "HEAD"):
+            return 403, "reader is not allowed to write"
+        return None
+
+
+_keys: dict[str, jwt.PyJWKClient] = {}
+
+
+def keys(oauth: OAuthServer) -> jwt.PyJWKClient:
+    return _keys.setdefault(oauth.jwks_uri, jwt.PyJWKClient(oauth.jwks_uri))
+
+
+@contextmanager
+def gateway(
+    target: str,
+    headers: Mapping[str, str],
+    check: Callable[[BaseHTTPRequestHandler, Gateway], Refusal | None],
+    answer: Callable[[BaseHTTPRequestHandler, bytes, Gateway], bytes] = lambda _, body, __: body,
+) -> Iterator[Gateway]:
+    """
+    :param headers: what the server itself asks for
+    :param check: refuses a request
+    :param answer: changes the body of a response
+    """
+    session = requests.Session()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if refusal := check(self, found):
+                status, message = refusal
+                found.refused[status] += 1
+                error = {"message": message, "type": "Refused", "code": status}
+                content = {"error": error, "error_code": status * 100, "message": message}
+                self.reply(status, json.dumps(content).encode())
+                return
+            kept = {k: v for k, v in self.headers.items() if k.lower() not in _HOP | _HIDDEN}
+            response = session.request(
+                self.command, target + self.path, data=body, headers={**kept, **headers}
+            )
+            content_type = response.headers.get("Content-Type", "application/json")
+            text = answer(self, response.content, found) if response.ok else response.content
+            self.reply(response.status_code, text, content_type)
+
+        def reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        found = Gateway(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield found
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def catalog_gateway(
+    stack: Endpoints,
+    oauth: OAuthServer,
+    seconds: float,
+    realm: Mapping[str, str] | None = None,
+) -> Iterator[Gateway]:
+    """The stack's Iceberg catalog by OAuth, which gives out the keys of the object store.
+
+    :param seconds: how long the keys are valid
+    """
+    assert stack.s3
+    assert stack.s3_access_key
+    assert stack.s3_secret_key
+    store = {
+        "s3.endpoint": stack.s3,
+        "s3.path-style-access": "true",
+        "s3.access-key-id": stack.s3_access_key.get_secret_value(),
+        "s3.secret-access-key": stack.s3_secret_key.get_secret_value(),
+    }
+
+    def answer(handler: BaseHTTPRequestHandler, body: bytes, found: Gateway) -> bytes:
+        if handler.headers.get("X-Iceberg-Access-Delegation") != "vended-credentials":
+            return body
+        content = json.loads(body) if body else None
+        if not isinstance(content, dict) or "metadata" not in content:
+            return body
+        until = str(int((time.time() + seconds) * 1000))
+        content["config"] = {
+            **(content.get("config") or {}),
+            **store,
+            "s3.session-token-expires-at-ms": until,
+        }
+        found.vended[handler.headers.get("User-Agent", "?").partition("/")[0]] += 1
+        return json.dumps(content).encode()
+
+    check = TokenCheck(oauth, realm or {})
+    with gateway(stack.iceberg_rest, stack.iceberg_rest_headers(), check, answer) as found:
+        yield found
+
+
+@contextmanager
+def registry_gateway(stack: Endpoints, oauth: OAuthServer) -> Iterator[Gateway]:
+    """The stack's schema registry by OAuth."""
+    base, slash, path = stack.schema_registry.partition("/apis")
+    with gateway(base, {}, TokenCheck(oauth)) as found:
+        found.url += slash + path
+        yield found

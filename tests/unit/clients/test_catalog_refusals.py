@@ -1,0 +1,149 @@
+"""What the catalog's client does when the catalog refuses a request, and with keys that expire."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from topicberg.clients.catalog import CatalogRefusalError, VendedFileIO
+from topicberg.endpoints import LakeEndpoints
+from topicberg.errors import LoginError
+from topicberg.logins.catalog import CatalogLogin
+from topicberg.logins.oauth import OAuthClient
+from topicberg.retry import classify
+from topicberg.settings import Settings
+from topicberg.tableflow.failures import explained
+
+SECRET = "correct-horse-battery"
+
+
+class Server:
+    """A catalog that knows its configuration, and otherwise refuses."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.status = 401
+        self.message = "the token is not valid"
+        self.clock_seconds = 0.0
+        self.tokens: list[str] = []
+
+    def catalog(self, **login: Any) -> Any:
+        given = CatalogLogin(**login)
+        return LakeEndpoints(iceberg_rest=self.url, iceberg_login=given).catalog(Settings())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            ok = "/config" in self.path
+            error = {"message": found.message, "type": "Refused", "code": found.status}
+            body = json.dumps({"defaults": {}, "overrides": {}} if ok else {"error": error})
+            if not ok:
+                found.tokens.append(self.headers["Authorization"])
+            self.send_response_only(200 if ok else found.status)
+            self.send_header("Date", formatdate(time.time() + found.clock_seconds, usegmt=True))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        found.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield found
+        http.shutdown()
+        thread.join()
+
+
+OAUTH = {"client_id": "engine", "client_secret": SECRET, "token_uri": "http://idp.example/token"}
+
+
+def test_token_refused_by_catalog_is_replaced_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = iter(("config", "first", "second", "third"))
+    held = [next(tokens)]
+    monkeypatch.setattr(OAuthClient, "token", lambda _: held[0])
+    monkeypatch.setattr(
+        OAuthClient, "discard", lambda _, token: held.__setitem__(0, next(tokens)) if token else 0
+    )
+    catalog = server.catalog(**OAUTH)
+    with pytest.raises(CatalogRefusalError) as refused:
+        catalog.load_table(("shop", "orders"))
+    assert server.tokens == ["Bearer config", "Bearer first"]
+    assert "the catalog refuses the login" in refused.value.message
+    assert server.url in refused.value.message
+    assert "the token is not valid (401)" in refused.value.message
+    assert "TOPICBERG_ICEBERG_REST_SCOPE" in str(refused.value.hint)
+    assert classify(refused.value) is None
+
+
+def test_clock_that_differs_is_named(server: Server) -> None:
+    server.clock_seconds = -600
+    with pytest.raises(CatalogRefusalError) as refused:
+        server.catalog(token=SECRET).load_table(("shop", "orders"))
+    assert re.search("its clock is -(599|60[01]) s from this machine's", refused.value.message)
+    assert "NTP" in str(refused.value.hint)
+    assert SECRET not in str(refused.value)
+
+
+def test_missing_permission_names_the_object(server: Server) -> None:
+    server.status, server.message = 403, "principal engine may not TABLE_READ_DATA"
+    catalog = server.catalog(token=SECRET)
+    with pytest.raises(LoginError) as refused, explained("topic orders"):
+        catalog.load_table(("shop", "orders"))
+    assert "namespaces/shop/tables/orders" in refused.value.message
+    assert "may not TABLE_READ_DATA (403)" in refused.value.message
+    assert len(server.tokens) == 1
+
+
+def test_vended_keys_are_renewed_before_they_expire() -> None:
+    def keys(name: str, seconds: float) -> dict[str, str]:
+        until = str(int((time.time() + seconds) * 1000))
+        return {
+            "s3.access-key-id": name,
+            "s3.secret-access-key": "x",
+            "s3.region": "eu-west-1",
+            "s3.session-token-expires-at-ms": until,
+        }
+
+    io = VendedFileIO(keys("first", 900))
+    renewed: list[int] = []
+
+    def renew() -> dict[str, str]:
+        renewed.append(1)
+        return keys("second", 900)
+
+    io.renew = renew
+    first = io.fs_by_scheme("s3", "bucket")
+    assert io.fs_by_scheme("s3", "bucket") is first
+    assert not renewed
+    io._renew_at = time.time() - 1
+    assert io.fs_by_scheme("s3", "bucket") is not first
+    assert io.properties["s3.access-key-id"] == "second"
+    io.fs_by_scheme("s3", "bucket")
+    assert len(renewed) == 1
+
+
+def test_oauth_secret_is_not_a_property_of_the_catalog(server: Server) -> None:
+    """PyIceberg copies the properties of a catalog into those of each table's files."""
+    client = OAuthClient(**{**OAUTH, "client_secret": SecretStr(SECRET)})
+    assert SECRET not in str(CatalogLogin(**OAUTH).pyiceberg("eu-west-1"))
+    assert SECRET not in repr(client)

@@ -1,0 +1,331 @@
+"""Each log-in as settings state it, and as each client gets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
+from topicberg.errors import LoginError, TopicbergError
+from topicberg.logins import from_environment
+from topicberg.logins.catalog import CatalogLogin, CatalogSettings
+from topicberg.logins.kafka import KafkaLogin, KafkaSettings
+from topicberg.logins.registry import RegistryLogin, RegistrySettings
+from topicberg.settings import Settings
+
+SECRET = "correct-horse-battery"
+OAUTH = {
+    "CLIENT_ID": "engine",
+    "CLIENT_SECRET": SECRET,
+    "TOKEN_URI": "https://idp.example/token",
+}
+LAKE = "spark.sql.catalog.lake"
+CONFIG = Settings(aws_region="eu-west-1", aws_account_id="123456789012")
+
+
+@pytest.fixture
+def stated(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``stated(prefix, **values)``: settings, until the test ends."""
+
+    def state(prefix: str, **values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(f"TOPICBERG_{prefix}_{name}", value)
+
+    return state
+
+
+def catalog() -> CatalogLogin:
+    return from_environment(CatalogSettings, "the Iceberg catalog", "docs/catalogs.md")
+
+
+def kafka() -> KafkaLogin:
+    return from_environment(KafkaSettings, "Kafka", "docs/kafka.md")
+
+
+def registry() -> RegistryLogin:
+    return from_environment(RegistrySettings, "the schema registry", "docs/kafka.md")
+
+
+# --- the catalog ---
+
+
+@pytest.mark.parametrize(
+    ("given", "auth"),
+    [({}, None), (OAUTH, "oauth2"), ({"TOKEN": SECRET}, "token"), ({"AUTH": "none"}, "none")],
+)
+def test_catalog_kind_follows_from_settings(stated: Any, given: Any, auth: str | None) -> None:
+    stated("ICEBERG_REST", **given)
+    assert catalog().auth == auth
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"AUTH": "oauth2"}, "requires TOPICBERG_ICEBERG_REST_CLIENT_ID, TOPICBERG_ICEBERG_REST_C"),
+        ({"CLIENT_ID": "engine"}, "requires TOPICBERG_ICEBERG_REST_CLIENT_SECRET"),
+        ({"AUTH": "token"}, "requires TOPICBERG_ICEBERG_REST_TOKEN"),
+        ({**OAUTH, "TOKEN": SECRET}, "set TOPICBERG_ICEBERG_REST_AUTH"),
+        ({"AUTH": "kerberos"}, "TOPICBERG_ICEBERG_REST_AUTH: Input should be 'none'"),
+        ({**OAUTH, "TOKEN_URI": SECRET}, "TOPICBERG_ICEBERG_REST_TOKEN_URI: String should match"),
+        ({"ROLE_ARN": "arn:aws:iam::123456789012:role/r"}, "set TOPICBERG_ICEBERG_REST_AUTH=sigv4"),
+        ({"DELEGATION": "remote-signing"}, "DuckDB and PyArrow cannot sign"),
+    ],
+)
+def test_catalog_wrong_settings_are_named(stated: Any, given: Any, reason: str) -> None:
+    stated("ICEBERG_REST", **given)
+    with pytest.raises(TopicbergError) as wrong:
+        catalog()
+    assert reason in wrong.value.message
+    assert SECRET not in str(wrong.value)
+    assert "docs/catalogs.md" in str(wrong.value.hint)
+
+
+def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stated(
+        "ICEBERG_REST",
+        **OAUTH,
+        SCOPE="PRINCIPAL_ROLE:ALL",
+        AUDIENCE="lake",
+        WAREHOUSE="main",
+        HEADERS='{"Polaris-Realm": "R"}',
+        DELEGATION="vended-credentials",
+    )
+    monkeypatch.setattr("topicberg.logins.oauth.OAuthClient.token", lambda _: "the-token")
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
+    lake = LakeEndpoints(
+        iceberg_rest="https://catalog",
+        iceberg_login=catalog(),
+        s3_access_key="own-key",
+        s3_secret_key="own-secret",
+    )
+    found: Any = lake.catalog(CONFIG)
+    assert found["warehouse"] == "main"
+    assert found["header.Polaris-Realm"] == "R"
+    assert found["header.X-Iceberg-Access-Delegation"] == "vended-credentials"
+    session, renew_at = lake.spark_session(CONFIG)
+    assert renew_at is None
+    assert (
+        session.items()
+        >= {
+            LAKE: "org.apache.iceberg.spark.SparkCatalog",
+            f"{LAKE}.uri": "https://catalog",
+            f"{LAKE}.warehouse": "main",
+            f"{LAKE}.rest.auth.type": "oauth2",
+            f"{LAKE}.credential": f"engine:{SECRET}",
+            f"{LAKE}.oauth2-server-uri": "https://idp.example/token",
+            f"{LAKE}.scope": "PRINCIPAL_ROLE:ALL",
+            f"{LAKE}.audience": "lake",
+            f"{LAKE}.token-exchange-enabled": "false",
+            f"{LAKE}.header.Polaris-Realm": "R",
+            f"{LAKE}.header.X-Iceberg-Access-Delegation": "vended-credentials",
+        }.items()
+    )
+    secret, options = lake.login.duckdb()
+    assert secret is not None
+    assert "TOKEN 'the-token'" in secret
+    assert "MAP {'Polaris-Realm': 'R'}" in secret
+    assert "vended_credentials" in options
+    assert lake.iceberg_rest_headers() == {
+        "Polaris-Realm": "R",
+        "Authorization": "Bearer the-token",
+    }
+    for properties in (found, session, lake.spark_properties(CONFIG)):
+        assert "own-key" not in properties.values()
+        assert "own-secret" not in properties.values()
+    for shown in (found, lake.spark_properties(CONFIG), repr(lake)):
+        assert SECRET not in str(shown)
+
+
+def test_catalog_basic_gives_spark_a_token(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stated("ICEBERG_REST", **OAUTH, CLIENT_AUTH="basic")
+    until = ("the-token", 7.0)
+    monkeypatch.setattr("topicberg.logins.oauth.OAuthClient.token_until", lambda _: until)
+    session, renew_at = catalog().spark("eu-west-1")
+    assert (session["token"], session["token-refresh-enabled"]) == ("the-token", "false")
+    assert renew_at == 7.0
+    assert SECRET not in str(session)
+
+
+def test_catalog_s3_tables_chooses_locations(stated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    arn = "arn:aws:s3tables:eu-west-1:123456789012:bucket/b"
+    stated("ICEBERG_REST", AUTH="sigv4", SIGNING_NAME="s3tables", WAREHOUSE=arn)
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _, **found: found)
+    url = "https://s3tables.eu-west-1.amazonaws.com/iceberg"
+    lake = LakeEndpoints(iceberg_rest=url, iceberg_login=catalog())
+    found: Any = lake.catalog(CONFIG)
+    expected = {
+        "warehouse": arn,
+        "rest.sigv4-enabled": "true",
+        "rest.signing-name": "s3tables",
+        "rest.signing-region": "eu-west-1",
+    }
+    assert found.items() >= {**expected, "topicberg.locations": "catalog"}.items()
+    assert (
+        lake.spark_session(CONFIG)[0].items()
+        >= {f"{LAKE}.{name}": value for name, value in expected.items()}.items()
+    )
+    assert lake.login.duckdb() == (
+        None,
+        "AUTHORIZATION_TYPE 'sigv4', ACCESS_DELEGATION_MODE 'none'",
+    )
+
+
+def test_catalog_without_login_leaves_spark_alone() -> None:
+    for lake in (
+        LakeEndpoints(iceberg_rest="http://rest"),
+        LakeEndpoints(iceberg_rest="https://glue.eu-west-1.amazonaws.com/iceberg"),
+        LakeEndpoints(iceberg_rest="http://rest", iceberg_rest_token="local-token"),
+    ):
+        assert lake.spark_session(CONFIG) == ({}, None)
+
+
+def test_catalog_public_form_needs_secrets_of_the_job(
+    stated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated("ICEBERG_REST", **OAUTH, HEADERS='{"Polaris-Realm": "R"}')
+    login = catalog()
+    public = login.public()
+    assert SECRET not in str(public)
+    assert CatalogLogin.from_public(public).model_dump() == login.model_dump()
+    monkeypatch.delenv("TOPICBERG_ICEBERG_REST_CLIENT_SECRET")
+    with pytest.raises(TopicbergError, match="TOPICBERG_ICEBERG_REST_CLIENT_SECRET"):
+        CatalogLogin.from_public(public)
+    monkeypatch.delenv("TOPICBERG_ICEBERG_REST_HEADERS")
+    with pytest.raises(TopicbergError, match="_HEADERS lacks Polaris-Realm"):
+        CatalogLogin.from_public(public)
+
+
+# --- Kafka ---
+
+
+@pytest.mark.parametrize(
+    ("given", "auth", "protocol"),
+    [
+        ({}, "plain", "SASL_SSL"),
+        ({"SASL_MECHANISM": "SCRAM-SHA-256"}, "scram", "SASL_SSL"),
+        ({"SECURITY_PROTOCOL": "PLAINTEXT"}, "none", "PLAINTEXT"),
+        ({"SECURITY_PROTOCOL": "SSL"}, "none", "SSL"),
+        ({"AUTH": "none"}, "none", "PLAINTEXT"),
+        (OAUTH, "oidc", "SASL_SSL"),
+        ({"AUTH": "msk_iam"}, "msk_iam", "SASL_SSL"),
+    ],
+)
+def test_kafka_kind_follows_from_settings(
+    stated: Any, given: Any, auth: str, protocol: str
+) -> None:
+    stated("KAFKA", **given)
+    assert (kafka().auth, kafka().security_protocol) == (auth, protocol)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"AUTH": "oidc"}, "requires TOPICBERG_KAFKA_CLIENT_ID"),
+        ({"AUTH": "mtls"}, "requires TOPICBERG_KAFKA_CERTIFICATE_FILE"),
+        ({"AUTH": "scram", "SECURITY_PROTOCOL": "SSL"}, "does not fit"),
+        ({"AUTH": "scram", "SASL_MECHANISM": "PLAIN"}, "TOPICBERG_KAFKA_SASL_MECHANISM is PLAIN"),
+        ({"CA_FILE": "/nowhere.pem"}, "TOPICBERG_KAFKA_CA_FILE: there is no file /nowhere.pem"),
+        ({"AUTH": "gssapi"}, "TOPICBERG_KAFKA_AUTH: Input should be"),
+    ],
+)
+def test_kafka_wrong_settings_are_named(stated: Any, given: Any, reason: str) -> None:
+    stated("KAFKA", **given)
+    with pytest.raises(TopicbergError) as wrong:
+        kafka()
+    assert reason in wrong.value.message
+
+
+def test_kafka_scram_for_each_client() -> None:
+    login = KafkaLogin(auth="scram", api_key='a"b', api_secret="c\\d")
+    assert login.librdkafka() == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": 'a"b',
+        "sasl.password": "c\\d",
+    }
+    jaas = login.spark()["sasl.jaas.config"]
+    assert jaas == (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="a\\"b" password="c\\\\d";'
+    )
+
+
+def test_kafka_oidc_for_each_client() -> None:
+    given: Any = {name.lower(): value for name, value in OAUTH.items()}
+    login = KafkaLogin(**given, scope="kafka", extensions={"logicalCluster": "lkc-1"})
+    found = login.librdkafka()
+    assert found["sasl.oauthbearer.token.endpoint.url"] == OAUTH["TOKEN_URI"]
+    assert found["sasl.oauthbearer.extensions"] == "logicalCluster=lkc-1"
+    java = login.spark()
+    assert java["sasl.mechanism"] == "OAUTHBEARER"
+    assert f'clientSecret="{SECRET}"' in java["sasl.jaas.config"]
+    assert 'extension_logicalCluster="lkc-1"' in java["sasl.jaas.config"]
+    assert SECRET not in repr(login)
+
+
+def test_kafka_msk_without_library_says_so() -> None:
+    login = KafkaLogin(auth="msk_iam", region="eu-west-1")
+    assert login.spark()["sasl.mechanism"] == "AWS_MSK_IAM"
+    with pytest.raises(LoginError, match="aws-msk-iam-sasl-signer-python"):
+        login.librdkafka()
+
+
+def test_kafka_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for name in ("ca", "certificate", "key"):
+        (tmp_path / name).write_text("-----BEGIN NOTHING-----")
+    login = KafkaLogin(
+        auth="mtls",
+        ca_file=tmp_path / "ca",
+        certificate_file=tmp_path / "certificate",
+        key_file=tmp_path / "key",
+    )
+    with pytest.raises(LoginError) as wrong:
+        login.spark()
+    assert "TOPICBERG_KAFKA_KEY_FILE" in str(wrong.value.hint)
+
+
+def test_kafka_options_survive_the_runtime_file() -> None:
+    endpoints = Endpoints(
+        kafka_bootstrap="broker:9092",
+        schema_registry="https://sr",
+        iceberg_rest="https://rest",
+        spark_connect="",
+        snowflake=SnowflakeEndpoint(account="a", user="u"),
+    )
+    again = Endpoints.model_validate(endpoints.model_dump())
+    assert again.kafka_config() == {
+        "bootstrap.servers": "broker:9092",
+        "security.protocol": "PLAINTEXT",
+    }
+
+
+# --- the registry ---
+
+
+@pytest.mark.parametrize(
+    ("given", "auth"),
+    [
+        ({}, "none"),
+        ({"API_KEY": "k", "API_SECRET": SECRET}, "basic"),
+        ({"TOKEN": SECRET}, "bearer"),
+        (OAUTH, "oauth2"),
+    ],
+)
+def test_registry_kind_follows_from_settings(stated: Any, given: Any, auth: str) -> None:
+    stated("SCHEMA_REGISTRY", **given)
+    assert registry().auth == auth
+    assert SECRET not in repr(registry())
+
+
+def test_registry_wrong_settings_are_named(stated: Any) -> None:
+    stated("SCHEMA_REGISTRY", AUTH="mtls")
+    with pytest.raises(TopicbergError, match="requires TOPICBERG_SCHEMA_REGISTRY_CERTIFICATE_FI"):
+        registry()
+
+
+def test_registry_bearer_sends_the_token() -> None:
+    login = RegistryLogin(auth="bearer", token=SECRET, logical_cluster="lsrc-1")
+    fields = login.client()["bearer.auth.custom.provider.function"]({})
+    assert fields == {"bearer.auth.token": SECRET, "bearer.auth.logical.cluster": "lsrc-1"}
