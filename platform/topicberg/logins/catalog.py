@@ -179,6 +179,7 @@ class CatalogLogin(HoldsSecrets):
                 "scope": self.scope,
                 # It would exchange an expired token, which only few servers can: it requests one.
                 "token-exchange-enabled": "false",
+                "token-refresh-enabled": "true",  # whatever Spark's own configuration states
             }
             if self.audience:
                 found["audience"] = self.audience
