@@ -183,7 +183,8 @@ def _request(
         used = str(response.request.headers.get("Authorization", ""))
         client.discard(used.removeprefix("Bearer "))
         response = send(*args, **kwargs)
-    if response.status_code in (401, 403, 419):
+    unknown = response.status_code == 404 and "/v1/config" in str(response.request.path_url)
+    if response.status_code in (401, 403, 419) or unknown:
         raise _refusal(response, client, uri)
     return response
 
@@ -199,6 +200,13 @@ def _refusal(
     except (ValueError, LookupError, TypeError, AttributeError):
         reason = response.reason or "no reason given"
     reason = next(iter(reason.splitlines()), "")[:300]
+    if status == 404:
+        return CatalogRefusalError(
+            f"the catalog does not exist: {uri}, {method} {response.request.path_url}: {reason} "
+            "(404)",
+            hint=f"check {PREFIX}_URI, {PREFIX}_WAREHOUSE, and the realm in {PREFIX}_HEADERS if "
+            "the server wants one",
+        )
     if status == 403:
         verb = "read" if method in ("GET", "HEAD") else "write"
         return CatalogRefusalError(

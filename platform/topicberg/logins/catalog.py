@@ -199,10 +199,12 @@ class CatalogLogin(HoldsSecrets):
             renew_at = time.monotonic() + ROLE_SECONDS / 4
         return found, renew_at
 
-    def duckdb(self) -> tuple[str | None, str]:
+    def duckdb(self, region: str) -> tuple[str | None, str]:
         """Return a statement that creates the secret ``lake_catalog``, and options of ATTACH."""
         mode = "vended_credentials" if self.vends else "none"
         delegation = f"ACCESS_DELEGATION_MODE '{mode}'"
+        if self.vends:  # the catalog may leave it out
+            delegation += f", DEFAULT_REGION {_text(region)}"
         if self.auth == "sigv4":
             # DuckDB finds the name of the service in the host's name.
             return None, f"AUTHORIZATION_TYPE 'sigv4', {delegation}"

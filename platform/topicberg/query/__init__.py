@@ -172,7 +172,7 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     login = endpoints.login
     if not login.vends or login.auth == "sigv4":  # which is signed by the same secret
         connection.execute(_s3_secret(endpoints, config))
-    secret, options = login.duckdb()
+    secret, options = login.duckdb(config.aws_region)
     if secret:
         connection.execute(secret)
     connection.execute(

@@ -122,11 +122,11 @@ def test_catalog_oauth_for_each_client(stated: Any, monkeypatch: pytest.MonkeyPa
             f"{LAKE}.header.X-Iceberg-Access-Delegation": "vended-credentials",
         }.items()
     )
-    secret, options = lake.login.duckdb()
+    secret, options = lake.login.duckdb("eu-west-1")
     assert secret is not None
     assert "TOKEN 'the-token'" in secret
     assert "MAP {'Polaris-Realm': 'R'}" in secret
-    assert "vended_credentials" in options
+    assert options.endswith("'vended_credentials', DEFAULT_REGION 'eu-west-1'")
     assert lake.iceberg_rest_headers() == {
         "Polaris-Realm": "R",
         "Authorization": "Bearer the-token",
@@ -166,7 +166,7 @@ def test_catalog_s3_tables_chooses_locations(stated: Any, monkeypatch: pytest.Mo
         lake.spark_session(CONFIG)[0].items()
         >= {f"{LAKE}.{name}": value for name, value in expected.items()}.items()
     )
-    assert lake.login.duckdb() == (
+    assert lake.login.duckdb("eu-west-1") == (
         None,
         "AUTHORIZATION_TYPE 'sigv4', ACCESS_DELEGATION_MODE 'none'",
     )
