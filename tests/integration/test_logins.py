@@ -1,4 +1,4 @@
-"""The whole path where everything asks for a log-in: Kafka by OIDC, SCRAM or mTLS; registry and
+"""The whole path where everything asks for a login: Kafka by OIDC, SCRAM or mTLS; registry and
 Iceberg catalog by OAuth, with keys that the catalog gives out; while tokens expire.
 
 Needs: `no.nav.security:mock-oauth2-server`, downloaded once (30 MB). Kafka, the registry, Iceberg's
@@ -16,20 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import dagster as dg
+import psutil
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import NewTopic
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 from gateways import Gateway, catalog_gateway, registry_gateway
+from httpx2 import HTTPError
 from kafka_topics import ORDER, Topic
 from moto.server import ThreadedMotoServer
 from pydantic import SecretStr
 from pyiceberg.exceptions import NoSuchTableError
 from real_servers import PASSWORD, USER, Broker, OAuthServer, kafka_broker, nessie, oauth_server
 
+from resources import Spark
 from topicberg import kafka
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.local import stack as local_stack
 from topicberg.logins.catalog import CatalogLogin
 from topicberg.query import run_query
 from topicberg.settings import settings
@@ -47,7 +53,7 @@ SECONDS = 8
 
 @dataclass
 class Site:
-    """A company's servers, all with log-ins."""
+    """A company's servers, all with logins."""
 
     stack: Endpoints
     oauth: OAuthServer
@@ -57,7 +63,7 @@ class Site:
 
     @property
     def base(self) -> dict[str, str]:
-        """Settings without the log-in to Kafka."""
+        """Settings without the login to Kafka."""
         assert self.stack.s3
         client = {"CLIENT_ID": "engine", "CLIENT_SECRET": "engine-client-secret"}
         client["TOKEN_URI"] = self.oauth.token_uri
@@ -79,7 +85,7 @@ class Site:
         }
 
     def kafka(self, kind: str) -> dict[str, str]:
-        """Settings of one of the broker's log-ins."""
+        """Settings of one of the broker's logins."""
         signed = self.broker.certificates
         return {
             "oidc": {
@@ -108,12 +114,15 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("company")
+def site(
+    request: pytest.FixtureRequest, stack: Endpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """Its parameter is how long tokens and keys are valid."""
+    folder, seconds = tmp_path_factory.mktemp("company"), getattr(request, "param", SECONDS)
     with (
-        oauth_server(folder / "oauth", SECONDS) as oauth,
+        oauth_server(folder / "oauth", seconds) as oauth,
         kafka_broker(folder / "kafka", oauth) as broker,
-        catalog_gateway(stack, oauth, SECONDS, REALM) as catalog,
+        catalog_gateway(stack, oauth, seconds, REALM) as catalog,
         registry_gateway(stack, oauth) as registry,
     ):
         yield Site(stack, oauth, broker, catalog, registry)
@@ -147,7 +156,7 @@ def connect(
 
 @pytest.fixture
 def topic(site: Site, connect: Callable[..., Endpoints]) -> Iterator[Callable[..., Topic]]:
-    """``topic(kind)``: a topic of the site that its Kafka log-in ``kind`` reads."""
+    """``topic(kind)``: a topic of the site that its Kafka login ``kind`` reads."""
     made: list[Topic] = []
 
     def make(kind: str) -> Topic:
@@ -163,6 +172,10 @@ def topic(site: Site, connect: Callable[..., Endpoints]) -> Iterator[Callable[..
     for each in made:
         with suppress(NoSuchTableError):  # the test failed before
             catalog.purge_table(each.spec.table_identifier(each.config))
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def counts(topic: Topic) -> dict[str, int]:
@@ -192,10 +205,51 @@ def test_path_through_expiring_tokens_is_complete(site: Site, topic: Callable[..
         assert counts(one) == dict.fromkeys(("pyiceberg", "spark", "duckdb"), 10 * sent)
     finally:
         engine.close()
+    derived = f"{one.spec.name}_derived"
+    with dg.build_resources({"spark": Spark()}) as resources:
+        session = resources.spark.spark_session
+        orders = session.table(quote("lake", "company", one.spec.name))
+        orders.writeTo(quote("lake", "company", derived)).create()
+    catalog = one.endpoints.catalog(one.config)
+    assert catalog.load_table(("company", derived)).scan().to_arrow().num_rows == 10 * sent
+    catalog.drop_table(("company", derived))
     assert len(site.catalog.tokens) > 3
     assert len(site.registry.tokens) > 1
     assert {"PyIceberg", "Apache-HttpClient"} & set(site.catalog.vended)
     assert len(site.catalog.vended) >= 3, site.catalog.vended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", [60], indirect=True)
+def test_path_with_kills_loses_and_repeats_nothing(site: Site, topic: Callable[..., Topic]) -> None:
+    """Four minutes with tokens of one, while the services behind the logins are killed."""
+    pids = {service.name: service.pid for service in local_stack.status(settings())}
+    one = topic("oidc")
+    engine = Ingestor(one.spec, one.endpoints, one.config)
+    victims = ("iceberg_rest", "spark", "schema_registry", "s3")
+    began, sent, killed = time.monotonic(), 0, 0
+    try:
+        while time.monotonic() - began < 240:
+            with suppress(TopicbergError, SchemaRegistryError, HTTPError):
+                send(one, 10 * sent)
+                sent += 1
+            if killed < len(victims) and time.monotonic() - began > 45 * (killed + 1):
+                psutil.Process(pids[victims[killed]]).kill()
+                killed += 1
+            try:
+                engine.step()
+            except TopicbergError:
+                engine.close()
+            time.sleep(1)
+        while engine.step().records:
+            pass
+    finally:
+        engine.close()
+    end = sum(kafka.end_offsets(one.endpoints, one.spec.name).values())
+    assert counts(one) == dict.fromkeys(("pyiceberg", "spark", "duckdb"), end)
+    assert end == 10 * sent
+    assert len({row["id"] for row in one.rows("id")}) == 10 * sent
+    assert len(site.catalog.tokens) >= 4
 
 
 @pytest.mark.parametrize("kind", ["scram", "mtls"])
@@ -211,10 +265,10 @@ def test_engine_reads_a_broker_with_login(topic: Callable[..., Topic], kind: str
     [
         ({"ICEBERG_REST_CLIENT_ID": "reader"}, "the catalog refuses to write", "_CLIENT_ID"),
         ({"ICEBERG_REST_HEADERS": "{}"}, "unknown realm", "_HEADERS"),
-        ({"ICEBERG_REST_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not answer", "_TOKEN_URI"),
-        ({"ICEBERG_REST_AUTH": "token", "ICEBERG_REST_TOKEN": "a.b.c"}, "refuses", "_TOKEN"),
-        ({"SCHEMA_REGISTRY_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not answer", "_TOKEN_URI"),
-        ({"SCHEMA_REGISTRY_AUTH": "none"}, "the schema registry refuses the login", "_CLIENT_ID"),
+        slow({"ICEBERG_REST_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not answer", "_TOKEN_URI"),
+        slow({"ICEBERG_REST_AUTH": "token", "ICEBERG_REST_TOKEN": "a.b"}, "refuses", "_TOKEN"),
+        slow({"SCHEMA_REGISTRY_TOKEN_URI": "http://127.0.0.1:9/t"}, "does not", "_TOKEN_URI"),
+        slow({"SCHEMA_REGISTRY_AUTH": "none"}, "the schema registry refuses", "_CLIENT_ID"),
     ],
 )
 def test_refusal_names_server_and_setting(
@@ -235,6 +289,7 @@ def test_refusal_names_server_and_setting(
     assert one.ingest() == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "changes", "said", "hint"),
     [

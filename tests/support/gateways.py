@@ -1,4 +1,4 @@
-"""Proxies that ask for a log-in before a server of the local stack, which asks for none or another.
+"""Proxies that ask for a login before a server of the local stack, which asks for none or another.
 
 What is behind them is the real server: Iceberg's REST catalog, the schema registry.
 """

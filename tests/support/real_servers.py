@@ -1,4 +1,4 @@
-"""Real servers that ask for a log-in, from Maven coordinates: OAuth server, Nessie, Kafka.
+"""Real servers that ask for a login, from Maven coordinates: OAuth server, Nessie, Kafka.
 
 Nothing of them is part of the local stack: ``jars.lock`` does not have them, so the first test that
 needs one downloads it (Nessie is 245 MB).
@@ -235,7 +235,7 @@ def certificates(folder: Path) -> Certificates:
 
 @dataclass(frozen=True)
 class Broker:
-    """A Kafka broker with a listener for each kind of log-in."""
+    """A Kafka broker with a listener for each kind of login."""
 
     plaintext: str
     scram: str
@@ -284,7 +284,7 @@ listener.name.tls.ssl.truststore.location={truststore}
 
 @contextmanager
 def kafka_broker(folder: Path, oauth: OAuthServer) -> Iterator[Broker]:
-    """Run the stack's Kafka with listeners that ask for a log-in; no data of it is kept."""
+    """Run the stack's Kafka with listeners that ask for a login; no data of it is kept."""
     from confluent_kafka.admin import AdminClient
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -57,6 +57,8 @@ a sensor a minute.
 """
 VENDED_SECONDS = 900.0
 """How long keys are valid if the catalog does not say: the shortest that AWS's STS gives out."""
+_OF_LOGIN = re.compile(r"expired|signature|security token|clock|skew", re.IGNORECASE)
+"""What AWS says with status 403 of credentials, not of rights."""
 _TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
 
 
@@ -207,7 +209,7 @@ def _refusal(
             hint=f"check {PREFIX}_URI, {PREFIX}_WAREHOUSE, and the realm in {PREFIX}_HEADERS if "
             "the server wants one",
         )
-    if status == 403:
+    if status == 403 and not _OF_LOGIN.search(reason):
         verb = "read" if method in ("GET", "HEAD") else "write"
         return CatalogRefusalError(
             f"the catalog refuses to {verb}: {uri}, {method} {path}: {reason} (403)",

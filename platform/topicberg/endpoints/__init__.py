@@ -164,7 +164,7 @@ class LakeEndpoints(HoldsSecrets):
 
     def spark_session(self, config: Settings) -> tuple[dict[str, str], float | None]:
         """Return what each Spark session states of the catalog, with the secrets; and the time
-        (monotonic) from which a new session is needed, or None: Spark renews the log-in itself.
+        (monotonic) from which a new session is needed, or None: Spark renews the login itself.
 
         Nothing, if Spark has it all from its own configuration.
         """
@@ -176,7 +176,7 @@ class LakeEndpoints(HoldsSecrets):
         return {**hidden, **_named(self._spark_catalog(config) | login)}, renew_at
 
     def _spark_catalog(self, config: Settings) -> dict[str, str]:
-        """Return the properties of Iceberg's catalog in Spark, without the log-in."""
+        """Return the properties of Iceberg's catalog in Spark, without the login."""
         catalog = {
             "type": "rest",
             "uri": self.iceberg_rest,

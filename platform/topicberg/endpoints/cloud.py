@@ -28,12 +28,12 @@ _read: dict[str, tuple[float, dict[str, str]]] = {}
 class CloudSettings(Addresses):
     """``TOPICBERG_<FIELD>`` in the environment or in ``.env``; AWS by the usual AWS variables.
 
-    Settings that are missing are found in the deployment. Those of the log-ins are in
+    Settings that are missing are found in the deployment. Those of the logins are in
     :mod:`topicberg.logins`.
     """
 
     kafka_bootstrap: str | None = None
-    iceberg_rest_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+[^/\s]$")
+    iceberg_rest_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     """Default: the Iceberg REST API of AWS Glue."""
     s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """Endpoint of an object store that is not Amazon's."""
@@ -74,7 +74,7 @@ def connect(config: Settings) -> Endpoints:
         kafka_writer=writer,
         schema_registry=registry,
         registry_login=registry_login,
-        iceberg_rest=cloud.iceberg_rest_uri or glue_rest_uri(config),
+        iceberg_rest=(cloud.iceberg_rest_uri or glue_rest_uri(config)).rstrip("/"),
         iceberg_login=_catalog(cloud),
         spark_connect=cloud.spark_remote,
         snowflake=_snowflake(cloud, config),

@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=BaseSettings)
 
 
 def from_environment(model: type[Model], where: str, docs: str) -> Model:
-    """Return a log-in as the environment and ``.env`` state it.
+    """Return a login as the environment and ``.env`` state it.
 
     :param where: the service, for messages
     :param docs: the page that explains the settings
@@ -37,13 +37,13 @@ def from_environment(model: type[Model], where: str, docs: str) -> Model:
             for each in error.errors(include_input=False, include_url=False)
         ]
     raise TopicbergError(
-        f"the settings of the log-in to {where} are wrong: " + "; ".join(problems),
+        f"the settings of the login to {where} are wrong: " + "; ".join(problems),
         hint=f"correct them in the environment or in .env; {docs} has an example of each kind",
     )
 
 
 def missing(prefix: str, kind: str, fields: dict[str, object]) -> None:
-    """Refuse a log-in that lacks settings.
+    """Refuse a login that lacks settings.
 
     :param kind: the value of the setting ``<prefix>_AUTH``
     :param fields: name → value of the required settings

@@ -1,9 +1,10 @@
-"""The log-in to an Iceberg REST catalog, rendered for PyIceberg, Spark and DuckDB."""
+"""The login to an Iceberg REST catalog, rendered for PyIceberg, Spark and DuckDB."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from topicberg.errors import TopicbergError
 from topicberg.logins import missing
 from topicberg.logins.oauth import OAuthClient
-from topicberg.security.redaction import HoldsSecrets
+from topicberg.security.redaction import HoldsSecrets, remember
 from topicberg.settings import ENV_FILE
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
@@ -32,6 +33,7 @@ LOCATIONS = "topicberg.locations"
 """The same: ``catalog`` if the catalog chooses the locations of new tables."""
 ROLE_SECONDS = 3600
 _SECRETS = ("token", "client_secret")
+_SECRET_HEADER = re.compile(r"auth|key|token|secret|password", re.IGNORECASE)
 _clients: dict[str, OAuthClient] = {}
 
 
@@ -66,6 +68,7 @@ class CatalogLogin(HoldsSecrets):
     @model_validator(mode="after")
     def _check(self) -> CatalogLogin:
         """:raises ValueError: settings are missing or contradict each other"""
+        remember(value for name, value in self.headers.items() if _SECRET_HEADER.search(name))
         if self.auth is None:
             if self.client_id and self.token:
                 raise ValueError(

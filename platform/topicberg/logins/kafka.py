@@ -1,4 +1,4 @@
-"""The log-in to Kafka, rendered for librdkafka and for Spark's Kafka source."""
+"""The login to Kafka, rendered for librdkafka and for Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class KafkaLogin(HoldsSecrets):
         return self.auth in ("plain", "scram")
 
     def as_user(self, user: str, password: str) -> KafkaLogin:
-        """Return the log-in of another user."""
+        """Return the login of another user."""
         remember([password])
         return self.model_copy(update={"api_key": user, "api_secret": SecretStr(password)})
 
@@ -212,7 +212,7 @@ class KafkaLogin(HoldsSecrets):
         return text
 
     def settings_hint(self) -> str:
-        """Return what to check if Kafka refuses this log-in."""
+        """Return what to check if Kafka refuses this login."""
         settings = {
             "plain": ("API_KEY", "API_SECRET"),
             "scram": ("API_KEY", "API_SECRET", "SASL_MECHANISM"),
@@ -241,7 +241,7 @@ def _msk_token(region: str, role_arn: str | None) -> Any:
         provider = import_module("aws_msk_iam_sasl_signer").MSKAuthTokenProvider
     except ImportError:
         raise LoginError(
-            "the log-in to MSK with IAM needs the package aws-msk-iam-sasl-signer-python",
+            "the login to MSK with IAM needs the package aws-msk-iam-sasl-signer-python",
             hint="run `pip install aws-msk-iam-sasl-signer-python`",
         ) from None
 

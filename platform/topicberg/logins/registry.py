@@ -1,4 +1,4 @@
-"""The log-in to a schema registry with Confluent's API, rendered for its client."""
+"""The login to a schema registry with Confluent's API, rendered for its client."""
 
 from __future__ import annotations
 

@@ -115,6 +115,12 @@ def test_missing_permission_names_the_object(server: Server) -> None:
     assert len(server.tokens) == 1
 
 
+def test_expired_signature_is_a_matter_of_the_login(server: Server) -> None:
+    server.status, server.message = 403, "Signature expired: 20260101T000000Z"
+    with pytest.raises(CatalogRefusalError, match="refuses the login"):
+        server.catalog(token=SECRET).load_table(("shop", "orders"))
+
+
 def test_vended_keys_are_renewed_before_they_expire() -> None:
     def keys(name: str, seconds: float) -> dict[str, str]:
         until = str(int((time.time() + seconds) * 1000))

@@ -1,4 +1,4 @@
-"""Each log-in as settings state it, and as each client gets it."""
+"""Each login as settings state it, and as each client gets it."""
 
 from __future__ import annotations
 
