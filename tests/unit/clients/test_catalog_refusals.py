@@ -158,7 +158,7 @@ def test_oauth_secret_is_not_a_property_of_the_catalog(server: Server) -> None:
 
 @mock_aws
 def test_role_signs_the_requests(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOWNKEYOFTHEPROCESS")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "own-key-of-the-process")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     role_session.cache_clear()
     role = "arn:aws:iam::123456789012:role/lake"
