@@ -17,6 +17,7 @@ from topicberg.iceberg.summaries import ROWS_SKIPPED, ancestry
 from topicberg.kafka.consumer import first_times
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
+from topicberg.tableflow.folding import State
 from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
@@ -45,8 +46,10 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
     yield skipped_check(spec)
     if spec.value_schema.file or spec.key.file:
         yield schema_check(spec)
-    if spec.write_mode == "upsert":
+    if spec.is_compacted:
         yield deletes_check(spec)
+    if spec.changelog is not None and spec.write_mode == "upsert":
+        yield identity_check(spec)
     if spec.checks.max_lag_records is not None:
         yield lag_check(spec)
     if spec.freshness is not None:
@@ -429,5 +432,33 @@ def check_deletes(spec: TopicSpec, table: Table) -> Finding:
         remediation=f"`topicberg tableflow reread {spec.name}` deletes the rows whose keys the "
         "topic does not have",
         since=from_ms(found.until_ms),
+        severity="warning",
+    )
+
+
+def identity_check(spec: TopicSpec) -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        return check_identity(probe.iceberg)
+
+    return TableCheck(
+        "replica_identity",
+        "Every change has the values of all columns of its row: the source's table has REPLICA "
+        "IDENTITY FULL if it needs that.",
+        evaluate,
+    )
+
+
+def check_identity(table: Table) -> Finding:
+    """Return whether the connector had the values of all columns of all changed rows."""
+    lacking = State.load(table.properties).lacking
+    if not lacking:
+        return good("every change had the values of all columns")
+    return Finding(
+        passed=False,
+        what=f"the connector did not have some values of {', '.join(lacking)}: PostgreSQL omits "
+        "large values (TOAST) that a change leaves as they are; the table has the values of the "
+        "rows before, and a row that it never had would be malformed",
+        remediation="run `ALTER TABLE … REPLICA IDENTITY FULL` in the source; for a numeric column "
+        "the omitted value is null, which cannot be distinguished",
         severity="warning",
     )

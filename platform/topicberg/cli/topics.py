@@ -127,17 +127,22 @@ def new(
         str | None, typer.Option(help="Group of its assets; default: the topic's name.")
     ] = None,
 ) -> None:
-    """Write the spec of a topic whose schema is in the registry."""
+    """Write the spec of a topic whose schema is in the registry.
+
+    If the schema is Debezium's envelope, the table keeps the current rows of the source's table.
+    """
     import re
 
     from topicberg.endpoints import load_endpoints
     from topicberg.settings import settings
-    from topicberg.topics.new import new_topic
+    from topicberg.topics.new import chosen_for_changes, new_topic
 
     config = settings()
     group = pipeline or re.sub(r"[^a-z0-9_]", "_", name.lower())
     for path in new_topic(name, subject, group, load_endpoints(config), config):
         echo(f"wrote {path}")
+    if chosen := chosen_for_changes(config, name):
+        echo(chosen)
     echo("run `topicberg topics validate` to check it, then reload the code location in the UI")
 
 

@@ -64,6 +64,13 @@ _LOGICAL: dict[str, Callable[[], IcebergType]] = {
     "timestamp-micros": TimestamptzType,
     "local-timestamp-millis": TimestampType,
     "local-timestamp-micros": TimestampType,
+    "topicberg.nano-timestamp": TimestampType,
+    "topicberg.iso-timestamp": TimestampType,
+    "topicberg.zoned-timestamp": TimestamptzType,
+    "topicberg.iso-date": DateType,
+    "topicberg.iso-time": LongType,
+    "topicberg.decimal": StringType,
+    "topicberg.variable-decimal": StringType,
 }
 _END = -7_934_817_264_950_318_463
 """A number appended to each record, which is read correctly only where the record ends."""
@@ -226,7 +233,7 @@ class _Converter:
             return LongType() if members[0].kind in ("int", "long") else DoubleType()
         kind = members[0]
         match kind.kind:
-            case "record":
+            case "record" if kind.logical is None:
                 return self.record(kind, path)
             case "array" | "map":
                 return self.container(kind, path)

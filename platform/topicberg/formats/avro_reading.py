@@ -37,7 +37,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.formats import avro_values as values
-from topicberg.formats import sql
+from topicberg.formats import connect_values, sql
 from topicberg.formats.avro_defaults import default
 from topicberg.formats.avro_schema import Field, Type
 from topicberg.formats.avro_values import UTF8, Cursor, MalformedError, Reading, Scan
@@ -400,6 +400,8 @@ class Reader:
         If only one of the two schemas has a logical type, it gives the number its meaning.
         """
         kind, meaning = writer.kind, _meaning(writer)
+        if (meaning or "").startswith("topicberg."):
+            return connect_values.reading(writer, self._name(), column)
         new = _meaning(latest) if latest else None
         is_whole = kind in ("int", "long")
         means_the_same = meaning is None or new in (None, meaning)

@@ -25,9 +25,18 @@ _LOGICAL = frozenset(
         ),
         ("bytes", "decimal"),
         ("fixed", "decimal"),
+        ("long", "topicberg.nano-timestamp"),
+        ("string", "topicberg.zoned-timestamp"),
+        ("string", "topicberg.iso-timestamp"),
+        ("string", "topicberg.iso-date"),
+        ("string", "topicberg.iso-time"),
+        ("bytes", "topicberg.decimal"),
+        ("record", "topicberg.variable-decimal"),
     }
 )
-"""Logical types that change what a value means; all others are read as the underlying type."""
+"""Logical types that change what a value means; all others are read as the underlying type.
+
+Those of topicberg are of :mod:`topicberg.formats.connect`."""
 NO_DEFAULT: Final = object()
 MAX_FIXED_BYTES = 16 * 1024 * 1024
 """Avro's reader reserves the memory of a fixed before it reads the record."""
@@ -108,6 +117,7 @@ class Field:
 TIMES: Final = {
     "time-millis": "milliseconds since midnight",
     "time-micros": "microseconds since midnight",
+    "topicberg.iso-time": "microseconds since midnight",
 }
 """Times of the day, which are plain numbers in their columns."""
 
@@ -330,7 +340,7 @@ def _logical(kind: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     logical = schema.get("logicalType")
     if (kind, logical) not in _LOGICAL:
         return {}
-    if logical != "decimal":
+    if logical not in ("decimal", "topicberg.decimal"):
         return {"logical": logical}
     return {
         "logical": logical,

@@ -373,7 +373,7 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
     existing = len(_describe(endpoints, spec.name).partitions)
     if existing == spec.partitions:
         return existing
-    if existing > spec.partitions or spec.write_mode == "upsert":
+    if existing > spec.partitions or spec.is_compacted:
         raise TopicDriftError(
             f"topic {spec.name} has {count(existing, 'partition')}, its spec has {spec.partitions}",
             hint=f"set `partitions: {existing}`: Kafka cannot remove partitions"
@@ -410,7 +410,7 @@ def _converge_config(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) 
 def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
     """Compare the policies; ``delete,compact`` counts as compacted, as it does for Tableflow."""
     compacted = "compact" in policy.split(",")
-    if compacted != (spec.write_mode == "upsert"):
+    if spec.changelog is None and compacted != spec.is_compacted:
         raise TopicDriftError(
             f"topic {spec.name} has cleanup.policy {policy}, "
             f"write mode {spec.write_mode} needs {spec.cleanup_policy}",

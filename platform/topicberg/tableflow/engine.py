@@ -13,9 +13,9 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tenacity import wait_random
@@ -36,7 +36,9 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, new_session, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
+from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
+from topicberg.tableflow.folding import BatchCutError, Folding
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.keys import KeyIndex, key_folder
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.connect.observation import Observation
+    from pyspark.sql.types import StructType
 
     from topicberg.topics import TopicSpec
 
@@ -113,6 +116,8 @@ class Staged:
     base: int | None = None
     """On a branch: the snapshot that it starts from."""
     skipped: int = 0
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """Table properties that change with the batch."""
 
     def head(self, table: Table) -> Snapshot | None:
         if self.branch is not None:
@@ -163,6 +168,8 @@ class Ingestor:
         self._careful = 0
         self._turn = Turn(is_exclusive=False)
         self._isolation: Isolation | None = None
+        self._ends: dict[int, int] = {}
+        """Where the next batch has to end, by partition; see :class:`BatchCutError`."""
 
     @property
     def max_records(self) -> int:
@@ -210,6 +217,8 @@ class Ingestor:
                     return self._step()
             except SchemasFoundError as found:
                 logger.info("topic %s: %s", self.spec.name, found)
+            except BatchCutError as cut:
+                self._ends = cut.ends
             except BatchFailedError as failed:
                 logger.warning("%s; reading a smaller part of the batch", failed.message)
 
@@ -267,6 +276,7 @@ class Ingestor:
         if self._dead_letters is not None and failing and failing.place in batch.skipped:
             lost = logged_record(self.endpoints, self.spec, failing.place, failing.reason)
             self._dead_letters.write(table, topic_id, batch.start, [lost])
+        changed |= staged.changed
         if left_out := staged.skipped + len(batch.skipped):
             changed[summaries.ROWS_SKIPPED] = str(skipped + left_out)
         fresh = self._catalog.load_table(table.name())
@@ -300,6 +310,8 @@ class Ingestor:
     ) -> tuple[Batch, float | None]:
         """Return the next batch, and the average size of its records in Kafka, if known."""
         name = self.spec.name
+        cut, self._ends = self._ends, {}
+        latest = {p: min(end, cut.get(p, end)) for p, end in latest.items()} if cut else latest
         if self._isolation is not None:
             start = {p: held.get(p, beginning[p]) for p in latest}
             ends = self._isolation.next_ends(
@@ -394,7 +406,7 @@ class Ingestor:
         try:
             columns = spark.table(_target(table)).schema
             probe = without_value(spark)
-            frame = decode(probe, self.spec, layout, self._foreign, table, columns).frame
+            frame = self._decoded(probe, layout, table, columns).frame
             upsert.append(frame.select(f"{ROW}.*"), _target(table), {})
         except PySparkException as error:
             self.close()
@@ -519,14 +531,14 @@ class Ingestor:
         """
         spark = self._session()
         columns = spark.table(_target(table)).schema
-        decoding = decode(records, self.spec, layout, self._foreign, table, columns)
+        decoding = self._decoded(records, layout, table, columns)
         self._decoding, frame = decoding, decoding.frame
         is_small = batch.records <= small(size)
         if self.spec.tableflow.error_handling.mode == "SUSPEND":
-            return self._write(spark, table, batch, is_small, _raising(frame), properties)
+            return self._write(spark, table, layout, batch, is_small, _raising(frame), properties)
         observed, observation = _observed(frame)
         good = observed.filter(f"{PROBLEM} IS NULL")
-        staged = self._write(spark, table, batch, is_small, good, properties)
+        staged = self._write(spark, table, layout, batch, is_small, good, properties)
         seen = _seen(frame, observation)
         if not (skipped := seen["problems"]):
             return staged
@@ -537,12 +549,20 @@ class Ingestor:
             self._dead_letters.write(table, properties[summaries.TOPIC_ID], batch.start, malformed)
         else:
             self._log_skipped(skipped, json.loads(seen["first"]))
-        return replace(staged, skipped=skipped)
+        return replace(staged, skipped=staged.skipped + skipped)
+
+    def _decoded(
+        self, records: DataFrame, layout: Layout, table: Table, columns: StructType
+    ) -> Decoding:
+        """Decode a batch."""
+        decoder = decode if self.spec.changelog is None else decode_changes
+        return decoder(records, self.spec, layout, self._foreign, table, columns)
 
     def _write(
         self,
         spark: SparkSession,
         table: Table,
+        layout: Layout,
         batch: Batch,
         is_small: bool,
         frame: DataFrame,
@@ -551,6 +571,10 @@ class Ingestor:
         if is_small:
             frame = frame.coalesce(1)
         target = _target(table)
+        if self.spec.changelog is not None:
+            if self.spec.write_mode == "upsert":
+                return self._fold(spark, table, layout, batch, frame, properties)
+            frame = frame.filter("value IS NOT NULL")  # a tombstone is not a change
         if self.spec.write_mode == "append" or table.current_snapshot() is None:
             wap_id = uuid.uuid4().hex
             spark.conf.set("spark.wap.id", wap_id)
@@ -565,10 +589,81 @@ class Ingestor:
         )
         return Staged(branch=branch, base=base)
 
-    def _key_index(self, table: Table) -> KeyIndex:
-        if self._index is None or self._index.table_uuid != table.metadata.table_uuid:
+    def _fold(
+        self,
+        spark: SparkSession,
+        table: Table,
+        layout: Layout,
+        batch: Batch,
+        frame: DataFrame,
+        properties: dict[str, str],
+    ) -> Staged:
+        """Write what a batch of changes makes of the current rows."""
+        head, keys = table.current_snapshot(), key_names(layout)
+        index = self._key_index(table, keys) if head is not None else None
+        # Of key and value, only whether they are null is needed after the decoding.
+        columns = ("partition", "offset", "timestamp", ROW, CHANGE)
+        is_null = ("key IS NULL AS no_key", "value IS NULL AS no_value")
+        persisted = frame.selectExpr(*columns, *is_null).persist()
+        folding = Folding(spark, self.spec, table, head, index, keys, batch, persisted)
+        try:
+            folded = folding.fold({})
+            while len(folded.refused) > len(folding.refused):
+                folded = folding.fold(folded.refused)
+            self._refuse(table, batch, folded.refused, properties[summaries.TOPIC_ID])
+            done = Staged(skipped=len(folded.refused), changed=folded.properties)
+            target = _target(table)
+            if head is None:
+                wap_id = uuid.uuid4().hex
+                spark.conf.set("spark.wap.id", wap_id)
+                upsert.append(folded.rows, target, properties)
+                return replace(done, wap_id=wap_id)
+            spark.conf.unset("spark.wap.id")
+            branch, base = upsert.replace(
+                spark, table, target, folded.replaced, folded.rows, properties, batch.records
+            )
+            return replace(done, branch=branch, base=base)
+        finally:
+            folding.close()
+            persisted.unpersist()
+
+    def _refuse(
+        self, table: Table, batch: Batch, refused: Mapping[Place, str], topic_id: str
+    ) -> None:
+        """Treat changes that cannot be applied like malformed records.
+
+        :raises TableflowError: the topic stops before the first of them (SUSPEND)
+        """
+        if not refused:
+            return
+        name = self.spec.name
+        (partition, offset), reason = min(refused.items())
+        if self.spec.tableflow.error_handling.mode == "SUSPEND":
+            raise TableflowError(
+                f"topic {name}, partition {partition}, offset {offset}: {reason}",
+                hint="set REPLICA IDENTITY FULL in the source and let Debezium read the row again "
+                f"with an incremental snapshot; or run `topicberg tableflow skip {name} "
+                f"{partition} {offset}`",
+            )
+        if self._dead_letters is not None:
+            lost = [
+                logged_record(self.endpoints, self.spec, place, why)
+                for place, why in sorted(refused.items())
+            ]
+            self._dead_letters.write(table, topic_id, batch.start, lost)
+        else:
+            first = f"partition {partition}, offset {offset}: {reason}"
+            logger.warning(
+                "topic %s: skipped %d changes; the first one: %s", name, len(refused), first
+            )
+
+    def _key_index(self, table: Table, decoded: Sequence[str] = ()) -> KeyIndex:
+        """:param decoded: the columns of a decoded key; none: keys are raw"""
+        columns = tuple(decoded) or upsert.key_columns(self.spec)
+        uuid_ = table.metadata.table_uuid
+        if self._index is None or self._index.of != (uuid_, columns):
             folder = key_folder(self.config, self.spec.name)
-            self._index = KeyIndex(folder, table, upsert.key_columns(self.spec))
+            self._index = KeyIndex(folder, table, columns, is_decoded=bool(decoded))
         return self._index
 
     def _explain(self, error: Exception) -> Exception:

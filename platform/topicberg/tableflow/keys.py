@@ -34,6 +34,7 @@ from topicberg.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -109,13 +110,20 @@ class KeyIndex:
     """The keys of one table. Not thread-safe; any number of processes may share the folder.
 
     :param folder: of the topic; holds a folder for its table
-    :param key_columns: names of the columns with the raw key and with Kafka's partition
+    :param key_columns: names of the columns with the raw key and with Kafka's partition; or those
+        of a decoded key
+    :param is_decoded: whether the keys are decoded: equal values are equal keys, whatever the bytes
+        and the partition
     """
 
-    def __init__(self, folder: Path, table: Table, key_columns: tuple[str, str]) -> None:
+    def __init__(
+        self, folder: Path, table: Table, key_columns: Sequence[str], *, is_decoded: bool = False
+    ) -> None:
         self.table_uuid = table.metadata.table_uuid
+        self.of = (self.table_uuid, tuple(key_columns))
         schema = table.schema()
         self._key_ids = tuple(schema.find_field(name).field_id for name in key_columns)
+        self._key_types = _arrow_types(schema, key_columns) if is_decoded else None
         self._folder = folder / f"{self.table_uuid}-{self._probe()}"
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
         self._deleted: dict[str, NDArray[np.bool_]] = {}  # by data file, if it has deleted rows
@@ -133,11 +141,27 @@ class KeyIndex:
     def rows_of(self, table: Table, head: Snapshot, keys: pa.Table) -> list[FileRows]:
         """Return the rows of a snapshot that have one of these keys and are not deleted.
 
-        :param keys: two columns, the raw key and Kafka's partition; distinct; no nulls
+        :param keys: the key columns; distinct; raw keys have no nulls
         :raises TopicbergError: the state directory cannot be written
         """
-        hashes = merged([self.hashed(keys.column(0), keys.column(1))])
+        hashes = merged([self.hashes(keys.columns)])
         return self._rows(table, head, lambda held: held.positions_of(hashes))
+
+    def all_rows(self, table: Table, head: Snapshot) -> list[FileRows]:
+        """Return all rows of a snapshot that are not deleted.
+
+        :raises TopicbergError: the state directory cannot be written
+        """
+        return self._rows(table, head, lambda held: np.sort(held.position))
+
+    def hashes(self, columns: Sequence[Any], first: int = 0) -> Keys:
+        """Return the keys of rows, given their key columns; see :meth:`hashed`."""
+        if self._key_types is None:
+            return self.hashed(columns[0], columns[1], first)
+        import pyarrow as pa
+
+        raw = _one_text(columns, self._key_types)
+        return self.hashed(raw, pa.array(np.zeros(len(raw), np.int32)), first)
 
     def rows_without(self, table: Table, head: Snapshot, kept: Keys) -> list[FileRows]:
         """Return the rows of a snapshot that have none of these keys and are not deleted.
@@ -211,8 +235,8 @@ class KeyIndex:
             raise _unusable(path, error) from error
         rows, rest = divmod(len(content) - _TRAILER_BYTES, _ROW_BYTES)
         if rest or content[-_TRAILER_BYTES:].view(np.uint64)[0] != rows:
-            columns = _key_columns(table, file, self._key_ids)
-            keys = merged([self.hashed(*each) for each in columns])
+            columns = _key_columns(table, file, self._key_ids, self._key_types)
+            keys = merged([self.hashes(*each) for each in columns])
             _save(path, keys)
             return keys
         high, low, position, _ = np.split(content, [8 * rows, 16 * rows, _ROW_BYTES * rows])
@@ -245,6 +269,8 @@ class KeyIndex:
         )
         content = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))
         content += repr((_FORMAT, self._key_ids)).encode()
+        if self._key_types is not None:
+            content += repr(list(map(str, self._key_types))).encode()
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def _path(self, file: DataFile) -> Path:
@@ -268,13 +294,49 @@ def _is_old(path: Path) -> bool:
     return time.time() - path.stat().st_mtime > _UNUSED_SECONDS
 
 
-def _key_columns(
-    table: Table, file: DataFile, field_ids: tuple[int, ...]
-) -> Iterator[tuple[Any, Any, int]]:
-    """Yield raw keys, partitions and the position of the first row.
+def _arrow_types(schema: Schema, names: Sequence[str]) -> list[pa.DataType]:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    Yields nothing if the file has no such columns.
+    arrow = schema_to_pyarrow(schema, include_field_ids=False)
+    return [arrow.field(name).type for name in names]
+
+
+def _one_text(columns: Sequence[Any], types: Sequence[pa.DataType]) -> Any:
+    """Return one binary value for each row: equal if and only if the values of all columns are.
+
+    :param types: of the columns in the table; files may have narrower ones
     """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts = []
+    for column, kind in zip(columns, types, strict=True):
+        values = pc.cast(column, kind)
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if pa.types.is_temporal(kind):
+            values = values.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+        if not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind):
+            values = values.cast(pa.string())
+        values = values.cast(pa.binary())
+        size = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
+        text = pc.binary_join_element_wise(size, values, b":")
+        parts.append(pc.fill_null(text, b"-"))
+    return pc.binary_join_element_wise(*parts, b",")
+
+
+def _key_columns(
+    table: Table,
+    file: DataFile,
+    field_ids: tuple[int, ...],
+    decoded: Sequence[pa.DataType] | None = None,
+) -> Iterator[tuple[list[Any], int]]:
+    """Yield the key columns of some rows, and the position of the first one.
+
+    Raw keys: yields nothing if the file has no such columns. A column of a decoded key that the
+    file does not have is null.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with table.io.new_input(file.file_path).open() as stream:
@@ -283,12 +345,18 @@ def _key_columns(
             int((field.metadata or {}).get(b"PARQUET:field_id", -1)): field.name
             for field in parquet.schema_arrow
         }
-        if not names.keys() >= set(field_ids):
+        if decoded is None and not names.keys() >= set(field_ids):
             return
-        columns = [names[number] for number in field_ids]
+        columns = [names[number] for number in field_ids if number in names]
         first = 0
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            yield batch.column(columns[0]), batch.column(columns[1]), first
+            found = [
+                batch.column(names[number])
+                if number in names
+                else pa.nulls(batch.num_rows, (decoded or ())[place])
+                for place, number in enumerate(field_ids)
+            ]
+            yield found, first
             first += batch.num_rows
 
 

@@ -27,9 +27,11 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError
 from topicberg.formats import as_record, format_of, is_union
+from topicberg.formats.connect import with_connect_types
+from topicberg.formats.envelope import SOURCE, Changes, changed_columns
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
-from topicberg.topics.spec import PARTITION, RAW_KEY
+from topicberg.topics.spec import PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
     from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
@@ -60,6 +62,10 @@ class Half:
     """None: the bytes are not decoded."""
     message: str | None = None
     """Protobuf only: the message type."""
+    changes: Changes | None = None
+    """The value is the envelope of a change: the columns are the row's after it, or both rows."""
+    has_connect_types: bool = False
+    """See :mod:`topicberg.formats.connect`."""
 
     @property
     def latest(self) -> RegisteredSchema | None:
@@ -73,7 +79,28 @@ class Half:
         if self.subject is None:
             return [NestedField(next(ids), self.column, BinaryType(), required=False)]
         latest = self.subject.latest
-        return format_of(latest).fields(self.subject.name, latest, ids, self.message)
+        return self._columns(format_of(latest).fields(self.subject.name, latest, ids, self.message))
+
+    def _columns(self, fields: list[NestedField]) -> list[NestedField]:
+        if self.changes is None or self.subject is None:
+            return fields
+        return changed_columns(f"subject {self.subject.name}", fields, self.changes)
+
+    def envelope(self) -> dict[str, IcebergType]:
+        """Return the fields of the envelope of a change, in the newest version."""
+        if self.subject is None or self.changes is None:
+            return {}
+        latest = self.subject.latest
+        fields = format_of(latest).fields(
+            self.subject.name, latest, itertools.count(1), self.message
+        )
+        return {field.name: field.field_type for field in fields}
+
+    def source_fields(self) -> dict[str, IcebergType]:
+        """Return the fields of a change's source."""
+        source = self.envelope().get(SOURCE)
+        fields = inner_fields(source) if source is not None else ()
+        return {field.name: field.field_type for field in fields}
 
     def older_fields(self, ids: Iterator[int]) -> Iterator[list[NestedField]]:
         """Yield the columns of each older version, the newest one first.
@@ -89,9 +116,10 @@ class Half:
             try:
                 names = format_of(older).written(older, latest, self.message)
                 found = format_of(older).fields(self.subject.name, older, ids, self.message)
+                found = self._columns([field for field in found if field.name in names])
             except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
                 continue
-            yield [field for field in found if field.name in names]
+            yield found
 
 
 @dataclass(frozen=True)
@@ -117,20 +145,56 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
     :raises TableflowError: a subject is missing
     """
     value = None
+    is_change = spec.changelog is not None
     if spec.value_schema.format != "none":
         value = _parsing(subjects.read(spec.value_subject), spec.value_schema)
+        value = _typed(value) if is_change else value
     key = None
     if spec.key.format not in ("none", "string"):
         key = _parsing(subjects.read(spec.key_subject), spec.key)
+        key = _typed(key) if is_change else key
         key = replace(
             key,
             latest=as_record(key.latest, KEY),
             schemas={number: as_record(schema, KEY) for number, schema in key.schemas.items()},
         )
-    return Layout(
-        key=Half(KEY, _of_one_type(key), spec.key.message),
-        value=Half(VALUE, _of_one_type(value), spec.value_schema.message),
+    layout = Layout(
+        key=Half(KEY, _of_one_type(key), spec.key.message, None, is_change),
+        value=Half(VALUE, _of_one_type(value), spec.value_schema.message, spec.changes, is_change),
     )
+    if is_change:
+        _check_changes(spec, layout)
+    return layout
+
+
+def _check_changes(spec: TopicSpec, layout: Layout) -> None:
+    """:raises TableflowError: the records are not changes that the table can follow"""
+    if layout.value.subject is None:
+        raise TableflowError(
+            f"topic {spec.name}: changelog needs values with a schema of one type",
+            hint="set schema.format and schema.subject to those of the connector",
+        )
+    if spec.write_mode == "append":
+        return
+    if layout.key.subject is None:
+        raise TableflowError(
+            f"topic {spec.name}: write_mode upsert of a change log needs keys with a schema",
+            hint="set key.format to the connector's key converter; a table without a primary key "
+            "needs write_mode append",
+        )
+    for field in layout.key.fields(itertools.count(1)):
+        if field.field_type.is_struct or isinstance(field.field_type, ListType | MapType):
+            raise TableflowError(
+                f"topic {spec.name}: the field {field.name} of the key is a {field.field_type}, "
+                "which cannot be a key",
+                hint="set message.key.columns of the connector, or write_mode append",
+            )
+
+
+def _typed(subject: Subject) -> Subject:
+    """Return the subject with the types of Kafka Connect and Debezium."""
+    schemas = {number: with_connect_types(schema) for number, schema in subject.schemas.items()}
+    return replace(subject, latest=with_connect_types(subject.latest), schemas=schemas)
 
 
 def _parsing(subject: Subject, half: ValueSchema | KeySpec) -> Subject:
@@ -169,7 +233,11 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         NestedField(next(ids), spec.metadata_column(name), make_type(ids), required=False)
         for name, make_type in _METADATA_TYPES.items()
     ]
-    if spec.write_mode == "upsert":
+    for name in spec.change_columns:
+        kind = _change_type(name, layout)
+        column = spec.metadata_column(name)
+        metadata.append(NestedField(next(ids), column, kind, required=False))
+    if spec.write_mode == "upsert" and spec.changelog is None:
         raw = NestedField(
             next(ids), spec.metadata_column(RAW_KEY), BinaryType(), required=False, doc=_RAW_KEY_DOC
         )
@@ -194,6 +262,14 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
             hint="rename one: Spark, Glue, DuckDB and Snowflake cannot tell them apart",
         )
     return Schema(*fields, *metadata)
+
+
+def _change_type(name: str, layout: Layout) -> IcebergType:
+    if name == SOURCE_TIMESTAMP:
+        return TimestamptzType()
+    if name == SOURCE_POSITION and "lsn" in layout.value.source_fields():
+        return LongType()
+    return StringType()
 
 
 def _check_count(topic: str, fields: Sequence[NestedField]) -> None:

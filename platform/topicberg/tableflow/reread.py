@@ -116,6 +116,12 @@ def require_upsert(spec: TopicSpec) -> None:
 
     :raises SpecError: it is not in write mode upsert
     """
+    if spec.changelog is not None:
+        raise SpecError(
+            f"topic {spec.name}: its records are changes of a database's table, whose deletes are "
+            "records as well",
+            hint="let Debezium read the table again with an incremental snapshot if you miss any",
+        )
     if spec.write_mode != "upsert":
         raise SpecError(
             f"topic {spec.name}: its table is in write mode append, which has a row for each "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, as_record, format_of
+from topicberg.formats.connect import with_connect_types
 from topicberg.formats.subjects import (
     GLUE_BYTES,
     GLUE_HEADERS,
@@ -56,6 +57,8 @@ class Writers:
 
     half: Half
     foreign: ForeignSchemas
+    own: Sequence[NestedField] | None = None
+    """The columns of the half, where they are not the table's: the envelope of a change."""
     accepted: dict[int, RegisteredSchema] = field(default_factory=dict)
     columns: dict[int, frozenset[str]] = field(default_factory=dict)
     """For each accepted schema: the columns that it has a field for."""
@@ -87,6 +90,7 @@ class Writers:
             return f"{the} names schema {number}, {why}"
         payload = _wrapped(writer, raw[WIRE_BYTES:])
         latest, message = self.subject.latest, self.half.message
+        fields = fields if self.own is None else self.own
         why = format_of(writer).explain(payload, writer, latest, fields, message)
         return why if self.half.column == VALUE else f"{the}: {why}"
 
@@ -131,9 +135,11 @@ def decode(
     unreadable = F.col(UNREADABLE)
     if spec.write_mode == "upsert":  # a tombstone deletes a row and does not become one
         unreadable = F.when(F.col(VALUE).isNotNull(), unreadable)
-    problems = [F.when(unreadable.isNotNull(), _problem(unreadable))]
+    problems = [F.when(unreadable.isNotNull(), problem_struct(unreadable))]
     if spec.write_mode == "upsert":
-        problems.append(F.when(F.col(KEY).isNull(), _problem("the record has no key to upsert by")))
+        problems.append(
+            F.when(F.col(KEY).isNull(), problem_struct("the record has no key to upsert by"))
+        )
     fields = table.schema().fields
     all_writers: list[Writers] = []
     found: dict[str, Column] = {}
@@ -143,9 +149,9 @@ def decode(
             continue
         writers = Writers(half, foreign)
         own = _columns_of(half, layout, fields)
-        records, decoded, names = _decode(records, writers, own, columns)
+        records, decoded, names = decode_half(records, writers, own, columns)
         all_writers.append(writers)
-        problems.append(_problem_of(writers, decoded.getField(DECODED)))
+        problems.append(problem_of(writers, decoded.getField(DECODED)))
         prefix = _prefix(half)
         for name in names:
             value = decoded.getField(name)
@@ -153,7 +159,7 @@ def decode(
                 ids = [wire_prefix(number) for number in writers.filled(name)]
                 value = F.when(prefix.isin(ids), value).otherwise(found[name])
             found[name] = value
-    metadata = _metadata(spec)
+    metadata = metadata_values(spec)
     row = []
     for column in columns:
         if column.name in metadata:
@@ -189,7 +195,7 @@ def _shape(field: NestedField) -> str:
     return re.sub(r"\b\d+: ", "", str(field.field_type))
 
 
-def _problem(reason: str | Column, schema_id: Column | None = None) -> Column:
+def problem_struct(reason: str | Column, schema_id: Column | None = None) -> Column:
     from pyspark.sql import functions as F
 
     number = F.lit(None).cast("long") if schema_id is None else schema_id
@@ -224,7 +230,7 @@ def _around(writer: RegisteredSchema) -> tuple[bytes | None, ...]:
     return f"{{{json.dumps(writer.wrapped_as)}:".encode(), None, b"}"
 
 
-def _decode(
+def decode_half(
     records: DataFrame,
     writers: Writers,
     fields: Sequence[NestedField],
@@ -308,6 +314,8 @@ def _candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
         if number in own:
             continue
         schema = replace(schema, parses_times=latest.parses_times)
+        if writers.half.has_connect_types:
+            schema = with_connect_types(schema)
         writer = as_record(schema, KEY) if writers.half.column == KEY else schema
         if why := _unlike(writer, latest, expected, writers.half.message):
             writers.refused[number] = why
@@ -359,7 +367,7 @@ def _why(error: Exception) -> str:
     return error.message if isinstance(error, TableflowError) else f"{type(error).__name__}"
 
 
-def _problem_of(writers: Writers, is_decoded: Column) -> Column:
+def problem_of(writers: Writers, is_decoded: Column) -> Column:
     from pyspark.sql import functions as F
 
     raw, prefix = F.col(writers.half.column), _prefix(writers.half)
@@ -370,11 +378,11 @@ def _problem_of(writers: Writers, is_decoded: Column) -> Column:
     named = F.conv(F.hex(F.substring(raw, 2, 4)), 16, 10).cast("long")
     return F.when(
         raw.isNotNull() & ~(accepted & F.coalesce(is_decoded, F.lit(False))),
-        _problem(_generic(writers.half), F.when(is_new, named)),
+        problem_struct(_generic(writers.half), F.when(is_new, named)),
     )
 
 
-def _metadata(spec: TopicSpec) -> dict[str, Column]:
+def metadata_values(spec: TopicSpec) -> dict[str, Column]:
     from pyspark.sql import functions as F
 
     columns = {

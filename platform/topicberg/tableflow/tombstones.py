@@ -60,7 +60,7 @@ class Watch:
     ) -> None:
         """:param now_ms: a time before the topic's end was looked up"""
         self._spec, self._endpoints, self._table, self._now_ms = spec, endpoints, table, now_ms
-        self._watched = spec.write_mode == "upsert" and bool(held.offsets)
+        self._watched = spec.is_compacted and bool(held.offsets)
         self._current_ms = int(table.properties.get(CURRENT_AT_MS, held.at_ms or now_ms))
 
     @property
@@ -89,7 +89,7 @@ class Watch:
         :param records: of the batch; they are counted if tombstones may be missing
         :param caught_up: after the batch the table holds everything
         """
-        if self._spec.write_mode != "upsert":
+        if not self._spec.is_compacted:
             return {}
         changed = {CURRENT_AT_MS: str(self._now_ms)} if caught_up or not self._watched else {}
         if not self._watched or MISSED in self._table.properties or self._away_ms <= 0:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from topicberg.iceberg.position_deletes import stage_deletes
+from topicberg.iceberg.position_deletes import FileRows, stage_deletes
 from topicberg.iceberg.summaries import STAGING_PREFIX
 from topicberg.spark import quote
 from topicberg.tableflow.rows import ROW
@@ -72,25 +72,48 @@ def stage(
     """
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  an empty table has no row to replace
-    branch = f"{STAGING_PREFIX}{uuid.uuid4().hex}"
     # Persist the batch: it is used for its keys and for its rows, but read and decoded once.
     batch = newest(frame, spec).select(ROW, "value").persist()
     try:
         keys = batch.select(*(f"{ROW}.{quote(name)}" for name in key_columns(spec))).toArrow()
+        replaced = index.rows_of(table, head, keys)
+        rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
+        return replace(spark, table, target, replaced, rows, properties, records)
+    finally:
+        batch.unpersist()
+
+
+def replace(
+    spark: SparkSession,
+    table: Table,
+    target: str,
+    replaced: Sequence[FileRows],
+    rows: DataFrame,
+    properties: Mapping[str, str],
+    records: int,
+) -> tuple[str, int]:
+    """Write, to a branch of its own, a snapshot without some rows and one with new rows.
+
+    The parameters and the result are those of :func:`stage`.
+
+    :param replaced: rows of the head of ``main``
+    """
+    head = table.current_snapshot()
+    assert head is not None  # noqa: S101  an empty table has no row to replace
+    branch = f"{STAGING_PREFIX}{uuid.uuid4().hex}"
+    try:
         base = head.snapshot_id
-        if replaced := index.rows_of(table, head, keys):
+        if replaced:
             base = stage_deletes(table, head, replaced, branch)
         else:
             table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
         spark.conf.set("spark.wap.branch", branch)
-        rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
         append(rows.coalesce(max(1, records // FILE_RECORDS)), target, properties)
     except BaseException:
         _drop(table, branch)
         raise
     finally:
         spark.conf.unset("spark.wap.branch")
-        batch.unpersist()
     return branch, base
 
 

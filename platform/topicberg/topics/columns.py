@@ -10,11 +10,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from topicberg.errors import SpecError, TableflowError
+from topicberg.formats.connect import with_connect_types
+from topicberg.formats.envelope import Changes, changed_columns
 from topicberg.formats.subjects import RegisteredSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,9 +25,12 @@ _PROTOBUF = re.compile(r"^\s*(syntax\s*=|edition\s*=|message\s+\w+\s*\{)", re.MU
 _JSON_SCHEMA = {"$schema", "properties", "$ref", "$defs", "definitions", "oneOf", "allOf", "anyOf"}
 
 
-def avro_columns(name: str, text: str) -> dict[str, str]:
+def avro_columns(
+    name: str, text: str, changes: Changes | Literal["key"] | None = None
+) -> dict[str, str]:
     """Return top-level columns of an Avro record.
 
+    :param changes: the records are changes of a database's table, or their keys
     :raises SpecError: not Avro, not a record, recursive
     """
     import avro.schema
@@ -47,7 +52,16 @@ def avro_columns(name: str, text: str) -> dict[str, str]:
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
         raise SpecError(f"{name} is not an Avro schema: {_reason(error)}") from None
     _check_names(name, schema)
-    return _columns(name, RegisteredSchema(0, "AVRO", text), avro_format.fields)
+    registered = RegisteredSchema(0, "AVRO", text)
+    if changes is None:
+        return _columns(name, registered, avro_format.fields)
+    registered = with_connect_types(registered)
+
+    def fields(where: str, schema: RegisteredSchema, ids: Iterator[int]) -> list[NestedField]:
+        found = avro_format.fields(where, schema, ids)
+        return found if changes == "key" else changed_columns(where, found, changes)
+
+    return _columns(name, registered, fields)
 
 
 def _check_format(name: str, text: str, expected: str) -> None:

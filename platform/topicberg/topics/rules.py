@@ -114,15 +114,18 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 # --- within the spec ---
 
 
-@_rule("schema", "key")
+@_rule("schema", "key", "changelog", "write_mode")
 def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    for section, schema in (("schema", spec.value_schema), ("key", spec.key)):
+    for section, schema, changes in (
+        ("schema", spec.value_schema, spec.changes),
+        ("key", spec.key, spec.key_changes),
+    ):
         found = list(_schema_reference(section, schema))
         yield from found
         if schema.file and not found:
             try:
                 path = schema_path(config.schemas_dir, schema.file)
-                read_schema(path, schema.format, schema.message)
+                read_schema(path, schema.format, schema.message, changes=changes)
             except SpecError as error:
                 yield f"{section}.file", error.message
 
@@ -164,14 +167,47 @@ def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
         yield "key.field", f"{field} is a {fields[field]}, which cannot be written as text"
 
 
-@_rule("key", "write_mode")
+@_rule("changelog", "schema.format", "key.format", "write_mode")
+def _changelog(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.changelog is None:
+        return
+    if spec.value_schema.format != "avro":
+        yield (
+            "schema.format",
+            f"is {spec.value_schema.format}; a changelog is read as avro: set the connector's "
+            "converters to an Avro converter with a schema registry",
+        )
+    if spec.key.format not in ("none", "avro"):
+        yield "key.format", f"is {spec.key.format}; the keys of a changelog are avro, or none"
+    if spec.write_mode == "upsert" and spec.key.format == "none":
+        yield (
+            "write_mode",
+            "upsert of a changelog needs key.format avro; a source table without a primary key "
+            "has no keys: use write_mode append",
+        )
+
+
+@_rule("changelog", "generator", "publishes")
+def _changelog_writer(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.changelog is None:
+        return
+    for field, value in (("generator", spec.generator), ("publishes", spec.publishes)):
+        if value is not None:
+            yield field, "a changelog is written by Debezium"
+
+
+@_rule("key", "write_mode", "changelog")
 def _upsert_key(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.changelog is not None:
+        return
     if spec.write_mode == "upsert" and spec.key.format == "none":
         yield "key.format", "write_mode upsert needs a key: it is the primary key of the table"
 
 
-@_rule("topic_config", "write_mode")
+@_rule("topic_config", "write_mode", "changelog")
 def _cleanup_policy(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    if spec.changelog is not None:
+        return
     policies = {"append": ("delete",), "upsert": ("compact", "compact,delete", "delete,compact")}
     allowed = policies[spec.write_mode]
     if spec.cleanup_policy not in allowed:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from topicberg.errors import SpecError
+
+if TYPE_CHECKING:
+    from topicberg.formats.envelope import Changes
 
 SchemaFormat = Literal["avro", "json", "protobuf", "none"]
 
@@ -40,24 +43,36 @@ def schema_path(schemas_dir: Path, file: str) -> Path:
 
 
 def read_schema(
-    path: Path, kind: str, message: str | None = None, date_times: str = "text"
+    path: Path,
+    kind: str,
+    message: str | None = None,
+    date_times: str = "text",
+    changes: Changes | Literal["key"] | None = None,
 ) -> SchemaFile:
     """Read and check one schema file.
 
     :param kind: avro, json or protobuf
     :param message: protobuf only: the message type; None: the first one of the file
     :param date_times: JSON Schema only: ``timestamp`` reads ``format: date-time`` as times
+    :param changes: the records are changes, see :class:`topicberg.topics.spec.ChangelogSpec`
     :raises SpecError: not readable, not of that format, recursive, or not a record with fields
     """
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise SpecError(f"{path.name} cannot be read: {error.strerror}") from None
-    return _read(path, changed, kind, message, date_times)
+    return _read(path, changed, kind, message, date_times, changes)
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, _changed: int, kind: str, message: str | None, date_times: str) -> SchemaFile:
+def _read(
+    path: Path,
+    _changed: int,
+    kind: str,
+    message: str | None,
+    date_times: str,
+    changes: Changes | Literal["key"] | None,
+) -> SchemaFile:
     from topicberg.topics import columns
 
     try:
@@ -66,7 +81,7 @@ def _read(path: Path, _changed: int, kind: str, message: str | None, date_times:
         raise SpecError(f"{path.name} cannot be read: {error}") from None
     match kind:
         case "avro":
-            found = columns.avro_columns(path.name, text)
+            found = columns.avro_columns(path.name, text, changes)
         case "json":
             found = columns.json_columns(path.name, text, parses_times=date_times == "timestamp")
         case _:

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -19,11 +19,20 @@ from topicberg.settings import Settings, settings
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
 from topicberg.topics.schema import SchemaFormat, read_schema
 
+if TYPE_CHECKING:
+    from topicberg.formats.envelope import Changes
+
 DAY_MS = 86_400_000
 MAX_NAME = 249
 """Kafka's longest topic name; Glue and Snowflake allow 255 characters."""
 PARTITION = "partition"
+OFFSET = "offset"
 RAW_KEY = "raw-key"
+OP = "op"
+SOURCE_TIMESTAMP = "source-timestamp"
+SOURCE_POSITION = "source-position"
+SOURCE_TRANSACTION = "source-transaction"
+SOURCE_SNAPSHOT = "source-snapshot"
 METADATA_TYPES = {
     "topic": "string",
     PARTITION: "int",
@@ -34,6 +43,14 @@ METADATA_TYPES = {
     "timestamp-type": "string",
 }
 """Tableflow's metadata columns without their prefix, and their Iceberg types."""
+CHANGE_TYPES = {
+    OP: "string",
+    SOURCE_TIMESTAMP: "timestamptz",
+    SOURCE_POSITION: "string",
+    SOURCE_TRANSACTION: "string",
+    SOURCE_SNAPSHOT: "string",
+}
+"""The metadata columns of a change log; ``source-position`` is a long where the source's is."""
 
 _METADATA_DESCRIPTIONS = {
     "topic": "Kafka topic of the record",
@@ -45,6 +62,12 @@ _METADATA_DESCRIPTIONS = {
     "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
     "LOG_APPEND_TIME (the broker's clock)",
     RAW_KEY: "bytes of the record's key; an upsert table has one row for each",
+    OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
+    "(truncate)",
+    SOURCE_TIMESTAMP: "time of the change in the source database",
+    SOURCE_POSITION: "position of the change in the log of the source, such as PostgreSQL's LSN",
+    SOURCE_TRANSACTION: "transaction of the change in the source",
+    SOURCE_SNAPSHOT: "whether a snapshot read the row: true, first, last, incremental or false",
 }
 _METADATA_NAME = re.compile(r"(?:\$\$|cflt_metadata_)(?P<name>.+)")
 
@@ -209,6 +232,23 @@ class KeySpec(SpecModel):
     """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
 
 
+ChangeColumn = Literal[
+    "op", "source-timestamp", "source-position", "source-transaction", "source-snapshot"
+]
+
+
+class ChangelogSpec(SpecModel):
+    """The records are changes of a database's table, see docs/cdc.md."""
+
+    format: Literal["debezium"]
+    """``debezium``: the envelope with ``before``, ``after``, ``op`` and ``source``."""
+    columns: Annotated[tuple[ChangeColumn, ...], AfterValidator(_unique)] = ()
+    """More metadata columns; ``source-timestamp`` and ``source-position`` are always there, and
+    ``op`` in write mode append."""
+    unavailable_value: str = Field(default="__debezium_unavailable_value", min_length=1)
+    """The connector's ``unavailable.value.placeholder``."""
+
+
 class ErrorHandling(SpecModel):
     """How a record that cannot be decoded is handled (tableflow/v1, ``error_handling``)."""
 
@@ -339,6 +379,8 @@ class TopicSpec(SpecModel):
     topic_config: Annotated[dict[str, str], BeforeValidator(_topic_config)] = {}
     """The topic's configuration in Kafka, e.g. ``retention.ms: 604800000``; the broker's settings
     apply to everything else."""
+    changelog: ChangelogSpec | None = None
+    """The records are changes: upsert keeps the current rows, append every change."""
     write_mode: Literal["append", "upsert"] = "append"
     """upsert: the key is the primary key, and the topic is compacted."""
     history: bool = Field(default=False, strict=True)
@@ -371,8 +413,35 @@ class TopicSpec(SpecModel):
 
         An upsert topic may also have ``compact,delete``.
         """
-        by_mode = "compact" if self.write_mode == "upsert" else "delete"
+        by_mode = "compact" if self.is_compacted else "delete"
         return self.topic_config.get(CLEANUP_POLICY, by_mode)
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the write mode needs a compacted topic; a change log may have any policy."""
+        return self.write_mode == "upsert" and self.changelog is None
+
+    @property
+    def changes(self) -> Changes | None:
+        """Which rows of a change are in the table, if the records are changes."""
+        if self.changelog is None:
+            return None
+        return "rows" if self.write_mode == "upsert" else "changes"
+
+    @property
+    def key_changes(self) -> Literal["key"] | None:
+        """Whether the keys are those of changes."""
+        return None if self.changelog is None else "key"
+
+    @property
+    def change_columns(self) -> tuple[str, ...]:
+        """The metadata columns of a change log, in order, without their prefix."""
+        if self.changelog is None:
+            return ()
+        kept = {SOURCE_TIMESTAMP, SOURCE_POSITION, *self.changelog.columns}
+        if self.write_mode == "append":
+            kept.add(OP)
+        return tuple(name for name in CHANGE_TYPES if name in kept)
 
     @property
     def kafka_config(self) -> dict[str, str]:
@@ -457,11 +526,15 @@ class TopicSpec(SpecModel):
         if path := self.key_schema_path(config):
             assert self.key.format in ("avro", "json", "protobuf")  # noqa: S101
             key = self.key
-            columns = dict(read_schema(path, key.format, key.message, key.date_times).columns)
+            found = read_schema(path, key.format, key.message, key.date_times, self.key_changes)
+            columns = dict(found.columns)
         if path := self.value_schema_path(config):
             value = self.value_schema
-            columns |= read_schema(path, value.format, value.message, value.date_times).columns
+            columns |= read_schema(
+                path, value.format, value.message, value.date_times, self.changes
+            ).columns
         else:
             columns |= {"value": "binary"}
         metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
+        metadata |= {self.metadata_column(name): CHANGE_TYPES[name] for name in self.change_columns}
         return columns | metadata

@@ -57,7 +57,7 @@ class Topic(Resource):
         assert self.spec is not None  # noqa: S101
         if "partitions" in changes:
             has, wanted = changes["partitions"]
-            if wanted < has or self.spec.write_mode == "upsert":
+            if wanted < has or self.spec.is_compacted:
                 raise CannotChangeError(
                     f"topic {self.name} has {has} partitions, its spec says {wanted}",
                     hint="Kafka cannot take partitions away, and more would scatter the keys of "

@@ -65,7 +65,7 @@ def maintain(
         endpoints,
         policy or topic_policy(spec),
         # Sort by the primary key, so that a query for one key reads few row groups.
-        sort_by=keys if spec.write_mode == "upsert" else (),
+        sort_by=keys if spec.is_compacted else (),
         timestamp=spec.metadata_column("timestamp"),
         time=spec.event_time,
     )

@@ -1,0 +1,74 @@
+"""The types of Kafka Connect and Debezium in Avro schemas, which Avro's own types do not show.
+
+Connect's Avro converters write the name of such a type beside the type of its bytes, as
+``connect.name``. :func:`with_connect_types` replaces it by a logical type: one of Avro's where
+there is one, else one of :data:`LOGICAL`. Only topics with a change log are read this way.
+
+Source: Debezium's documentation of its PostgreSQL connector, "Data type mappings".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from topicberg.formats.avro_values import MAX_PRECISION
+from topicberg.formats.subjects import RegisteredSchema
+
+_LOGICAL_TYPES = {
+    "io.debezium.time.Date": ("int", "date"),
+    "io.debezium.time.Timestamp": ("long", "local-timestamp-millis"),
+    "io.debezium.time.MicroTimestamp": ("long", "local-timestamp-micros"),
+    "io.debezium.time.NanoTimestamp": ("long", "topicberg.nano-timestamp"),
+    "io.debezium.time.ZonedTimestamp": ("string", "topicberg.zoned-timestamp"),
+    "io.debezium.time.Time": ("int", "time-millis"),
+    "io.debezium.time.MicroTime": ("long", "time-micros"),
+    "io.debezium.time.IsoDate": ("string", "topicberg.iso-date"),
+    "io.debezium.time.IsoTimestamp": ("string", "topicberg.iso-timestamp"),
+    "io.debezium.time.IsoTime": ("string", "topicberg.iso-time"),
+    "io.debezium.data.VariableScaleDecimal": ("record", "topicberg.variable-decimal"),
+    "org.apache.kafka.connect.data.Date": ("int", "date"),
+    "org.apache.kafka.connect.data.Time": ("int", "time-millis"),
+    "org.apache.kafka.connect.data.Timestamp": ("long", "timestamp-millis"),
+}
+
+
+def with_connect_types(schema: RegisteredSchema) -> RegisteredSchema:
+    """Return an Avro schema whose types of Connect and Debezium are logical types.
+
+    A schema that cannot be read is returned as it is: its format reports why.
+    """
+    return _rewritten(schema) if schema.schema_type == "AVRO" else schema
+
+
+@lru_cache(maxsize=256)
+def _rewritten(schema: RegisteredSchema) -> RegisteredSchema:
+    try:
+        text = json.dumps(_typed(json.loads(schema.text)))
+        references = tuple(
+            (name, json.dumps(_typed(json.loads(each)))) for name, each in schema.references
+        )
+    except (ValueError, RecursionError):
+        return schema
+    return replace(schema, text=text, references=references)
+
+
+def _typed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_typed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        key: _typed(value) if key in ("type", "items", "values", "fields") else value
+        for key, value in schema.items()
+    }
+    kind, logical = _LOGICAL_TYPES.get(str(schema.get("connect.name")), (None, None))
+    if kind is not None and schema.get("type") == kind:
+        found["logicalType"] = logical
+    elif schema.get("logicalType") == "decimal" and schema.get("type") == "bytes":
+        precision = schema.get("precision")
+        if isinstance(precision, int) and precision > MAX_PRECISION:
+            found["logicalType"] = "topicberg.decimal"
+    return found

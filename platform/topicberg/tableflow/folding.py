@@ -1,0 +1,887 @@
+"""Changes of a database's table as its current rows.
+
+Of each key's changes in a batch, the last one counts: by offset within a partition, and by the
+source's time and position between partitions, where a key may have changes too, because the schema
+of the key or the number of partitions changed. A truncate deletes what came before it: the rows of
+its own partition, and those of other partitions that are older in the source.
+
+Spark does this for all changes. Two kinds need more, and only they cost more:
+
+- A value that the connector did not have (PostgreSQL's unchanged TOAST) is the one of the change
+  before, in this batch, or of the table's row.
+- Half of a change of the primary key is the deletion of the old key, half an insertion, perhaps in
+  another partition. If the insertion lacks a value, it is the old key's, which may be deleted by
+  then: an earlier snapshot has it. A batch is cut where the deletion is not read yet.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from topicberg.errors import TableflowError
+from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.summaries import ancestry
+from topicberg.kafka.offsets import Place
+from topicberg.spark import quote
+from topicberg.tableflow.changes import CHANGE, LIVE, row_columns, toastable
+from topicberg.tableflow.keys import Keys, merged
+from topicberg.tableflow.rows import ROW
+from topicberg.topics.spec import PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from topicberg.tableflow.keys import KeyIndex
+    from topicberg.tableflow.offsets import Batch
+    from topicberg.topics import TopicSpec
+
+STATE = "topicberg.changelog"
+"""Table property: see :class:`State`."""
+PATIENCE_MS = 60_000
+"""How long an insertion waits for the deletion of its old key, by the record's timestamp."""
+_MAX_SNAPSHOTS = 200
+"""How many snapshots are searched for a row that was deleted."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KEY = "__topicberg_key_"
+_FILL = "__topicberg_fill_"
+Order = tuple[int, Any]
+"""Time in microseconds, and position, in the source."""
+
+
+class BatchCutError(Exception):
+    """The batch has to end earlier; ``ends``: offset by partition."""
+
+    def __init__(self, ends: Mapping[int, int]) -> None:
+        super().__init__("the batch has to end earlier")
+        self.ends = dict(ends)
+
+
+class WaitingError(TableflowError):
+    """A change cannot be applied before another one is in Kafka."""
+
+
+class Truncate(BaseModel):
+    """A truncate of the source's table."""
+
+    partition: int
+    micros: int | None
+    position: int | str | None
+
+    @property
+    def order(self) -> Order | None:
+        return order_of(self.micros, self.position)
+
+
+class State(BaseModel):
+    """What is known of the changes so far."""
+
+    truncates: list[Truncate] = []
+    """The newest one of each partition."""
+    lacking: list[str] = []
+    """The columns of whose values the connector did not have some."""
+
+    @classmethod
+    def load(cls, properties: Mapping[str, str]) -> State:
+        try:
+            return cls.model_validate_json(properties.get(STATE, "{}"))
+        except ValidationError:  # written manually
+            return cls()
+
+
+def order_of(micros: int | None, position: Any) -> Order | None:
+    """Return what orders changes of different partitions; None: nothing does."""
+    if micros is None and position is None:
+        return None
+    empty: Any = "" if isinstance(position, str) else -1
+    return (-1 if micros is None else micros, empty if position is None else position)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a batch changes.
+
+    ``rows``: the rows to add. ``replaced``: the rows of the table that they replace, and those that
+    are deleted. ``refused``: changes that cannot be applied, and why.
+    """
+
+    rows: DataFrame
+    replaced: list[FileRows]
+    properties: dict[str, str]
+    refused: dict[Place, str] = field(default_factory=dict)
+
+
+@dataclass
+class Folding:
+    """The folding of one batch."""
+
+    spark: SparkSession
+    spec: TopicSpec
+    table: Table
+    head: Snapshot | None
+    index: KeyIndex | None
+    """None: the table is empty."""
+    keys: Sequence[str]
+    batch: Batch
+    frame: DataFrame
+    """Good records, with :data:`ROW` and :data:`CHANGE`; persisted."""
+    refused: Mapping[Place, str] = field(default_factory=dict)
+    """Changes that are left out."""
+
+    def __post_init__(self) -> None:
+        self.state = State.load(self.table.properties)
+        columns = row_columns(self.spec, self.table.schema().fields)
+        self.toast = [each.name for each in columns if toastable(each)]
+        names = (PARTITION, SOURCE_TIMESTAMP, SOURCE_POSITION)
+        self.order_columns = [self.spec.metadata_column(name) for name in names]
+        self.old_rows: _OldRows | None = None
+        self._persisted: list[DataFrame] = []
+
+    def close(self) -> None:
+        """Free what Spark holds of the batch."""
+        for frame in self._persisted:
+            frame.unpersist()
+
+    # --- the batch ---
+
+    def fold(self, refused: Mapping[Place, str]) -> Folded:
+        """Return what the batch changes.
+
+        :param refused: changes to leave out
+        :raises BatchCutError: only an earlier part of the batch can be applied now
+        :raises TableflowError: the changes have no order
+        """
+        from pyspark.sql import functions as F
+
+        frame = self._without(self.frame, refused)
+        facts = self._facts(frame)
+        truncates = self._truncates(facts)
+        self.refused = refused
+        change = F.col(CHANGE)
+        is_tombstone = F.col("no_value") & ~F.col("no_key")
+        wanted = frame.filter(is_tombstone | change.op.isin(*LIVE, "d"))
+        if truncates or self.state.truncates:
+            self._check_order(facts)
+            wanted = wanted.filter(is_tombstone | ~self._is_before(truncates))
+        if facts["moves"] and self.toast:
+            self._cut_before_moves(wanted)
+        events = wanted.select(
+            "partition",
+            "offset",
+            F.unix_millis("timestamp").alias("kafka_ms"),
+            ROW,
+            CHANGE,
+            F.coalesce(change.op, F.lit("d")).alias("op"),
+            *(F.col(f"{ROW}.{quote(k)}").alias(f"{_KEY}{n}") for n, k in enumerate(self.keys)),
+        )
+        has_missing = bool(facts["missing"])
+        newest = self._newest(self._filled(events) if has_missing else events).persist()
+        self._persisted.append(newest)
+        return self._applied(events, newest, facts, truncates, refused, has_missing)
+
+    def _without(self, frame: DataFrame, places: Iterable[Place]) -> DataFrame:
+        if not (listed := list(places)):
+            return frame
+        left_out = self.spark.createDataFrame(listed, "partition int, offset bigint")
+        return frame.join(left_out, ["partition", "offset"], "left_anti")
+
+    def _facts(self, frame: DataFrame) -> dict[str, Any]:
+        """Return what decides how the batch is folded; computes and persists the batch."""
+        from pyspark.sql import functions as F
+
+        change = F.col(CHANGE)
+        is_truncate = change.op == "t"
+        place = F.struct(
+            "partition", "offset", change.micros.alias("m"), change.position.alias("p")
+        )
+        is_live = change.op.isin(*LIVE)
+        has_order = change.micros.isNotNull() | change.position.isNotNull()
+        row = frame.agg(
+            F.collect_list(F.when(is_truncate, place)).alias("truncates"),
+            F.array_sort(
+                F.array_distinct(F.flatten(F.collect_set(F.when(is_live, change.missing))))
+            ).alias("missing"),
+            F.count(F.when((change.op == "d") & change.new_key.isNotNull(), 1)).alias("moves"),
+            F.count(F.when(change.op.isNotNull() & ~has_order, 1)).alias("unordered"),
+        ).collect()[0]
+        return dict(row.asDict())
+
+    def _truncates(self, facts: Mapping[str, Any]) -> list[tuple[int, Truncate]]:
+        """Return the offset of each truncate, and the truncate."""
+        return [
+            (
+                each["offset"],
+                Truncate(partition=each["partition"], micros=each["m"], position=each["p"]),
+            )
+            for each in facts["truncates"]
+        ]
+
+    def _check_order(self, facts: Mapping[str, Any]) -> None:
+        if len(self.batch.end) > 1 and facts["unordered"]:
+            raise TableflowError(
+                f"topic {self.spec.name}: its table was truncated, and "
+                f"{facts['unordered']} changes have no position in the source: whether changes of "
+                "other partitions came before the truncate is not known",
+                hint="let the connector write to a topic of one partition, or leave truncates out "
+                "(skipped.operations=t)",
+            )
+
+    def _is_before(self, truncates: Sequence[tuple[int, Truncate]]) -> Column:
+        """Return whether a change came before a truncate of this batch or an earlier one."""
+        from pyspark.sql import functions as F
+
+        change = F.col(CHANGE)
+        conditions = [F.lit(False)]
+        last: dict[int, int] = {}
+        for offset, each in truncates:
+            last[each.partition] = max(offset, last.get(each.partition, offset))
+        for partition, offset in last.items():
+            conditions.append((F.col("partition") == partition) & (F.col("offset") < offset))
+        for each in _newest_truncates([*self.state.truncates, *(t for _, t in truncates)]):
+            micros = F.coalesce(change.micros, F.lit(-1))
+            is_earlier = micros < F.lit(-1 if each.micros is None else each.micros)
+            if each.position is not None:
+                is_same = micros == F.lit(-1 if each.micros is None else each.micros)
+                is_earlier = is_earlier | (is_same & (change.position < F.lit(each.position)))
+            conditions.append((F.col("partition") != each.partition) & is_earlier)
+        found = conditions[0]
+        for condition in conditions[1:]:
+            found = found | F.coalesce(condition, F.lit(False))
+        return found
+
+    def _cut_before_moves(self, wanted: DataFrame) -> None:
+        """End the batch before a deletion whose insertion, with the new key, is not in it.
+
+        So the table, or the snapshot before, has the row that the insertion may need.
+
+        :raises BatchCutError: there is such a deletion
+        """
+        from pyspark.sql import functions as F
+
+        change = F.col(CHANGE)
+        columns = ("partition", "offset", change.op, change.micros, change.position)
+        moves = wanted.filter(change.new_key.isNotNull() | change.old_key.isNotNull())
+        found = [tuple(row) for row in moves.select(*columns).collect()]
+        inserted = {(micros, position) for _, _, op, micros, position in found if op in LIVE}
+        ends: dict[int, int] = {}
+        for partition, offset, op, micros, position in found:
+            is_alone = op == "d" and (micros, position) not in inserted
+            if is_alone and offset > self.batch.start[partition]:
+                ends[partition] = min(offset, ends.get(partition, offset))
+        if ends:
+            raise BatchCutError(ends)
+
+    # --- in Spark ---
+
+    def _key_columns(self) -> list[str]:
+        return [f"{_KEY}{number}" for number in range(len(self.keys))]
+
+    def _filled(self, events: DataFrame) -> DataFrame:
+        """Return the changes with values that changes before them in the batch have.
+
+        Adds ``origin``: the old key from which a row came, if it lacks values of before.
+        """
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        change = F.col(CHANGE)
+        by_key = Window.partitionBy(*self._key_columns(), "partition").orderBy("offset")
+        is_start = F.col("op").isin("c", "r").cast("int")
+        events = events.withColumn("life", F.sum(is_start).over(by_key))
+        of_life = Window.partitionBy(*self._key_columns(), "partition", "life").orderBy("offset")
+        is_live = F.col("op").isin(*LIVE)
+        missing = change.missing
+        filled = {
+            f"{_FILL}{number}": F.last(
+                F.when(
+                    is_live & ~F.array_contains(missing, name),
+                    F.struct(F.col(f"{ROW}.{quote(name)}").alias("v")),
+                ),
+                ignorenulls=True,
+            ).over(of_life)
+            for number, name in enumerate(self.toast)
+        }
+        moved = F.when(
+            is_live & change.old_key.isNotNull(),
+            F.struct(
+                change.old_key.alias("key"), change.micros.alias("m"), change.position.alias("p")
+            ),
+        )
+        events = events.withColumns(
+            {**filled, "origin": F.last(moved, ignorenulls=True).over(of_life)}
+        )
+        left = [
+            F.when(
+                F.array_contains(missing, name) & F.col(f"{_FILL}{number}").isNull(), F.lit(name)
+            )
+            for number, name in enumerate(self.toast)
+        ]
+        values = {
+            name: F.when(F.array_contains(missing, name), F.col(f"{_FILL}{number}").v)
+            for number, name in enumerate(self.toast)
+        }
+        return events.withColumns(
+            {
+                ROW: self._row_with(values, lambda name: F.array_contains(missing, name)),
+                "missing": F.array_compact(F.array(*left)),
+            }
+        ).drop(*filled)
+
+    def _row_with(self, values: Mapping[str, Column], is_missing: Any) -> Column:
+        """Return the row with other values where a column's is missing."""
+        from pyspark.sql import functions as F
+
+        members = []
+        for column in self.spark.table(self._target).schema.names:
+            own = F.col(f"{ROW}.{quote(column)}")
+            if column in values:
+                own = F.when(is_missing(column), values[column]).otherwise(own)
+            members.append(own.alias(column))
+        return F.struct(*members)
+
+    @property
+    def _target(self) -> str:
+        from topicberg.endpoints import CATALOG
+
+        return f"{CATALOG}.{quote(*self.table.name())}"
+
+    def _newest(self, events: DataFrame) -> DataFrame:
+        """Return the last change of each key; ``m`` and ``p``: its time and position.
+
+        A tombstone has those of the deletion before it.
+        """
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        change = F.col(CHANGE)
+        keys = self._key_columns()
+        latest = Window.partitionBy(*keys, "partition").orderBy(F.desc("offset"))
+        whole = latest.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+        known = F.when(
+            change.micros.isNotNull() | change.position.isNotNull(),
+            F.struct(change.micros.alias("m"), change.position.alias("p")),
+        )
+        found = events.withColumns(
+            {
+                "age": F.row_number().over(latest),
+                "known": F.first(known, ignorenulls=True).over(whole),
+            }
+        ).filter("age = 1")
+        found = found.withColumns({"m": F.col("known.m"), "p": F.col("known.p")})
+        if len(self.batch.ranges) > 1:
+            order = (F.desc_nulls_last("m"), F.desc_nulls_last("p"), F.desc("offset"))
+            across = Window.partitionBy(*keys).orderBy(*order)
+            found = found.withColumn("age", F.row_number().over(across)).filter("age = 1")
+        return found.drop("age", "known")
+
+    # --- against the table ---
+
+    def _applied(
+        self,
+        events: DataFrame,
+        newest: DataFrame,
+        facts: Mapping[str, Any],
+        truncates: Sequence[tuple[int, Truncate]],
+        refused: Mapping[Place, str],
+        has_missing: bool,
+    ) -> Folded:
+        from pyspark.sql import functions as F
+
+        places = newest.select(
+            *self._key_columns(), "partition", "offset", "m", "p", "op"
+        ).toArrow()
+        truncated = self._truncated_rows([each for _, each in truncates])
+        replaced: list[FileRows] = []
+        stale: list[Place] = []
+        if self.index is not None and self.head is not None and places.num_rows:
+            toast = self.toast if has_missing else []
+            rows = self.index.rows_of(self.table, self.head, places.select(self._key_columns()))
+            self.old_rows = _OldRows(self, rows, toast, truncated)
+            replaced, stale = self.old_rows.replaced_by(places)
+        live = self._without(newest.filter(F.col("op") != "d"), stale)
+        found: dict[Place, str] = {}
+        if has_missing:
+            lacking = live.filter(F.size("missing") > 0)
+            live, found = self._resolved(events, live, lacking)
+        state = State(
+            truncates=_newest_truncates([*self.state.truncates, *(t for _, t in truncates)]),
+            lacking=sorted({*self.state.lacking, *facts["missing"]}),
+        )
+        properties = {STATE: state.model_dump_json()} if state != self.state else {}
+        newest_rows = live.select(f"{ROW}.*")
+        return Folded(newest_rows, _together(replaced, truncated), properties, {**refused, **found})
+
+    def _truncated_rows(self, truncates: Sequence[Truncate]) -> list[FileRows]:
+        """Return the table's rows that came before a truncate of this batch."""
+        if not truncates or self.index is None or self.head is None:
+            return []
+        found = []
+        for of_file in self.index.all_rows(self.table, self.head):
+            columns = _read(self.table, of_file, self.order_columns)
+            gone = self._came_before(columns, truncates)
+            if gone.any():
+                found.append(FileRows(of_file.file, of_file.positions[gone]))
+        return found
+
+    def _came_before(self, rows: pa.Table, truncates: Sequence[Truncate]) -> NDArray[np.bool_]:
+        """Return which rows, given by partition, time and position, came before a truncate."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        partition, time_, position = rows.columns
+        micros = pc.fill_null(time_.cast(pa.int64()), -1)
+        unordered = pc.and_(time_.is_null(), position.is_null())
+        gone = pc.is_in(partition, pa.array({t.partition for t in truncates}, partition.type))
+        for each in _newest_truncates(truncates):
+            other = pc.not_equal(partition, each.partition)
+            if each.order is None or pc.any(pc.and_(other, unordered)).as_py():
+                self._check_order({"unordered": 1})
+            limit = -1 if each.micros is None else each.micros
+            earlier = pc.less(micros, limit)
+            if each.position is not None:
+                lower = pc.fill_null(pc.less(position, each.position), True)
+                earlier = pc.or_(earlier, pc.and_(pc.equal(micros, limit), lower))
+            gone = pc.or_(gone, pc.and_(other, earlier))
+        return np.asarray(gone.to_numpy(zero_copy_only=False), np.bool_)
+
+    # --- values that the connector did not have ---
+
+    def _resolved(
+        self, events: DataFrame, live: DataFrame, lacking: DataFrame
+    ) -> tuple[DataFrame, dict[Place, str]]:
+        """Return the changes with the values of the table's rows, and those that cannot have any.
+
+        :param lacking: the changes that lack values
+        """
+        from pyspark.sql import functions as F
+
+        columns = ("partition", "offset", "kafka_ms", "missing", "origin", "m", "p", "life")
+        needs = lacking.select(*self._key_columns(), *columns).toArrow()
+        if not needs.num_rows:
+            return live, {}
+        chain = _Chain(self, events)
+        fills, refused = chain.fills(needs)
+        if fills is None:
+            return live, refused
+        # Spark Connect compares names regardless of their origin.
+        frame = self.spark.createDataFrame(fills)
+        joined = live.join(frame, ["partition", "offset"], "left")
+        values = {name: F.col(f"{_FILL}{number}") for number, name in enumerate(self.toast)}
+        row = self._row_with(values, lambda name: F.array_contains("missing", name))
+        return joined.withColumn(ROW, row), refused
+
+
+class _OldRows:
+    """The rows of the table that have the keys of a batch."""
+
+    def __init__(
+        self,
+        folding: Folding,
+        rows: Sequence[FileRows],
+        toast: Sequence[str],
+        truncated: Sequence[FileRows],
+    ) -> None:
+        import pyarrow as pa
+
+        self.folding = folding
+        self.rows = list(rows)
+        self.toast = list(toast)
+        wanted = list(dict.fromkeys([*folding.keys, *folding.order_columns, *toast]))
+        parts = [_read(folding.table, of_file, wanted) for of_file in self.rows]
+        self.values: pa.Table | None = pa.concat_tables(parts) if parts else None
+        gone = {each.file.file_path: each.positions for each in truncated}
+        self.is_truncated = np.concatenate(
+            [np.isin(r.positions, gone.get(r.file.file_path, [])) for r in self.rows]
+            or [np.empty(0, np.bool_)]
+        )
+
+    def matches(self, keys: pa.Table) -> NDArray[np.int64]:
+        """Return, for each key, the number of its row; -1: it has none."""
+        found = np.full(keys.num_rows, -1, np.int64)
+        index = self.folding.index
+        if self.values is None or index is None:
+            return found
+        own = index.hashes([self.values.column(name) for name in self.folding.keys])
+        return _matched(index.hashes(keys.columns), own, found)
+
+    def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
+        """Return the columns of one row, and its order."""
+        assert self.values is not None  # noqa: S101  it has this row
+        found: dict[str, Any] = self.values.slice(number, 1).to_pylist()[0]
+        _, micros, position = self.folding.order_columns
+        return found, order_of(_micros(found[micros]), found[position])
+
+    def replaced_by(self, places: pa.Table) -> tuple[list[FileRows], list[Place]]:
+        """Return the rows that changes replace, and the changes that are older than their row.
+
+        :param places: of the changes, with their keys, partition, offset, time and position
+        """
+        if self.values is None:
+            return [], []
+        matches = self.matches(places.select(self.folding._key_columns()))
+        partition, micros, position = (
+            self.values.column(name) for name in self.folding.order_columns
+        )
+        held = partition.to_numpy(zero_copy_only=False)
+        new = places.column("partition").to_numpy(zero_copy_only=False)
+        keeps = np.zeros(len(held), np.bool_)
+        stale: list[Place] = []
+        has_row = matches >= 0
+        moved = np.flatnonzero(has_row & (held[matches] != new) if len(held) else has_row)
+        for number in moved:
+            row = int(matches[number])
+            if self.is_truncated[row]:
+                continue
+            change = order_of(
+                places.column("m")[number].as_py(), places.column("p")[number].as_py()
+            )
+            old = order_of(_micros(micros[row].as_py()), position[row].as_py())
+            if change is not None and old is None:
+                raise TableflowError(
+                    f"topic {self.folding.spec.name}: a key has changes in the partitions "
+                    f"{held[row]} and {new[number]}, without a position in the source",
+                    hint="let the connector write to a topic of one partition",
+                )
+            if change is None or (old is not None and change < old):
+                keeps[row] = True
+                stale.append((int(new[number]), places.column("offset")[number].as_py()))
+        replaced, first = [], 0
+        for of_file in self.rows:
+            stay = keeps[first : first + len(of_file.positions)]
+            first += len(of_file.positions)
+            if not stay.all():
+                replaced.append(FileRows(of_file.file, of_file.positions[~stay]))
+        return replaced, stale
+
+
+class _Chain:
+    """Values that changes lack, from the table's rows and from the rows of old keys."""
+
+    def __init__(self, folding: Folding, events: DataFrame) -> None:
+        self.folding = folding
+        self.events = events
+        self.known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        """The changes of the batch by key, in order; only of keys that were looked up."""
+
+    def fills(self, needs: pa.Table) -> tuple[pa.Table | None, dict[Place, str]]:
+        """Return a value for each missing column, and the changes for which there is none."""
+        import pyarrow as pa
+
+        folding = self.folding
+        types = _arrow_fields(folding.table, folding.toast)
+        old = folding.old_rows
+        matches = np.full(needs.num_rows, -1, np.int64)
+        if old is not None:
+            matches = old.matches(needs.select(folding._key_columns()))
+            matches[matches >= 0] = np.where(
+                old.is_truncated[matches[matches >= 0]], -1, matches[matches >= 0]
+            )
+        origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
+        life = needs.column("life").to_numpy(zero_copy_only=False)
+        plain = ~origin & (life == 0) & (matches >= 0)
+        parts = []
+        refused: dict[Place, str] = {}
+        if plain.any():
+            assert old is not None  # noqa: S101  a row was found
+            assert old.values is not None  # noqa: S101
+            taken = old.values.select(folding.toast).take(pa.array(matches[plain]))
+            parts.append(self._part(needs.filter(pa.array(plain)), taken.columns, types))
+        waiting: dict[int, int] = {}
+        resolved: list[tuple[Place, dict[str, Any]]] = []
+        for number in np.flatnonzero(~plain):
+            need = needs.slice(int(number), 1).to_pylist()[0]
+            place = (need["partition"], need["offset"])
+            try:
+                row = matches[number]
+                values = self._values(need, None if row < 0 else int(row))
+            except _WaitError:
+                if self._may_wait(need):
+                    waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+                    continue
+                values = None
+            if values is None:
+                name = need["missing"][0]
+                refused[place] = _unresolved(folding, name)
+            else:
+                resolved.append((place, values))
+        if waiting:
+            self._wait(waiting)
+        if resolved:
+            columns = [[values.get(name) for _, values in resolved] for name in folding.toast]
+            arrays = [pa.array(c, t) for c, t in zip(columns, types, strict=True)]
+            rows = pa.table(
+                {
+                    "partition": pa.array([place[0] for place, _ in resolved], pa.int32()),
+                    "offset": pa.array([place[1] for place, _ in resolved], pa.int64()),
+                }
+            )
+            parts.append(self._part(rows, arrays, types))
+        return (pa.concat_tables(parts) if parts else None), refused
+
+    def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
+        import pyarrow as pa
+
+        arrays = [
+            places.column("partition").cast(pa.int32()),
+            places.column("offset").cast(pa.int64()),
+            *(column.cast(kind) for column, kind in zip(columns, types, strict=True)),
+        ]
+        names = ["partition", "offset", *(f"{_FILL}{n}" for n in range(len(types)))]
+        return pa.table(arrays, names=names)
+
+    def _may_wait(self, need: Mapping[str, Any]) -> bool:
+        batch = self.folding.batch
+        cut = batch.until({need["partition"]: need["offset"]})
+        if cut.records:
+            return True
+        if self.folding.spec.tableflow.error_handling.mode == "SUSPEND":
+            return False
+        age = time.time() * 1000 - (need["kafka_ms"] or 0)
+        return bool(age < PATIENCE_MS)
+
+    def _wait(self, waiting: Mapping[int, int]) -> None:
+        name, batch = self.folding.spec.name, self.folding.batch
+        if batch.until(waiting).records:
+            raise BatchCutError(waiting)
+        partition, offset = next(iter(waiting.items()))
+        raise WaitingError(
+            f"topic {name}, partition {partition}, offset {offset}: the row has a new key, and the "
+            "deletion of its old key is not in Kafka yet",
+            hint="wait: the engine tries it again",
+        )
+
+    def _values(self, need: Mapping[str, Any], row: int | None) -> dict[str, Any] | None:
+        """Return the values that a change lacks; None: there are none."""
+        folding = self.folding
+        key = tuple(need[name] for name in folding._key_columns())
+        order = order_of(need["m"], need["p"])
+        if need["origin"] is None:
+            if need["life"]:
+                return None
+            return self._before(key, order, need["missing"], is_moved=True)
+        origin = need["origin"]
+        moved = order_of(origin["m"], origin["p"])
+        if row is not None:  # the same insertion again, delivered twice
+            assert folding.old_rows is not None  # noqa: S101  it has this row
+            held, at = folding.old_rows.row(row)
+            if at is not None and moved is not None and at >= moved:
+                return {name: held[name] for name in need["missing"]}
+        old_key = self._parsed(origin["key"])
+        if old_key is None or moved is None:
+            return None
+        return self._before(old_key, moved, need["missing"])
+
+    def _before(
+        self,
+        key: tuple[Any, ...],
+        order: Order | None,
+        names: Sequence[str],
+        *,
+        is_moved: bool = False,
+    ) -> dict[str, Any] | None:
+        """Return values of a key's row as it was before an order of the source.
+
+        :param is_moved: the key's own changes, in other partitions; else those of an old key, which
+            was deleted at this order
+        :raises _WaitError: the deletion of the key is not read yet
+        """
+        if order is None:
+            return None
+        events = self._events(key)
+        is_deleted = any(e["op"] == "d" and e["order"] == order for e in events)
+        left, found = list(names), {}
+        for event in reversed([e for e in events if e["order"] < order]):
+            if event["op"] == "d":
+                return None
+            for name in [one for one in left if one not in event["missing"]]:
+                found[name] = event["values"][name]
+                left.remove(name)
+            if not left:
+                break
+            if event["op"] in ("c", "r"):
+                old_key = self._parsed(event["old_key"]) if event["old_key"] else None
+                if old_key is None:
+                    return None
+                more = self._before(old_key, event["order"], left)
+                return None if more is None else found | more
+        if not left:
+            if not is_moved and not is_deleted:
+                raise _WaitError
+            return found
+        row, is_current = self._row(key, order)
+        if row is None:
+            if is_deleted or is_moved:
+                return None
+            raise _WaitError
+        if is_current and not is_deleted and not is_moved:
+            raise _WaitError
+        return found | {name: row[name] for name in left}
+
+    def _events(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
+        from pyspark.sql import functions as F
+
+        if key in self.known:
+            return self.known[key]
+        change = F.col(CHANGE)
+        folding = self.folding
+        matching = self.events
+        for number, name in enumerate(folding.keys):
+            kind = dict(folding.spark.table(folding._target).dtypes)[name]
+            matching = matching.filter(F.col(f"{_KEY}{number}") == F.lit(key[number]).cast(kind))
+        rows = matching.filter(change.op.isNotNull()).select(
+            "partition",
+            "offset",
+            "op",
+            change.micros.alias("m"),
+            change.position.alias("p"),
+            change.missing.alias("missing"),
+            change.old_key.alias("old_key"),
+            *(
+                F.col(f"{ROW}.{quote(name)}").alias(f"{_FILL}{number}")
+                for number, name in enumerate(folding.toast)
+            ),
+        )
+        found = []
+        for event in rows.toArrow().to_pylist():
+            order = order_of(event["m"], event["p"])
+            if order is not None:
+                values = {
+                    name: event[f"{_FILL}{number}"] for number, name in enumerate(folding.toast)
+                }
+                found.append(event | {"order": order, "values": values})
+        found.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
+        self.known[key] = found
+        return found
+
+    def _row(self, key: tuple[Any, ...], order: Order) -> tuple[dict[str, Any] | None, bool]:
+        """Return a key's row of before an order, and whether it is of the current snapshot."""
+        import pyarrow as pa
+
+        folding = self.folding
+        if folding.head is None or folding.index is None:
+            return None, False
+        types = _arrow_fields(folding.table, folding.keys)
+        columns = [pa.array([one], kind) for one, kind in zip(key, types, strict=True)]
+        keys = pa.table(columns, names=list(folding.keys))
+        for number, snapshot in enumerate(ancestry(folding.table, folding.head)):
+            if number > _MAX_SNAPSHOTS:
+                break
+            rows = folding.index.rows_of(folding.table, snapshot, keys)
+            if not rows:
+                continue
+            found, at = _OldRows(folding, rows, folding.toast, []).row(0)
+            if at is not None and at < order:
+                return found, number == 0
+        return None, False
+
+    def _parsed(self, text: str) -> tuple[Any, ...] | None:
+        """Return a key from the JSON of a header; None: it cannot be read."""
+        import pyarrow as pa
+
+        folding = self.folding
+        try:
+            parsed = json.loads(text)
+            types = _arrow_fields(folding.table, folding.keys)
+            values = [parsed[name] for name in folding.keys]
+            arrays = [pa.array([v]).cast(t) for v, t in zip(values, types, strict=True)]
+        except (ValueError, KeyError, TypeError, pa.ArrowException):
+            return None
+        return tuple(array[0].as_py() for array in arrays)
+
+
+class _WaitError(Exception):
+    """The change that a value depends on is not read yet."""
+
+
+def _unresolved(folding: Folding, name: str) -> str:
+    kind = folding.table.schema().find_field(name).field_type
+    return (
+        f"field after.{name} ({kind}): the connector did not have the value, and the row from "
+        "before the change is not known"
+    )
+
+
+def _newest_truncates(truncates: Iterable[Truncate]) -> list[Truncate]:
+    """Return the newest truncate of each partition."""
+    found: dict[int, Truncate] = {}
+    for each in truncates:
+        held = found.setdefault(each.partition, each)
+        if each.order is not None and (held.order is None or each.order > held.order):
+            found[each.partition] = each
+    return list(found.values())
+
+
+def _micros(value: datetime | None) -> int | None:
+    """Return microseconds since 1970."""
+    return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
+
+
+def _matched(keys: Keys, held: Keys, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each key the place of its row, which has an equal hash."""
+    rows = merged([held])
+    first = np.searchsorted(rows.high, keys.high, side="left")
+    for step in range(len(rows.high)):
+        place = first + step
+        inside = place < len(rows.high)
+        same = np.zeros(len(keys.high), np.bool_)
+        same[inside] = rows.high[place[inside]] == keys.high[inside]
+        if not same.any():
+            break
+        equal = np.zeros(len(keys.high), np.bool_)
+        equal[same] = rows.low[place[same]] == keys.low[same]
+        found[keys.position[equal]] = rows.position[place[equal]]
+    return found
+
+
+def _together(one: Sequence[FileRows], other: Sequence[FileRows]) -> list[FileRows]:
+    """Return the rows of both, each once."""
+    found: dict[str, FileRows] = {}
+    for each in (*one, *other):
+        path = each.file.file_path
+        if path in found:
+            positions = np.union1d(found[path].positions, each.positions).astype(np.uint32)
+            each = FileRows(each.file, positions)
+        found[path] = each
+    return list(found.values())
+
+
+def _arrow_fields(table: Table, names: Sequence[str]) -> list[Any]:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    arrow = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return [arrow.field(name).type for name in names]
+
+
+def _read(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
+    """Return columns of some rows of a data file, with the types of the table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = _arrow_fields(table, names)
+    ids = [table.schema().find_field(name).field_id for name in names]
+    with table.io.new_input(rows.file.file_path).open() as stream:
+        parquet = pq.ParquetFile(stream)
+        known = {
+            int((one.metadata or {}).get(b"PARQUET:field_id", -1)): one.name
+            for one in parquet.schema_arrow
+        }
+        held = parquet.read(columns=[known[number] for number in ids if number in known])
+    columns = []
+    chosen = pa.array(rows.positions)
+    for number, kind in zip(ids, types, strict=True):
+        if number in known:
+            columns.append(held.column(known[number]).take(chosen).cast(kind))
+        else:
+            columns.append(pa.chunked_array([pa.nulls(len(chosen), kind)]))
+    return pa.table(columns, names=list(names))

@@ -1,0 +1,262 @@
+"""Debezium's changes become the current rows of the source's table, or a log of its changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
+from typing import Any
+
+import pytest
+from debezium import ENVELOPE, UNAVAILABLE, Event, Replay, Source, SourceTopic, captured
+from kafka_topics import Row, Topic
+
+from topicberg.errors import TableflowError
+from topicberg.kafka.consumer import messages
+from topicberg.tableflow.engine import Ingestor, run_once
+
+pytestmark = pytest.mark.integration
+EXACT = Context(prec=10_000)
+
+
+def change_topic(make_topic: Callable[..., Topic], **fields: Any) -> Topic:
+    given = {
+        "write_mode": "upsert",
+        "key": {"format": "avro", "file": "stock_trades.avsc"},
+        "changelog": {"format": "debezium"},
+        **fields,
+    }
+    return make_topic(**given)
+
+
+def rows_of(topic: Topic) -> list[Row]:
+    """Return the rows without metadata columns."""
+    found = []
+    for row in topic.rows():
+        found.append({name: value for name, value in row.items() if not name.startswith("$$")})
+    return found
+
+
+def test_changelog_orders_replayed_at_once_gives_the_rows(
+    make_topic: Callable[..., Topic],
+) -> None:
+    topic = change_topic(make_topic)
+    records = captured("davro.shop.orders")
+    replay = Replay(topic, records)
+    replay.send(records)
+    topic.ingest()
+    assert rows_of(topic) == [
+        {"region": "ap", "no": 1, "qty": 1, "note": None, "extra": Decimal("6.50")}
+    ]
+
+
+CUSTOMER: Row = {
+    "id": 11,
+    "name": "ann2",
+    "bio": "x" * 4000,
+    "st": "new",
+    "n": Decimal("12.3456"),
+    "nfree": "1.5",
+    "nint": Decimal(12345678901234567890123456789012345678),
+    "nbig": "1.0000000001",
+    "m": "12.34",
+    "ts": datetime(2024, 2, 29, 12, 34, 56, 123456),
+    "ts3": datetime(2024, 2, 29, 12, 34, 56, 789000),
+    "tstz": datetime(2024, 2, 29, 10, 34, 56, 123456, UTC),
+    "d": date(2024, 2, 29),
+    "t": 86_399_123_456,
+    "t3": 86_399_123,
+    "ttz": "10:00:00.5Z",
+    "iv": 37_091_106_700_000,
+    "u": "123e4567-e89b-12d3-a456-426614174000",
+    "j": '{"a": [1, 2], "b": null}',
+    "arr": [1, 2, None],
+    "tarr": ["x", "y"],
+    "b": bytes.fromhex("deadbeef"),
+    "bl": True,
+    "bv": b"U\x01",
+    "r": "[1,5)",
+    "vc": "hi",
+}
+SKIP = {"error_handling": {"mode": "SKIP"}}
+
+
+def test_changelog_customers_one_by_one_gives_typed_rows(
+    make_topic: Callable[..., Topic],
+) -> None:
+    """Two changes of the primary key, of a row with unchanged TOAST; two rows out of range."""
+    topic = change_topic(make_topic, tableflow=SKIP)
+    records = captured("davro.shop.customers")
+    replay = Replay(topic, records)
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    for record in sorted(records, key=lambda one: (one.timestamp, one.partition, one.offset)):
+        replay.send([record])
+        last = ingestor.step()
+    ingestor.close()
+    rows = {row["id"]: row for row in rows_of(topic)}
+    assert set(rows) == {10, 11}
+    assert {name: rows[11][name] for name in CUSTOMER} == CUSTOMER
+    assert last.rows_skipped == 2
+
+
+def test_changelog_iso_times_give_the_same_columns(make_topic: Callable[..., Topic]) -> None:
+    topic = change_topic(make_topic, tableflow=SKIP)
+    records = captured("diso.shop.customers")
+    Replay(topic, records).send(records)
+    topic.ingest()
+    row = {row["id"]: row for row in rows_of(topic)}[11]
+    same = {"ts", "ts3", "tstz", "d", "t", "bio"}
+    assert {name: row[name] for name in same} == {name: CUSTOMER[name] for name in same}
+
+
+def test_changelog_toast_types_are_taken_from_the_row(make_topic: Callable[..., Topic]) -> None:
+    topic = change_topic(make_topic)
+    first, second = captured("davro.shop.toast")
+    replay = Replay(topic, [first, second])
+    replay.send([first])
+    topic.ingest()
+    (before,) = rows_of(topic)
+    replay.send([second])
+    topic.ingest()
+    (after,) = rows_of(topic)
+    assert after == {**before, "n": 2, "nu": None}
+    assert len(after["ia"]) == len(after["ta"]) == 800
+
+
+def test_changelog_append_has_a_row_for_each_change(make_topic: Callable[..., Topic]) -> None:
+    """A table without a primary key, whose records have no keys."""
+    topic = change_topic(
+        make_topic,
+        write_mode="append",
+        key={"format": "none"},
+        changelog={"format": "debezium", "columns": ["source-transaction", "source-snapshot"]},
+    )
+    records = captured("davro.shop.nopk")
+    Replay(topic, records).send(records)
+    topic.ingest()
+    changes = [one for one in records if one.envelope]
+    expected = sorted(
+        (
+            change["op"],
+            change["source"]["lsn"],
+            change["source"]["ts_us"],
+            str(change["before"]),
+            str(change["after"]),
+            change["source"]["snapshot"],
+        )
+        for one in changes
+        if (change := one.envelope)
+    )
+    found = sorted(
+        (
+            row["$$op"],
+            row["$$source-position"],
+            int(row["$$source-timestamp"].timestamp()) * 1_000_000
+            + row["$$source-timestamp"].microsecond,
+            str(row["before"]),
+            str(row["after"]),
+            row["$$source-snapshot"],
+        )
+        for row in topic.rows()
+    )
+    assert found == expected
+    assert all(row["$$source-transaction"] for row in topic.rows())
+
+
+def test_changelog_unknown_old_value_goes_to_dead_letters(
+    make_topic: Callable[..., Topic],
+) -> None:
+    target = f"errors_{uuid.uuid4().hex[:8]}"
+    handling = {"error_handling": {"mode": "LOG", "target": target}}
+    topic = change_topic(make_topic, tableflow=handling)
+    writer = SourceTopic(topic)
+    lost = {"id": 1, "v": 1, "big": UNAVAILABLE}
+    good = {"id": 2, "v": 2, "big": "b"}
+    writer.send([Event(0, 1, "u", 10, lost), Event(0, 2, "c", 11, good)])
+    last = run_once(topic.spec, topic.endpoints, topic.config)
+    assert rows_of(topic) == [good]
+    assert last.rows_skipped == 1
+    (letter,) = list(messages(topic.endpoints, target, {0: (0, 1)}))
+    assert b"field after.big (string): the connector did not have the value" in (
+        letter.value() or b""
+    )
+
+
+def test_changelog_unknown_old_value_suspends(make_topic: Callable[..., Topic]) -> None:
+    topic = change_topic(make_topic)
+    writer = SourceTopic(topic)
+    writer.send([Event(0, 1, "u", 10, {"id": 1, "v": 1, "big": UNAVAILABLE})])
+    with pytest.raises(TableflowError, match=r"partition 0, offset 0: field after\.big"):
+        topic.ingest()
+
+
+def test_changelog_decimals_of_any_size_are_text(make_topic: Callable[..., Topic]) -> None:
+    rng = random.Random(3)
+    topic = change_topic(make_topic, partitions=3)
+    variable = {
+        "type": "record",
+        "name": "VariableScaleDecimal",
+        "namespace": "io.debezium.data",
+        "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+        "connect.name": "io.debezium.data.VariableScaleDecimal",
+    }
+    big = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2}
+    nanos = {"type": "long", "connect.name": "io.debezium.time.NanoTimestamp"}
+    envelope = json.loads(json.dumps(ENVELOPE))
+    envelope["fields"][0]["type"][1]["fields"] += [
+        {"name": "free", "type": variable},
+        {"name": "money", "type": big},
+        {"name": "at", "type": nanos},
+    ]
+    rows: list[Row] = []
+    expected: dict[int, tuple[str, str, datetime]] = {}
+    for number in range(120):
+        size = rng.choice([1, 3, 7, 8, 9, 15, 16, 17, 40, 3_000])
+        unscaled = rng.choice(
+            [rng.randrange(-(256**size) // 2, 256**size // 2), 0, -1, 255, 256, -(2**71)]
+        )
+        scale = rng.choice([0, 1, 2, 5, 30, -2])
+        length = max(1, (unscaled.bit_length() + 8) // 8)
+        value = unscaled.to_bytes(length, "big", signed=True)
+        cents = rng.randrange(-(10**60), 10**60)
+        micros = rng.randrange(-(9 * 10**15), 9 * 10**15)
+        row = {"id": number, "v": 1, "big": "b", "free": {"scale": scale, "value": value}}
+        rows.append(row | {"money": Decimal(cents).scaleb(-2, EXACT), "at": micros * 1000 + 999})
+        free = f"{Decimal(unscaled).scaleb(-scale, EXACT):f}"
+        expected[number] = (
+            free,
+            f"{Decimal(cents).scaleb(-2, EXACT):f}",
+            datetime(1970, 1, 1) + timedelta(microseconds=micros),
+        )
+    SourceTopic(topic, envelope).send(Event(row["id"] % 3, row["id"], "c", 10, row) for row in rows)
+    topic.ingest()
+    assert {r["id"]: (r["free"], r["money"], r["at"]) for r in rows_of(topic)} == expected
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "1"))))
+def test_changelog_random_changes_in_any_batches_equal_source(
+    make_topic: Callable[..., Topic], seed: int
+) -> None:
+    rng = random.Random(seed)
+    source = Source(rng)
+    for _ in range(60):
+        source.change()
+    topic = change_topic(make_topic)
+    writer = SourceTopic(topic)
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    try:
+        for batch in source.batches(6):
+            writer.send(batch)
+            with suppress(TableflowError):  # the deletion of an old key is in a later batch
+                while ingestor.step().records:
+                    pass
+        while ingestor.step().records:
+            pass
+    finally:
+        ingestor.close()
+    assert {row["id"]: row for row in rows_of(topic)} == source.rows

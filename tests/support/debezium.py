@@ -1,0 +1,281 @@
+"""Captured records of Debezium, and the rows that they must become; see tests/data/debezium."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import fastavro
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema
+from kafka_topics import Topic, encode
+
+from topicberg.formats.subjects import WIRE_BYTES, wire_prefix
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "debezium"
+UNAVAILABLE = "__debezium_unavailable_value"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A record as it was in Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    headers: tuple[tuple[str, str], ...]
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def envelope(self) -> dict[str, Any] | None:
+        return decoded(self.value)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The order in the source; a tombstone has none."""
+        source = (self.envelope or {}).get("source", {})
+        return source.get("ts_us", -1), source.get("lsn", -1)
+
+
+@cache
+def schemas() -> dict[int, Any]:
+    found = json.loads((DATA / "schemas.json").read_text())
+    return {int(number): schema for number, schema in found.items()}
+
+
+@cache
+def captured(topic: str) -> tuple[Captured, ...]:
+    """Return the captured records of a topic, by partition and offset."""
+    found = []
+    for line in (DATA / "records.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record.pop("topic") == topic:
+            for half in ("key", "value"):
+                record[half] = None if record[half] is None else bytes.fromhex(record[half])
+            headers = tuple((name, text) for name, text in record.pop("headers"))
+            found.append(Captured(topic=topic, headers=headers, **record))
+    return tuple(sorted(found, key=lambda one: (one.partition, one.offset)))
+
+
+@cache
+def _parsed(number: int) -> Any:
+    return fastavro.parse_schema(json.loads(json.dumps(schemas()[number])))
+
+
+def decoded(raw: bytes | None) -> Any:
+    """Return what Avro's own types say of a captured key or value."""
+    if raw is None:
+        return None
+    number = int.from_bytes(raw[1:WIRE_BYTES], "big")
+    return fastavro.schemaless_reader(BytesIO(raw[WIRE_BYTES:]), _parsed(number))
+
+
+class Replay:
+    """Sends captured records to a topic of its own, whose registry has other ids."""
+
+    def __init__(self, topic: Topic, records: Iterable[Captured]) -> None:
+        self.topic = topic
+        registry = topic.endpoints.schema_registry_client()
+        self._ids: dict[int, int] = {}
+        halves = (("key", topic.spec.key_subject), ("value", topic.spec.value_subject))
+        for record in sorted(records, key=lambda one: one.order):
+            for half, subject in halves:
+                raw = getattr(record, half)
+                if raw is None:
+                    continue
+                number = int.from_bytes(raw[1:WIRE_BYTES], "big")
+                if number not in self._ids:
+                    text = json.dumps(schemas()[number])
+                    self._ids[number] = registry.register_schema(subject, Schema(text, "AVRO"))
+
+    def send(self, records: Iterable[Captured], partition: int | None = None) -> None:
+        """:param partition: of all of them; default: their own"""
+        producer = Producer({**self.topic.endpoints.kafka_config(), "linger.ms": 5})
+        for one in records:
+            producer.produce(
+                self.topic.spec.name,
+                self._renumbered(one.value),
+                self._renumbered(one.key),
+                one.partition if partition is None else partition,
+                headers=[(name, text.encode()) for name, text in one.headers],
+            )
+        assert producer.flush(60) == 0
+
+    def _renumbered(self, raw: bytes | None) -> bytes | None:
+        if raw is None:
+            return None
+        number = self._ids[int.from_bytes(raw[1:WIRE_BYTES], "big")]
+        return wire_prefix(number) + raw[WIRE_BYTES:]
+
+
+# --- a source of its own ---
+
+ROW_FIELDS: list[dict[str, Any]] = [
+    {"name": "id", "type": "long"},
+    {"name": "v", "type": ["null", "int"], "default": None},
+    {"name": "big", "type": ["null", "string"], "default": None},
+]
+KEY_SCHEMA = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "long"}]}
+ENVELOPE: dict[str, Any] = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {
+            "name": "before",
+            "type": ["null", {"type": "record", "name": "Value", "fields": ROW_FIELDS}],
+            "default": None,
+        },
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {
+            "name": "source",
+            "type": {
+                "type": "record",
+                "name": "Source",
+                "fields": [
+                    {"name": "ts_ms", "type": "long"},
+                    {"name": "snapshot", "type": ["string", "null"], "default": "false"},
+                    {"name": "ts_us", "type": ["null", "long"], "default": None},
+                    {"name": "txId", "type": ["null", "long"], "default": None},
+                    {"name": "lsn", "type": ["null", "long"], "default": None},
+                ],
+            },
+        },
+        {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"], "default": None},
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """A record of the source's connector. ``op`` None: a tombstone."""
+
+    partition: int
+    key: int | None
+    op: str | None
+    lsn: int
+    after: dict[str, Any] | None = None
+    old_key: int | None = None
+    new_key: int | None = None
+
+    @property
+    def headers(self) -> list[tuple[str, str | bytes | None]]:
+        pairs = (("__debezium.oldkey", self.old_key), ("__debezium.newkey", self.new_key))
+        return [(name, json.dumps({"id": key}).encode()) for name, key in pairs if key is not None]
+
+
+class Source:
+    """A database's table with random changes, and the records that a connector writes of them."""
+
+    def __init__(self, rng: random.Random, keys: int = 8, partitions: int = 3) -> None:
+        self.rng, self.keys, self.partitions = rng, keys, partitions
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.events: list[Event] = []
+        self.lsn = 1_000
+
+    def change(self, truncates: float = 0.03) -> None:
+        """Do one change of the table, perhaps none."""
+        self.lsn += self.rng.randint(1, 5)
+        key = self.rng.randrange(self.keys)
+        if self.rng.random() < truncates:
+            self.rows.clear()
+            self._add(Event(self.rng.randrange(self.partitions), None, "t", self.lsn))
+        elif key not in self.rows:
+            row = {"id": key, "v": self.lsn, "big": self._big()}
+            self._live("c", row)
+        elif (draw := self.rng.random()) < 0.2:
+            self._delete(key)
+            del self.rows[key]
+        elif draw < 0.4:
+            self._move(key)
+        else:
+            unchanged = self.rng.random() < 0.6
+            row = {**self.rows[key], "v": self.lsn}
+            if not unchanged:
+                row["big"] = self._big()
+            self._live("u", row, unchanged=unchanged)
+
+    def _big(self) -> str:
+        return f"big{self.lsn}"
+
+    def _partition(self, key: int) -> int:
+        return (key * 7 + 1) % self.partitions
+
+    def _add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def _live(
+        self, op: str, row: dict[str, Any], *, unchanged: bool = False, old: int | None = None
+    ) -> None:
+        key = row["id"]
+        self.rows[key] = row
+        after = {**row, "big": UNAVAILABLE} if unchanged else row
+        self._add(Event(self._partition(key), key, op, self.lsn, after, old_key=old))
+
+    def _delete(self, key: int, new: int | None = None) -> None:
+        self._add(Event(self._partition(key), key, "d", self.lsn, new_key=new))
+        self._add(Event(self._partition(key), key, None, self.lsn, new_key=new))
+
+    def _move(self, key: int) -> None:
+        free = [one for one in range(self.keys) if one not in self.rows]
+        if not free:
+            return
+        new = self.rng.choice(free)
+        row = {**self.rows.pop(key), "id": new, "v": self.lsn}
+        unchanged = self.rng.random() < 0.6
+        if not unchanged:
+            row["big"] = self._big()
+        self._delete(key, new)
+        self._live("c", row, unchanged=unchanged, old=key)
+
+    def batches(self, count: int) -> list[list[Event]]:
+        """Return the records in batches, in any interleaving that keeps each partition's order."""
+        queues = {p: [e for e in self.events if e.partition == p] for p in range(self.partitions)}
+        found = []
+        for number in range(count):
+            batch = []
+            for queue in queues.values():
+                size = self.rng.randint(0, 2 * len(self.events) // (count * self.partitions) + 1)
+                size = len(queue) if number == count - 1 else size
+                batch += queue[:size]
+                del queue[:size]
+            found.append(batch)
+        return found
+
+
+class SourceTopic:
+    """Writes the records of a :class:`Source` to a topic."""
+
+    def __init__(self, topic: Topic, envelope: dict[str, Any] | None = None) -> None:
+        self.topic = topic
+        registry = topic.endpoints.schema_registry_client()
+        self.envelope = fastavro.parse_schema(json.loads(json.dumps(envelope or ENVELOPE)))
+        self.key_schema = fastavro.parse_schema(json.loads(json.dumps(KEY_SCHEMA)))
+        text = json.dumps(envelope or ENVELOPE)
+        self.value_id = registry.register_schema(topic.spec.value_subject, Schema(text, "AVRO"))
+        text = json.dumps(KEY_SCHEMA)
+        self.key_id = registry.register_schema(topic.spec.key_subject, Schema(text, "AVRO"))
+
+    def send(self, events: Iterable[Event]) -> None:
+        producer = Producer({**self.topic.endpoints.kafka_config(), "linger.ms": 5})
+        for event in events:
+            key = value = None
+            if event.key is not None:
+                key = wire_prefix(self.key_id) + encode(self.key_schema, {"id": event.key})
+            if event.op is not None:
+                source: dict[str, Any] = {"ts_ms": event.lsn, "ts_us": event.lsn * 1_000, "txId": 1}
+                source |= {"lsn": event.lsn, "snapshot": "false"}
+                record = {"before": None, "after": event.after, "source": source, "op": event.op}
+                value = wire_prefix(self.value_id) + encode(self.envelope, record)
+            producer.produce(
+                self.topic.spec.name, value, key, event.partition, headers=event.headers
+            )
+        assert producer.flush(60) == 0
