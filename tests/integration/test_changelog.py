@@ -243,9 +243,14 @@ def test_changelog_random_changes_in_any_batches_equal_source(
     make_topic: Callable[..., Topic], seed: int
 ) -> None:
     rng = random.Random(seed)
-    source = Source(rng)
-    for _ in range(60):
+    keys_move = seed % 2 == 1
+    source = Source(rng, unchanged=0 if keys_move else 0.6)
+    for number in range(60):
+        if number == 30 and keys_move:
+            source.change_key_schema()
         source.change()
+        if rng.random() < 0.05:
+            source.restart()
     topic = change_topic(make_topic)
     writer = SourceTopic(topic)
     ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)

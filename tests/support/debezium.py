@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -123,7 +123,10 @@ ROW_FIELDS: list[dict[str, Any]] = [
     {"name": "v", "type": ["null", "int"], "default": None},
     {"name": "big", "type": ["null", "string"], "default": None},
 ]
-KEY_SCHEMA = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "long"}]}
+KEY_SCHEMAS = [
+    {"type": "record", "name": "Key", "fields": [{"name": "id", "type": kind}]}
+    for kind in ("int", "long")
+]
 ENVELOPE: dict[str, Any] = {
     "type": "record",
     "name": "Envelope",
@@ -165,6 +168,8 @@ class Event:
     after: dict[str, Any] | None = None
     old_key: int | None = None
     new_key: int | None = None
+    key_schema: int = 0
+    """Of the :data:`KEY_SCHEMAS`."""
 
     @property
     def headers(self) -> list[tuple[str, str | bytes | None]]:
@@ -175,11 +180,22 @@ class Event:
 class Source:
     """A database's table with random changes, and the records that a connector writes of them."""
 
-    def __init__(self, rng: random.Random, keys: int = 8, partitions: int = 3) -> None:
-        self.rng, self.keys, self.partitions = rng, keys, partitions
+    def __init__(self, rng: random.Random, unchanged: float = 0.6) -> None:
+        """:param unchanged: how often a change leaves the large value as it is"""
+        self.rng, self.keys, self.partitions = rng, 8, 3
+        self.unchanged = unchanged
         self.rows: dict[int, dict[str, Any]] = {}
         self.events: list[Event] = []
         self.lsn = 1_000
+        self.key_schema = 0
+
+    def change_key_schema(self) -> None:
+        """Let keys move to other partitions, as they do when their bytes change."""
+        self.key_schema = 1
+
+    def restart(self) -> None:
+        """Let the connector write some of the last records again."""
+        self.events += self.events[-self.rng.randint(1, 12) :]
 
     def change(self, truncates: float = 0.03) -> None:
         """Do one change of the table, perhaps none."""
@@ -197,7 +213,7 @@ class Source:
         elif draw < 0.4:
             self._move(key)
         else:
-            unchanged = self.rng.random() < 0.6
+            unchanged = self.rng.random() < self.unchanged
             row = {**self.rows[key], "v": self.lsn}
             if not unchanged:
                 row["big"] = self._big()
@@ -207,10 +223,10 @@ class Source:
         return f"big{self.lsn}"
 
     def _partition(self, key: int) -> int:
-        return (key * 7 + 1) % self.partitions
+        return (key * 7 + 1 + self.key_schema) % self.partitions
 
     def _add(self, event: Event) -> None:
-        self.events.append(event)
+        self.events.append(replace(event, key_schema=self.key_schema))
 
     def _live(
         self, op: str, row: dict[str, Any], *, unchanged: bool = False, old: int | None = None
@@ -230,7 +246,7 @@ class Source:
             return
         new = self.rng.choice(free)
         row = {**self.rows.pop(key), "id": new, "v": self.lsn}
-        unchanged = self.rng.random() < 0.6
+        unchanged = self.rng.random() < self.unchanged
         if not unchanged:
             row["big"] = self._big()
         self._delete(key, new)
@@ -258,18 +274,25 @@ class SourceTopic:
         self.topic = topic
         registry = topic.endpoints.schema_registry_client()
         self.envelope = fastavro.parse_schema(json.loads(json.dumps(envelope or ENVELOPE)))
-        self.key_schema = fastavro.parse_schema(json.loads(json.dumps(KEY_SCHEMA)))
         text = json.dumps(envelope or ENVELOPE)
         self.value_id = registry.register_schema(topic.spec.value_subject, Schema(text, "AVRO"))
-        text = json.dumps(KEY_SCHEMA)
-        self.key_id = registry.register_schema(topic.spec.key_subject, Schema(text, "AVRO"))
+        self.keys: list[tuple[int, Any]] = []
+
+    def _key(self, event: Event) -> bytes:
+        while len(self.keys) <= event.key_schema:
+            text = json.dumps(KEY_SCHEMAS[len(self.keys)])
+            registry = self.topic.endpoints.schema_registry_client()
+            number = registry.register_schema(self.topic.spec.key_subject, Schema(text, "AVRO"))
+            self.keys.append((number, fastavro.parse_schema(json.loads(text))))
+        number, schema = self.keys[event.key_schema]
+        return wire_prefix(number) + encode(schema, {"id": event.key})
 
     def send(self, events: Iterable[Event]) -> None:
         producer = Producer({**self.topic.endpoints.kafka_config(), "linger.ms": 5})
         for event in events:
             key = value = None
             if event.key is not None:
-                key = wire_prefix(self.key_id) + encode(self.key_schema, {"id": event.key})
+                key = self._key(event)
             if event.op is not None:
                 source: dict[str, Any] = {"ts_ms": event.lsn, "ts_us": event.lsn * 1_000, "txId": 1}
                 source |= {"lsn": event.lsn, "snapshot": "false"}

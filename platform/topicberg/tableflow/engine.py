@@ -600,12 +600,14 @@ class Ingestor:
     ) -> Staged:
         """Write what a batch of changes makes of the current rows."""
         head, keys = table.current_snapshot(), key_names(layout)
-        index = self._key_index(table, keys) if head is not None else None
+        index = self._key_index(table, keys)
+        subject = layout.key.subject
+        may_move = subject is not None and len(subject.schemas) > 1
         # Of key and value, only whether they are null is needed after the decoding.
         columns = ("partition", "offset", "timestamp", ROW, CHANGE)
         is_null = ("key IS NULL AS no_key", "value IS NULL AS no_value")
         persisted = frame.selectExpr(*columns, *is_null).persist()
-        folding = Folding(spark, self.spec, table, head, index, keys, batch, persisted)
+        folding = Folding(spark, self.spec, table, head, index, keys, may_move, batch, persisted)
         try:
             folded = folding.fold({})
             while len(folded.refused) > len(folding.refused):

@@ -51,6 +51,8 @@ STATE = "topicberg.changelog"
 """Table property: see :class:`State`."""
 PATIENCE_MS = 60_000
 """How long an insertion waits for the deletion of its old key, by the record's timestamp."""
+_MAX_DELETES = 10_000
+"""How many deleted keys are known: more would make the table's metadata large."""
 _MAX_SNAPSHOTS = 200
 """How many snapshots are searched for a row that was deleted."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -72,8 +74,8 @@ class WaitingError(TableflowError):
     """A change cannot be applied before another one is in Kafka."""
 
 
-class Truncate(BaseModel):
-    """A truncate of the source's table."""
+class Deletion(BaseModel):
+    """A truncate of the source's table, or the deletion of one row."""
 
     partition: int
     micros: int | None
@@ -87,10 +89,15 @@ class Truncate(BaseModel):
 class State(BaseModel):
     """What is known of the changes so far."""
 
-    truncates: list[Truncate] = []
+    truncates: list[Deletion] = []
     """The newest one of each partition."""
     lacking: list[str] = []
     """The columns of whose values the connector did not have some."""
+    partitions: int = 0
+    """How many partitions the topic had at the first batch."""
+    deletes: dict[str, Deletion] = {}
+    """Deleted keys, if keys may have moved to other partitions: changes from before the deletion
+    may still be read from there."""
 
     @classmethod
     def load(cls, properties: Mapping[str, str]) -> State:
@@ -130,9 +137,10 @@ class Folding:
     spec: TopicSpec
     table: Table
     head: Snapshot | None
-    index: KeyIndex | None
-    """None: the table is empty."""
+    index: KeyIndex
     keys: Sequence[str]
+    may_move: bool
+    """Whether keys have several schemas, so that Kafka's partition of a key may have changed."""
     batch: Batch
     frame: DataFrame
     """Good records, with :data:`ROW` and :data:`CHANGE`; persisted."""
@@ -217,12 +225,12 @@ class Folding:
         ).collect()[0]
         return dict(row.asDict())
 
-    def _truncates(self, facts: Mapping[str, Any]) -> list[tuple[int, Truncate]]:
+    def _truncates(self, facts: Mapping[str, Any]) -> list[tuple[int, Deletion]]:
         """Return the offset of each truncate, and the truncate."""
         return [
             (
                 each["offset"],
-                Truncate(partition=each["partition"], micros=each["m"], position=each["p"]),
+                Deletion(partition=each["partition"], micros=each["m"], position=each["p"]),
             )
             for each in facts["truncates"]
         ]
@@ -237,7 +245,7 @@ class Folding:
                 "(skipped.operations=t)",
             )
 
-    def _is_before(self, truncates: Sequence[tuple[int, Truncate]]) -> Column:
+    def _is_before(self, truncates: Sequence[tuple[int, Deletion]]) -> Column:
         """Return whether a change came before a truncate of this batch or an earlier one."""
         from pyspark.sql import functions as F
 
@@ -392,7 +400,7 @@ class Folding:
         events: DataFrame,
         newest: DataFrame,
         facts: Mapping[str, Any],
-        truncates: Sequence[tuple[int, Truncate]],
+        truncates: Sequence[tuple[int, Deletion]],
         refused: Mapping[Place, str],
         has_missing: bool,
     ) -> Folded:
@@ -404,12 +412,13 @@ class Folding:
         truncated = self._truncated_rows([each for _, each in truncates])
         replaced: list[FileRows] = []
         stale: list[Place] = []
-        if self.index is not None and self.head is not None and places.num_rows:
+        if self.head is not None and places.num_rows:
             toast = self.toast if has_missing else []
             rows = self.index.rows_of(self.table, self.head, places.select(self._key_columns()))
             self.old_rows = _OldRows(self, rows, toast, truncated)
             replaced, stale = self.old_rows.replaced_by(places)
-        live = self._without(newest.filter(F.col("op") != "d"), stale)
+        deletes, late = self._deletes(places)
+        live = self._without(newest.filter(F.col("op") != "d"), [*stale, *late])
         found: dict[Place, str] = {}
         if has_missing:
             lacking = live.filter(F.size("missing") > 0)
@@ -417,14 +426,46 @@ class Folding:
         state = State(
             truncates=_newest_truncates([*self.state.truncates, *(t for _, t in truncates)]),
             lacking=sorted({*self.state.lacking, *facts["missing"]}),
+            partitions=self.state.partitions or len(self.batch.end),
+            deletes=deletes,
         )
         properties = {STATE: state.model_dump_json()} if state != self.state else {}
         newest_rows = live.select(f"{ROW}.*")
         return Folded(newest_rows, _together(replaced, truncated), properties, {**refused, **found})
 
-    def _truncated_rows(self, truncates: Sequence[Truncate]) -> list[FileRows]:
+    def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[Place]]:
+        """Return the deleted keys to remember, and the changes from before such a deletion.
+
+        :param places: of the last change of each key
+        """
+        known = self.state.deletes
+        may_move = self.may_move or len(self.batch.end) > (self.state.partitions or 1 << 31)
+        if not known and not may_move:
+            return {}, []
+        found = dict(known)
+        late: list[Place] = []
+        hashes = self.index.hashes(places.select(self._key_columns()).columns)
+        rows = places.select(["partition", "offset", "m", "p", "op"]).to_pylist()
+        for high, low, number in zip(hashes.high, hashes.low, hashes.position, strict=True):
+            row, key = rows[number], f"{int(high):016x}{int(low):016x}"
+            order, held = order_of(row["m"], row["p"]), known.get(key)
+            is_elsewhere = held is not None and held.partition != row["partition"]
+            at = held.order if held is not None else None
+            if is_elsewhere and (order is None or (at is not None and order < at)):
+                late.append((row["partition"], row["offset"]))
+                continue
+            found.pop(key, None)
+            if row["op"] == "d" and order is not None and may_move:
+                found[key] = Deletion(
+                    partition=row["partition"], micros=row["m"], position=row["p"]
+                )
+            elif row["op"] == "d" and held is not None:
+                found[key] = held  # a tombstone after the deletion
+        return dict(list(found.items())[-_MAX_DELETES:]), late
+
+    def _truncated_rows(self, truncates: Sequence[Deletion]) -> list[FileRows]:
         """Return the table's rows that came before a truncate of this batch."""
-        if not truncates or self.index is None or self.head is None:
+        if not truncates or self.head is None:
             return []
         found = []
         for of_file in self.index.all_rows(self.table, self.head):
@@ -434,7 +475,7 @@ class Folding:
                 found.append(FileRows(of_file.file, of_file.positions[gone]))
         return found
 
-    def _came_before(self, rows: pa.Table, truncates: Sequence[Truncate]) -> NDArray[np.bool_]:
+    def _came_before(self, rows: pa.Table, truncates: Sequence[Deletion]) -> NDArray[np.bool_]:
         """Return which rows, given by partition, time and position, came before a truncate."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -509,9 +550,9 @@ class _OldRows:
     def matches(self, keys: pa.Table) -> NDArray[np.int64]:
         """Return, for each key, the number of its row; -1: it has none."""
         found = np.full(keys.num_rows, -1, np.int64)
-        index = self.folding.index
-        if self.values is None or index is None:
+        if self.values is None:
             return found
+        index = self.folding.index
         own = index.hashes([self.values.column(name) for name in self.folding.keys])
         return _matched(index.hashes(keys.columns), own, found)
 
@@ -719,12 +760,14 @@ class _Chain:
             if not is_moved and not is_deleted:
                 raise _WaitError
             return found
+        if is_moved:  # an earlier snapshot may have a row that was deleted since
+            return None
         row, is_current = self._row(key, order)
         if row is None:
-            if is_deleted or is_moved:
+            if is_deleted:
                 return None
             raise _WaitError
-        if is_current and not is_deleted and not is_moved:
+        if is_current and not is_deleted:
             raise _WaitError
         return found | {name: row[name] for name in left}
 
@@ -769,7 +812,7 @@ class _Chain:
         import pyarrow as pa
 
         folding = self.folding
-        if folding.head is None or folding.index is None:
+        if folding.head is None:
             return None, False
         types = _arrow_fields(folding.table, folding.keys)
         columns = [pa.array([one], kind) for one, kind in zip(key, types, strict=True)]
@@ -812,9 +855,9 @@ def _unresolved(folding: Folding, name: str) -> str:
     )
 
 
-def _newest_truncates(truncates: Iterable[Truncate]) -> list[Truncate]:
+def _newest_truncates(truncates: Iterable[Deletion]) -> list[Deletion]:
     """Return the newest truncate of each partition."""
-    found: dict[int, Truncate] = {}
+    found: dict[int, Deletion] = {}
     for each in truncates:
         held = found.setdefault(each.partition, each)
         if each.order is not None and (held.order is None or each.order > held.order):
