@@ -21,6 +21,7 @@ from topicberg.formats import protobuf
 from topicberg.formats.reasons import UNEXPLAINED
 from topicberg.formats.subjects import WIRE_BYTES, RegisteredSchema, SubjectReader
 from topicberg.kafka.consumer import messages
+from topicberg.tableflow.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import Half, read_layout, table_schema
@@ -106,8 +107,13 @@ class _Decoder:
         self._fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
         if (held := _columns(self._spec, endpoints, config)) is not None:
             self._fields = held
+        own: dict[str, Sequence[NestedField] | None] = {"key": None, "value": None}
+        if self._spec.changelog is not None:
+            keys = key_names(layout)
+            own["key"] = [field for field in self._fields if field.name in keys]
+            own["value"] = envelope(self._spec, layout, self._fields)
         self._writers = {
-            name: Writers(half, self._foreign)
+            name: Writers(half, self._foreign, own[name])
             for name, half in self._halves.items()
             if half.subject
         }
@@ -119,7 +125,8 @@ class _Decoder:
         for name, half in self._halves.items():
             shown[name], problem = self._half(name, half, raw[name])
             problems += [problem] if problem else []
-        if self._spec.write_mode == "upsert" and raw["key"] is None:
+        is_keyed = self._spec.write_mode == "upsert" and self._spec.changelog is None
+        if is_keyed and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
         kind, milliseconds = message.timestamp()
         listed: Any = message.headers() or []

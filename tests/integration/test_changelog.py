@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -42,17 +43,46 @@ def rows_of(topic: Topic) -> list[Row]:
     return found
 
 
-def test_changelog_orders_replayed_at_once_gives_the_rows(
-    make_topic: Callable[..., Topic],
+ORDERS = [{"region": "ap", "no": 1, "qty": 1, "note": None, "extra": Decimal("6.50")}]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        (2, 1, 0),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2))),
+    ],
+)
+def test_changelog_orders_partition_by_partition_give_rows(
+    make_topic: Callable[..., Topic], order: tuple[int, ...]
 ) -> None:
+    """Columns are added, dropped and retyped; a truncate deletes rows of other partitions."""
     topic = change_topic(make_topic)
     records = captured("davro.shop.orders")
     replay = Replay(topic, records)
-    replay.send(records)
-    topic.ingest()
-    assert rows_of(topic) == [
-        {"region": "ap", "no": 1, "qty": 1, "note": None, "extra": Decimal("6.50")}
-    ]
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    for partition in order:
+        replay.send(one for one in records if one.partition == partition)
+        while ingestor.step().records:
+            pass
+    ingestor.close()
+    assert rows_of(topic) == ORDERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 13])
+def test_changelog_orders_in_batches_of_any_size_give_rows(
+    make_topic: Callable[..., Topic], size: int
+) -> None:
+    topic = change_topic(make_topic)
+    records = sorted(captured("davro.shop.orders"), key=lambda one: (one.timestamp, one.offset))
+    replay = Replay(topic, records)
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    for first in range(0, len(records), size):
+        replay.send(records[first : first + size])
+        ingestor.step()
+    ingestor.close()
+    assert rows_of(topic) == ORDERS
 
 
 CUSTOMER: Row = {

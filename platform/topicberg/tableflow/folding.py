@@ -919,12 +919,26 @@ def _read(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
             int((one.metadata or {}).get(b"PARQUET:field_id", -1)): one.name
             for one in parquet.schema_arrow
         }
-        held = parquet.read(columns=[known[number] for number in ids if number in known])
+        held = _rows_at(parquet, rows.positions, [known[one] for one in ids if one in known])
     columns = []
-    chosen = pa.array(rows.positions)
     for number, kind in zip(ids, types, strict=True):
         if number in known:
-            columns.append(held.column(known[number]).take(chosen).cast(kind))
+            columns.append(held.column(known[number]).cast(kind))
         else:
-            columns.append(pa.chunked_array([pa.nulls(len(chosen), kind)]))
+            columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))
     return pa.table(columns, names=list(names))
+
+
+def _rows_at(parquet: Any, positions: NDArray[np.uint32], columns: Sequence[str]) -> pa.Table:
+    """Return some rows of a file, given by ascending positions; reads only their row groups."""
+    import pyarrow as pa
+
+    parts, first = [], 0
+    for group in range(parquet.num_row_groups):
+        last = first + parquet.metadata.row_group(group).num_rows
+        inside = positions[(positions >= first) & (positions < last)]
+        if len(inside):
+            part = parquet.read_row_group(group, columns=list(columns))
+            parts.append(part.take(pa.array(inside - first)))
+        first = last
+    return pa.concat_tables(parts)

@@ -168,9 +168,14 @@ def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
 
 
 @_rule("changelog", "schema.format", "key.format", "write_mode")
-def _changelog(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+def _changelog(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if spec.changelog is None:
         return
+    if not config.own_engine:
+        yield (
+            "changelog",
+            "is only for topicberg's engine: Confluent's Tableflow does not read envelopes",
+        )
     if spec.value_schema.format != "avro":
         yield (
             "schema.format",
