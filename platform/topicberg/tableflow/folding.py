@@ -438,6 +438,8 @@ class Folding:
 
         :param places: of the last change of each key
         """
+        import pyarrow.compute as pc
+
         known = self.state.deletes
         may_move = self.may_move or len(self.batch.end) > (self.state.partitions or 1 << 31)
         if not known and not may_move:
@@ -445,9 +447,12 @@ class Folding:
         found = dict(known)
         late: list[Place] = []
         hashes = self.index.hashes(places.select(self._key_columns()).columns)
-        rows = places.select(["partition", "offset", "m", "p", "op"]).to_pylist()
-        for high, low, number in zip(hashes.high, hashes.low, hashes.position, strict=True):
-            row, key = rows[number], f"{int(high):016x}{int(low):016x}"
+        is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)[hashes.position]
+        held_high = np.array([int(key[:16], 16) for key in known], np.uint64)
+        rows = places.select(["partition", "offset", "m", "p", "op"])
+        for which in np.flatnonzero(np.isin(hashes.high, held_high) | (is_delete & may_move)):
+            row = rows.slice(int(hashes.position[which]), 1).to_pylist()[0]
+            key = f"{int(hashes.high[which]):016x}{int(hashes.low[which]):016x}"
             order, held = order_of(row["m"], row["p"]), known.get(key)
             is_elsewhere = held is not None and held.partition != row["partition"]
             at = held.order if held is not None else None
