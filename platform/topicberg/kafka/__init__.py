@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -69,6 +69,17 @@ class EnsuredTopic:
     key_schema_id: int | None
 
 
+@dataclass(frozen=True)
+class TopicLog:
+    """The log of a topic. ``beginning``, ``end``: first offset, and end for a read_committed
+    consumer, by partition.
+    """
+
+    topic_id: str
+    beginning: dict[int, int]
+    end: dict[int, int]
+
+
 def ensure_topic(
     spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None
 ) -> EnsuredTopic:
@@ -80,7 +91,7 @@ def ensure_topic(
     :raises TopicDriftError: a difference that topicberg must not change
     :raises TopicbergError: the broker or the registry does not answer, or refuses
     """
-    admin = _admin(endpoints, writes=True)
+    admin = admin_client(endpoints, writes=True)
     created = _create_missing(admin, spec, endpoints)
     if created:
         requests.topic_created(config or settings(), spec.name)
@@ -106,7 +117,7 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None 
 
     :raises TopicbergError: the broker does not answer, or refuses
     """
-    if _create_missing(_admin(endpoints, writes=True), spec, endpoints):
+    if _create_missing(admin_client(endpoints, writes=True), spec, endpoints):
         requests.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
 
@@ -117,10 +128,10 @@ def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic(topic, 1, replication_factor=-1, config={"cleanup.policy": "compact"})
-    admin = _admin(endpoints, writes=True)
+    admin = admin_client(endpoints, writes=True)
     future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
     try:
-        _result(future, endpoints, f"create topic {topic}")
+        result_of(future, endpoints, f"create topic {topic}")
     except TopicbergError as error:
         cause = error.__cause__
         exists = KafkaError.TOPIC_ALREADY_EXISTS
@@ -199,9 +210,9 @@ def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    admin = _admin(endpoints, writes=True)
+    admin = admin_client(endpoints, writes=True)
     future = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
-    entries = _result(future[resource], endpoints, f"describe the configuration of {topic}")
+    entries = result_of(future[resource], endpoints, f"describe the configuration of {topic}")
     return {name: entry.value for name, entry in entries.items()}
 
 
@@ -213,6 +224,20 @@ def topic_id(endpoints: Endpoints, topic: str) -> str:
     :raises NoSuchTopicError: there is no such topic
     """
     return str(_describe(endpoints, topic).topic_id)
+
+
+def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
+    """Return the id of a topic, and where its log begins and ends, in three requests.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    described = _describe(endpoints, topic)
+    partitions = [partition.id for partition in described.partitions]
+    end = _offsets(endpoints, topic, OffsetSpec.latest(), partitions=partitions)  # type: ignore[no-untyped-call]
+    beginning = _offsets(endpoints, topic, OffsetSpec.earliest(), partitions=partitions)  # type: ignore[no-untyped-call]
+    return TopicLog(str(described.topic_id), beginning, end)
 
 
 # --- topics ---
@@ -250,7 +275,7 @@ def _accounts(endpoints: Endpoints) -> Iterator[_Account]:
         yield _account(tuple(sorted(config.items(), key=lambda each: each[0])))
 
 
-def _admin(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
+def admin_client(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
     """Return the client of an account: it is thread-safe, and keeps its connection."""
     return list(_accounts(endpoints))[writes].client
 
@@ -275,7 +300,7 @@ def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
     return None
 
 
-def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
+def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
     """Wait for a response of the broker.
 
     :raises NoSuchTopicError: the topic does not exist
@@ -284,14 +309,16 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
     """
     from confluent_kafka import KafkaError, KafkaException
 
-    silent = UnreachableError(
-        f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
-        hint="run `topicberg status` to see whether Kafka runs",
-    )
+    def silent() -> UnreachableError:
+        return UnreachableError(
+            f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
+            hint="run `topicberg status` to see whether Kafka runs",
+        )
+
     try:
         return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
     except FutureTimeoutError:
-        raise _login_error(endpoints, what) or silent from None
+        raise _login_error(endpoints, what) or silent() from None
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -307,14 +334,14 @@ def _result(future: Future[T], endpoints: Endpoints, what: str) -> T:
             KafkaError._RESOLVE,
             KafkaError.REQUEST_TIMED_OUT,
         ):
-            raise _login_error(endpoints, what) or silent from error
+            raise _login_error(endpoints, what) or silent() from error
         if reason.code() in (
             KafkaError.NOT_LEADER_FOR_PARTITION,
             KafkaError.LEADER_NOT_AVAILABLE,
             KafkaError.FENCED_LEADER_EPOCH,  # the client's or the broker's metadata is stale
             KafkaError.UNKNOWN_LEADER_EPOCH,
         ):
-            raise _NoLeaderError(
+            raise NoLeaderError(
                 f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
             ) from error
         raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
@@ -342,7 +369,7 @@ def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> 
     )
     future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[spec.name]
     try:
-        _result(future, endpoints, f"create topic {spec.name}")
+        result_of(future, endpoints, f"create topic {spec.name}")
     except TopicbergError as error:
         cause = error.__cause__
         if (
@@ -383,7 +410,7 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
         )
     grow = [NewPartitions(spec.name, spec.partitions)]
     future = admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
-    _result(future, endpoints, f"add partitions to {spec.name}")
+    result_of(future, endpoints, f"add partitions to {spec.name}")
     logger.info("topic %s: %d partitions became %d", spec.name, existing, spec.partitions)
     return spec.partitions
 
@@ -403,7 +430,7 @@ def _converge_config(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) 
     ]
     resource = ConfigResource(ResourceType.TOPIC, spec.name, incremental_configs=entries)
     future = admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
-    _result(future, endpoints, f"change the configuration of {spec.name}")
+    result_of(future, endpoints, f"change the configuration of {spec.name}")
     logger.info("topic %s: set %s", spec.name, ", ".join(f"{k}={v}" for k, v in changes.items()))
 
 
@@ -422,36 +449,42 @@ def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
 def _describe(endpoints: Endpoints, topic: str) -> TopicDescription:
     from confluent_kafka import TopicCollection
 
-    admin = _admin(endpoints)
+    admin = admin_client(endpoints)
     future = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)[topic]
-    description: TopicDescription = _result(future, endpoints, f"describe topic {topic}")
+    description: TopicDescription = result_of(future, endpoints, f"describe topic {topic}")
     return description
 
 
-class _NoLeaderError(TopicbergError):
+class NoLeaderError(TopicbergError):
     """A partition has no leader: it is being created, or its broker has just restarted."""
 
 
 @retry(
-    retry=retry_if_exception_type(_NoLeaderError),
+    retry=retry_if_exception_type(NoLeaderError),
     stop=stop_after_delay(LEADER_SECONDS),
     wait=wait_fixed(0.25),
     reraise=True,
 )
 def _offsets(
-    endpoints: Endpoints, topic: str, which: OffsetSpec, *, committed: bool = True
+    endpoints: Endpoints,
+    topic: str,
+    which: OffsetSpec,
+    *,
+    committed: bool = True,
+    partitions: Sequence[int] | None = None,
 ) -> dict[int, int]:
     from confluent_kafka import IsolationLevel, TopicPartition
 
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    partitions = [partition.id for partition in _describe(endpoints, topic).partitions]
-    futures = _admin(endpoints).list_offsets(
+    if partitions is None:
+        partitions = [partition.id for partition in _describe(endpoints, topic).partitions]
+    futures = admin_client(endpoints).list_offsets(
         {TopicPartition(topic, partition): which for partition in partitions},
         isolation_level=level,
         request_timeout=TIMEOUT_SECONDS,
     )
     return {
-        partition.partition: _result(future, endpoints, f"list the offsets of {topic}").offset
+        partition.partition: result_of(future, endpoints, f"list the offsets of {topic}").offset
         for partition, future in sorted(futures.items(), key=lambda item: item[0].partition)
     }
 

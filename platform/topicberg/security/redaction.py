@@ -12,6 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -65,9 +66,9 @@ def redact(text: str) -> str:
     """Return text in which every known secret is replaced."""
     with _lock:
         known = set(_known)
-    for name, value in os.environ.items():
+    for name in os.environ:
         if _is_secret(name.upper()):
-            known.update(_forms(value))
+            known.update(_forms(os.environ.get(name, "")))
     for secret in sorted(known, key=len, reverse=True):  # one secret may be a part of another
         if secret in text:
             text = text.replace(secret, REDACTED)
@@ -75,10 +76,15 @@ def redact(text: str) -> str:
 
 
 def _is_secret(variable: str) -> bool:
-    if not _NAMES.search(variable) or _PLACES.search(variable):
+    if not _is_named_as_secret(variable):
         return False
     # Of a pair of key and secret, the key is only a name.
     return not variable.endswith("API_KEY") or f"{variable[:-3]}SECRET" not in os.environ
+
+
+@lru_cache(maxsize=1024)
+def _is_named_as_secret(variable: str) -> bool:
+    return bool(_NAMES.search(variable)) and not _PLACES.search(variable)
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -1,0 +1,153 @@
+"""The ends of many topics' logs, read by as many requests as those of one topic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.kafka import (
+    TIMEOUT_SECONDS,
+    NoLeaderError,
+    NoSuchTopicError,
+    admin_client,
+    result_of,
+)
+from topicberg.kafka.offsets import Offsets
+
+if TYPE_CHECKING:
+    from topicberg.endpoints import Endpoints
+
+DESCRIBE_SECONDS = 5.0
+"""How long the partitions and the id of a topic are not read again, unless a request fails."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of one topic's log, by partition."""
+
+    topic_id: str
+    high: Offsets
+    """After the last record, including open transactions."""
+    stable: Offsets
+    """After the last record that a read_committed consumer may read."""
+
+
+@dataclass(frozen=True)
+class _Described:
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+class EndReader:
+    """Reads the ends of topics, and remembers their partitions between two reads."""
+
+    def __init__(self, endpoints: Endpoints, now: Callable[[], float] = time.monotonic) -> None:
+        self._endpoints = endpoints
+        self._now = now
+        self._described: dict[str, _Described | TopicbergError] = {}
+        self._describe_at = 0.0
+
+    def read(self, held: Mapping[str, Offsets]) -> dict[str, Ends | TopicbergError]:
+        """Return the ends of topics, or why they are not known: one request to each broker.
+
+        A second request reads where transactions hold records back, only of the topics that have
+        records after those that are held.
+
+        :param held: topic → partition → first offset that is not needed
+        :raises UnreachableError: Kafka does not answer
+        """
+        if self._now() >= self._describe_at or not self._described.keys() >= held.keys():
+            self._describe(held)
+        known = {
+            topic: one
+            for topic in held
+            if isinstance(one := self._described.get(topic), _Described)
+        }
+        high = self._list(known, committed=False)
+        waiting = {
+            topic: known[topic]
+            for topic, ends in high.items()
+            if isinstance(ends, dict) and ends != held[topic]
+        }
+        stable = self._list(waiting, committed=True)
+        found: dict[str, Ends | TopicbergError] = {}
+        for topic in held:
+            one, ends = self._described[topic], high.get(topic)
+            readable = stable.get(topic, ends)
+            if isinstance(one, TopicbergError):
+                found[topic] = one
+            elif isinstance(ends, dict) and isinstance(readable, dict):
+                found[topic] = Ends(one.topic_id, ends, readable)
+            else:
+                failed = next(e for e in (ends, readable) if isinstance(e, TopicbergError))
+                found[topic], self._describe_at = failed, 0.0
+        return found
+
+    def _describe(self, topics: Collection[str]) -> None:
+        from confluent_kafka import TopicCollection
+
+        self._described = {}
+        if not topics:
+            return
+        admin = admin_client(self._endpoints)
+        futures = admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS
+        )
+        for topic, future in futures.items():
+            what = f"describe topic {topic}"
+            try:
+                described = result_of(future, self._endpoints, what)
+            except UnreachableError:
+                self._describe_at = 0.0
+                raise
+            except TopicbergError as error:
+                self._described[topic] = error
+                continue
+            # A request for the ends waits for all leaders: without this, one topic delays all.
+            if any(p.leader is None or p.leader.id < 0 for p in described.partitions):
+                self._described[topic] = NoLeaderError(
+                    f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
+                )
+                continue
+            numbers = tuple(sorted(partition.id for partition in described.partitions))
+            self._described[topic] = _Described(str(described.topic_id), numbers)
+        failed = any(isinstance(one, TopicbergError) for one in self._described.values())
+        self._describe_at = self._now() + (1.0 if failed else DESCRIBE_SECONDS)
+
+    def _list(
+        self, topics: Mapping[str, _Described], *, committed: bool
+    ) -> dict[str, Offsets | TopicbergError]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        wanted = {
+            TopicPartition(topic, partition): latest
+            for topic, described in topics.items()
+            for partition in described.partitions
+        }
+        if not wanted:
+            return {}
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        futures = admin_client(self._endpoints).list_offsets(
+            wanted, isolation_level=level, request_timeout=TIMEOUT_SECONDS
+        )
+        found: dict[str, Offsets | TopicbergError] = {topic: {} for topic in topics}
+        for place, future in futures.items():
+            ends = found[place.topic]
+            if isinstance(ends, TopicbergError):
+                continue
+            try:
+                one = result_of(future, self._endpoints, f"list the offsets of {place.topic}")
+                ends[place.partition] = one.offset
+            except (NoSuchTopicError, NoLeaderError) as error:
+                found[place.topic] = error
+            except UnreachableError:
+                self._describe_at = 0.0
+                raise
+            except TopicbergError as error:
+                found[place.topic] = error
+        return found
