@@ -73,6 +73,13 @@ class Settings(BaseSettings):
         description="where the local Spark computes: in its own process with n cores, local[n], or "
         "on the workers of a standalone cluster of this machine, spark://127.0.0.1:7077",
     )
+    engine_workers: int = Field(
+        default=8,
+        ge=1,
+        le=256,
+        description="batches that the Tableflow engine commits at once, each in a Spark session; "
+        "all topics share them",
+    )
     aws_region: str = "us-east-1"
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
     bucket: str = Field(

@@ -34,9 +34,10 @@ from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow import commit, service
+from topicberg.tableflow import commit, ingestion
 from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
 from topicberg.tableflow.metrics import StatusCollector
+from topicberg.tableflow.pool import Pool
 from topicberg.tableflow.sizing import GROWTH, SMALL_RECORDS
 from topicberg.tableflow.status import remove_status
 from topicberg.tableflow.wait import held_offsets, wait_for
@@ -300,7 +301,7 @@ def test_a_rollback_while_a_batch_is_staged_stays(
 def test_lag_counts_what_an_open_transaction_holds(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(ingestion, "OPEN_SECONDS", 1.0)
     topic = make_topic(checks={"max_lag_records": 1}, tableflow={"commit_interval_seconds": 0.5})
     topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
     config = {**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex}
@@ -311,8 +312,9 @@ def test_lag_counts_what_an_open_transaction_holds(
     producer.flush(30)
     begun_ms = int(time.time() * 1000)
     topic.send(ORDER, [{"id": 2, "note": "b"}, {"id": 3, "note": "c"}], partition=0)
-    worker = service.Worker(topic.spec, topic.endpoints, topic.config)
-    worker.start()
+    pool = Pool(topic.endpoints, topic.config)
+    worker = pool.add(topic.spec)
+    pool.start()
     try:
         wait_until(lambda: bool(worker.status.open_transactions), 60)
         assert worker.status.lag[0] == 3
@@ -328,8 +330,7 @@ def test_lag_counts_what_an_open_transaction_holds(
         wait_until(lambda: not any(worker.status.lag.values()), 60)
         assert worker.status.open_transactions == {}
     finally:
-        worker.stop()
-        worker.join()
+        pool.stop(60)
         remove_status(topic.config, topic.spec.name)
     assert topic.rows("id") == [{"id": 1}, {"id": 2}, {"id": 3}]
 

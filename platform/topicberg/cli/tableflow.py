@@ -264,7 +264,7 @@ def run(
     from topicberg.settings import settings
     from topicberg.tableflow.control import find_topic
     from topicberg.tableflow.engine import run_once
-    from topicberg.tableflow.service import Worker
+    from topicberg.tableflow.pool import Pool
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
@@ -273,12 +273,13 @@ def run(
         done = run_once(spec, endpoints, config)
         echo(f"{topic}: {count(done.records, 'record')} committed, snapshot {done.snapshot_id}")
         return
-    worker = Worker(spec, endpoints, config)
-    worker.start()
+    pool = Pool(endpoints, config)
+    pool.add(spec)
+    pool.start()
     try:
         threading.Event().wait()
     finally:
-        worker.stop()
+        pool.stop(0)
 
 
 def serve(

@@ -7,7 +7,9 @@ are then read from the registry and the broker.
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ from topicberg.topics.requests import (
     read_request,
     read_requests,
     requested_topics,
+    requests_folder,
     write_request,
 )
 from topicberg.topics.rules import suggestion
@@ -86,6 +89,61 @@ def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
     left out and does not affect the others.
     """
     return _enabled(_specs(config), read_requests(config), None)
+
+
+class Requested:
+    """The topics to materialize, read again only when a file of specs or requests has changed."""
+
+    def __init__(self, config: Settings) -> None:
+        self._config = config
+        self._files: Files = ()
+        self._found: tuple[dict[str, TopicSpec], dict[str, str]] = {}, {}
+        self._resumed_at = _resumed_at(config)
+        self._resumed: list[str] = []
+
+    def topics(self) -> tuple[dict[str, TopicSpec], dict[str, str]]:
+        """Return what :func:`usable_topics` does.
+
+        :raises SpecError: there is no folder of topic specs
+        """
+        if (files := _files(self._config)) != self._files:
+            self._found = usable_topics(self._config)
+            now = _resumed_at(self._config)
+            self._resumed += [t for t, at in now.items() if at > self._resumed_at.get(t, 0.0)]
+            self._resumed_at = now
+            self._files = files
+        return self._found
+
+    def resumed(self) -> list[str]:
+        """Return the topics that were resumed since the last call."""
+        found, self._resumed = self._resumed, []
+        return found
+
+
+Files = tuple[tuple[str, int, int, int], ...]
+
+
+def _files(config: Settings) -> Files:
+    """Return path, time of change, size and inode of all files of specs, schemas and requests."""
+    found: list[tuple[str, int, int, int]] = []
+    for folder in (config.topics_dir, config.schemas_dir, requests_folder(config)):
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    stat = entry.stat()
+                    found.append((entry.path, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(sorted(found))
+
+
+def _resumed_at(config: Settings) -> dict[str, float]:
+    """Return when each topic was last resumed.
+
+    Unreadable requests are ignored here; they are reported elsewhere.
+    """
+    try:
+        return {name: each.resumed_at for name, each in read_requests(config).items()}
+    except (TopicbergError, OSError):
+        return {}
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:

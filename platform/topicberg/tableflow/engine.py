@@ -34,7 +34,7 @@ from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
-from topicberg.spark import check_spark, new_session, quote
+from topicberg.spark import quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
@@ -51,12 +51,14 @@ from topicberg.tableflow.reading import (
     without_value,
 )
 from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, decode
+from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.table import ensure_table, start_again
 from topicberg.tableflow.turns import Turn, Turns
 from topicberg.topics import requests
 
 if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.errors import PySparkException
@@ -140,20 +142,29 @@ _turns = Turns()
 
 
 class Ingestor:
-    """Keeps one topic's table up to date; has a Spark session of its own; not thread-safe."""
+    """Keeps one topic's table up to date; not thread-safe."""
 
-    def __init__(self, spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
+    def __init__(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        config: Settings,
+        sessions: Sessions | None = None,
+        registry: SchemaRegistryClient | None = None,
+    ) -> None:
+        """:param sessions: of Spark, which other topics use as well; None: sessions of its own
+        :param registry: a client that other topics use as well; None: one of its own
+        """
         self.spec = spec
         self.endpoints = endpoints
         self.config = config
         self._catalog = endpoints.catalog(config)
-        self._subjects = SubjectReader(endpoints.schema_registry_client())
+        self._subjects = SubjectReader(registry or endpoints.schema_registry_client())
+        self._sessions = sessions or Sessions(endpoints, config)
         self._fitted: tuple[int | None, int | None] | None = None  # see Layout.fitted
         self._foreign = ForeignSchemas(self._subjects)
         self._decoding: Decoding | None = None
         self._spark: SparkSession | None = None
-        self._renew_at: float | None = None
-        """When (monotonic) the login in the Spark session ends."""
         self._index: KeyIndex | None = None
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
@@ -170,21 +181,33 @@ class Ingestor:
         self._isolation: Isolation | None = None
         self._ends: dict[int, int] = {}
         """Where the next batch has to end, by partition; see :class:`BatchCutError`."""
+        self.current_offsets: Offsets = {}
+        self.current_ms: int | None = None
+        """When the topic was last seen to have no record after ``current_offsets``."""
 
     @property
     def max_records(self) -> int:
         """How many records suffice to start the next batch; a search for a record does not wait."""
         return self._size.limit if self._isolation is None else 1
 
+    @property
+    def is_isolating(self) -> bool:
+        """Whether parts of a failed batch are read, to find a record that fails by itself."""
+        return self._isolation is not None
+
     def close(self) -> None:
-        """Discard the Spark session and the loaded table; the next step creates them again."""
-        session, self._spark, self._fitted = self._spark, None, None
-        if session is not None:
-            try:
-                check_spark(self.endpoints.spark_connect)  # Spark's client would retry for a minute
-                session.stop()
-            except Exception as error:  # if the server has ended, so has the session
-                logger.debug("topic %s: closing the Spark session: %s", self.spec.name, error)
+        """Discard the sessions that only this topic uses, and what is known of the table."""
+        self._discard(others=True)
+
+    def forget(self) -> None:
+        """Read everything about the table and its schemas again in the next step."""
+        self._fitted = None
+
+    def _discard(self, *, others: bool) -> None:
+        """Discard the session of this step."""
+        session, self._spark = self._spark, None
+        self.forget()
+        self._sessions.discard(session, others=others)
 
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
@@ -199,16 +222,24 @@ class Ingestor:
         :raises TopicbergError: a service does not answer, refuses or is full
         """
         self._foreign.begin_batch()
-        if self._renew_at is not None and time.monotonic() >= self._renew_at:
-            self.close()
         exhausted = CommitConflictError(
             f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
             hint="check whether a second engine runs for this topic",
         )
-        # The wait lets the other engine finish.
-        return retry_conflicts(
-            self._attempt, CONFLICT_ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted
-        )
+        try:
+            # The wait lets the other engine finish.
+            return retry_conflicts(
+                self._attempt, CONFLICT_ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted
+            )
+        except TopicbergError:
+            raise  # the session is as good as before, or discarded already
+        except BaseException:
+            self._discard(others=False)
+            raise
+        finally:
+            session, self._spark, self._decoding = self._spark, None, None
+            if session is not None:
+                self._sessions.give_back(session)
 
     def _attempt(self) -> Commit:
         while True:
@@ -224,9 +255,9 @@ class Ingestor:
 
     def _step(self) -> Commit:
         name = self.spec.name
-        topic_id = kafka.topic_id(self.endpoints, name)
         # First of all, so that the schemas read afterwards cover all of these records.
-        latest = kafka.end_offsets(self.endpoints, name)
+        log = kafka.topic_log(self.endpoints, name)
+        topic_id, beginning, latest = log.topic_id, log.beginning, log.end
         layout = read_layout(self.spec, self._subjects)
         table = self._table(layout)
         head = table.current_snapshot()
@@ -238,7 +269,6 @@ class Ingestor:
                 hint=start_again(name),
             )
         now_ms = int(time.time() * 1000)
-        beginning = kafka.beginning_offsets(self.endpoints, name)
         first = {**beginning, **self._first_offsets(table, held, beginning, latest)}
         start = {**beginning, **(held.offsets or first)}
         if not self._knows_size:
@@ -250,7 +280,8 @@ class Ingestor:
         requests = skips.requested(table)
         skip = {*requests, *([failing.place] if failing else [])}
         batch, size = self._plan(held.offsets or first, beginning, latest, skip)
-        missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms)
+        seen_ms = self.current_ms if held.offsets == self.current_offsets else None
+        missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
         skipped = int(table.properties.get(summaries.ROWS_SKIPPED, 0))
         if not batch.records:
             self._is_suspect = False
@@ -409,7 +440,7 @@ class Ingestor:
             frame = self._decoded(probe, layout, table, columns).frame
             upsert.append(frame.select(f"{ROW}.*"), _target(table), {})
         except PySparkException as error:
-            self.close()
+            self._discard(others=failures.blame(error) == "memory")
             raise failures.explain(f"topic {self.spec.name}", error) from error
         staged = commit.staged_as(table.refresh(), wap_id)
         if staged is not None:
@@ -457,9 +488,10 @@ class Ingestor:
         try:
             yield
         except PySparkException as error:
-            self.close()
             reason = self._explain(error)
             is_record = isinstance(reason, TableflowError | SchemasFoundError)
+            if not is_record:  # else the session is as good as before
+                self._discard(others=failures.blame(error) == "memory")
             if isinstance(reason, TopicbergError) and not is_record:
                 reason = self._learn(batch, size, error, reason)
             raise reason from error
@@ -507,13 +539,7 @@ class Ingestor:
 
     def _session(self) -> SparkSession:
         if self._spark is None:
-            conf, self._renew_at = self.endpoints.spark_session(self.config)
-            self._spark = new_session(self.endpoints.spark_connect, conf)
-            self._spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")  # repeated headers
-            self._spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")  # of JSON objects
-            self._spark.conf.set("spark.sql.caseSensitive", "true")
-            # Spark's older reader is not used: it creates objects for every record.
-            self._spark.conf.set("spark.sql.sources.useV1SourceList", "")
+            self._spark = self._sessions.take()
         return self._spark
 
     def _stage(

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TopicbergError
 from topicberg.iceberg.maintenance.run import maintain
 from topicberg.settings import Settings
-from topicberg.tableflow.control import usable_topics
+
+if TYPE_CHECKING:
+    from topicberg.tableflow.ingestion import Ingestion
+    from topicberg.tableflow.pool import Pool
 
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 60.0
+QUIET_PAUSE_SECONDS = 900.0
+"""Between two inspections of a table that did not change: small files are due after this time."""
+IDLE_PAUSE_SECONDS = 3600.0
+"""The same if it has not changed for as long: only old snapshots and rows may be due."""
+
+
+@dataclass
+class _Kept:
+    """What is known of a table since its last maintenance; times are monotonic."""
+
+    state: object
+    at: float
+    changed_at: float
+
+    def is_due(self, state: object, now: float) -> bool:
+        if state != self.state:
+            return True
+        is_quiet = now - self.changed_at < IDLE_PAUSE_SECONDS
+        return now - self.at >= (QUIET_PAUSE_SECONDS if is_quiet else IDLE_PAUSE_SECONDS)
 
 
 class Keeper(threading.Thread):
     """Maintains one topic after the other, so that it takes one job's share of Spark."""
 
-    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
+    def __init__(self, endpoints: Endpoints, config: Settings, pool: Pool) -> None:
         super().__init__(name="tableflow-maintenance", daemon=True)
         self._endpoints = endpoints
         self._config = config
+        self._pool = pool
+        self._kept: dict[str, _Kept] = {}
         self._stop_requested = threading.Event()
 
     def stop(self) -> None:
@@ -32,20 +58,32 @@ class Keeper(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_requested.wait(PAUSE_SECONDS):
-            try:
-                topics = list(usable_topics(self._config)[0].values())
-            except TopicbergError as error:  # the service reports it
-                logger.debug("%s", error)
-                continue
-            for spec in topics:
+            topics = self._pool.topics
+            self._kept = {name: kept for name, kept in self._kept.items() if name in topics}
+            for topic in topics.values():
                 if self._stop_requested.is_set():
                     return
-                try:
-                    maintain(spec, self._endpoints, self._config)
-                except NoSuchTableError:
-                    logger.debug("topic %s has no table yet", spec.name)
-                except Exception as error:
-                    # If a service does not answer, what is due now is still due in a minute.
-                    lines = str(error).strip().splitlines()
-                    reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
-                    logger.warning("topic %s: maintenance failed: %s", spec.name, reason)
+                self._maintain(topic)
+
+    def _maintain(self, topic: Ingestion) -> None:
+        """Do what is due for a table, if it may have changed since the last time."""
+        name, now = topic.spec.name, time.monotonic()
+        state = topic.spec, topic.status.snapshot_id
+        before = self._kept.get(name)
+        if before is not None and not before.is_due(state, now):
+            return
+        try:
+            is_changed = maintain(topic.spec, self._endpoints, self._config).changed
+        except NoSuchTableError:
+            logger.debug("topic %s has no table yet", name)
+            return
+        except Exception as error:
+            # If a service does not answer, what is due now is still due in a minute.
+            lines = str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+            logger.warning("topic %s: maintenance failed: %s", name, reason)
+            return
+        is_same = before is not None and before.state == state and not is_changed
+        changed_at = before.changed_at if before is not None and is_same else now
+        # After a change, more may be due.
+        self._kept[name] = _Kept(None if is_changed else state, now, changed_at)

@@ -57,11 +57,15 @@ class Watch:
         table: Table,
         held: Committed,
         now_ms: int,
+        seen_ms: int | None = None,
     ) -> None:
-        """:param now_ms: a time before the topic's end was looked up"""
+        """:param now_ms: a time before the topic's end was looked up
+        :param seen_ms: when the topic was last seen to have nothing that the table did not hold
+        """
         self._spec, self._endpoints, self._table, self._now_ms = spec, endpoints, table, now_ms
         self._watched = spec.is_compacted and bool(held.offsets)
-        self._current_ms = int(table.properties.get(CURRENT_AT_MS, held.at_ms or now_ms))
+        self._noted_ms = int(table.properties.get(CURRENT_AT_MS, held.at_ms or now_ms))
+        self._current_ms = max(self._noted_ms, seen_ms or 0)
 
     @property
     def _away_ms(self) -> int:
@@ -76,10 +80,11 @@ class Watch:
 
     def nothing_new(self) -> None:
         """Record now and then that a topic without new records is current."""
-        if not self._watched or self._away_ms <= _PATIENCE_MS:
+        age_ms = self._now_ms - self._noted_ms
+        if not self._watched or age_ms <= _PATIENCE_MS:
             return
         kept = self._kept_ms()
-        if kept is not None and self._away_ms > kept // 4:
+        if kept is not None and age_ms > kept // 4:
             with self._table.transaction() as transaction:
                 transaction.set_properties({CURRENT_AT_MS: str(self._now_ms)})
 

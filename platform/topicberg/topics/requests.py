@@ -83,15 +83,16 @@ def command_settings(config: Settings, topic: str) -> dict[str, Any]:
 
 def requested_topics(config: Settings) -> list[str]:
     """Return the topics that have a request."""
-    return [path.stem for path in sorted(_folder(config).glob("[!.]*.json"))]
+    return [path.stem for path in sorted(requests_folder(config).glob("[!.]*.json"))]
 
 
-def _folder(config: Settings) -> Path:
+def requests_folder(config: Settings) -> Path:
+    """Return the folder of the requests' files."""
     return config.state_dir / "tableflow" / "requests"
 
 
 def _file(config: Settings, topic: str) -> Path:
-    return topic_file(_folder(config), topic)
+    return topic_file(requests_folder(config), topic)
 
 
 def write_request(config: Settings, request: Request) -> None:

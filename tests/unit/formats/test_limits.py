@@ -389,6 +389,8 @@ def test_turn_does_not_wait_for_ever(started: list[threading.Thread]) -> None:
 class Nothing:
     """Endpoints of a deployment that gets no request."""
 
+    spark_connect = ""
+
     def catalog(self, _: object) -> None: ...
     def schema_registry_client(self) -> None: ...
 

@@ -155,6 +155,27 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     assert "retention_ms" in wrong["views"]
 
 
+def test_requests_are_read_again_only_after_a_change(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.enable(config, "views")
+    requested = control.Requested(config)
+    first = requested.topics()
+    assert set(first[0]) == {"orders", "views"}
+    with monkeypatch.context() as patch:
+        patch.setattr(control, "usable_topics", None)
+        assert requested.topics() == first
+    control.resume(config, "views")
+    assert requested.resumed() == []
+    assert requested.topics() == first
+    assert requested.resumed() == ["views"]
+    assert requested.resumed() == []
+    (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
+    assert set(requested.topics()[0]) == {"views"}
+    control.disable(config, "views")
+    assert requested.topics() == ({}, {})
+
+
 def test_a_topic_is_not_its_own_dead_letter_topic(config: Settings) -> None:
     for name, target in (("orders", "orders"), ("error_log", None)):
         with pytest.raises(SpecError, match="cannot be its own dead-letter topic"):

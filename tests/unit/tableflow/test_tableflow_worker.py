@@ -1,72 +1,375 @@
-"""What keeps a topic's worker going."""
+"""When a topic of the engine has its turn, who is first, and what its status says."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from topicberg.errors import UnreachableError
+from topicberg.errors import TableflowError, TopicbergError, UnreachableError
+from topicberg.kafka.ends import Ends
+from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow import service
-from topicberg.tableflow.status import read_status
-from topicberg.topics import load_topic
+from topicberg.tableflow import ingestion, service
+from topicberg.tableflow.engine import Commit
+from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.pool import Pool
+from topicberg.tableflow.status import read_status, write_status
+from topicberg.topics import TopicSpec, load_topic
+
+NOTHING = cast("Any", None)
 
 
-def test_a_status_that_cannot_be_written_is_written_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class Endpoints:
+    """Endpoints of a deployment that gets no request."""
+
+    spark_connect = "sc://127.0.0.1:1"
+
+    def schema_registry_client(self) -> None: ...
+
+
+class Steps:
+    """The engine of one topic, whose steps are given."""
+
+    def __init__(self, *steps: Commit | Exception, max_records: int = 1_000) -> None:
+        self.steps = list(steps)
+        self.max_records = max_records
+        self.is_isolating = False
+        self.forgot = 0
+        self.current_ms: int | None = None
+        self.current_offsets: Offsets = {}
+
+    def step(self) -> Commit:
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+def committed(records: int, *offsets: int) -> Commit:
+    return Commit(records=records, snapshot_id=1, end_offsets=dict(enumerate(offsets)))
+
+
+def ends(*high: int, stable: tuple[int, ...] | None = None, topic_id: str = "id") -> Ends:
+    return Ends(topic_id, dict(enumerate(high)), dict(enumerate(stable or high)))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Settings:
+    return Settings(state_dir=tmp_path)
+
+
+@pytest.fixture
+def spec(config: Settings) -> TopicSpec:
+    return load_topic("stock_trades", config)
+
+
+@pytest.fixture
+def topic(config: Settings, spec: TopicSpec) -> Callable[..., Ingestion]:
+    """``topic(*steps)``: a topic that has done the first of these steps."""
+
+    def make(*steps: Commit | Exception, **more: Any) -> Ingestion:
+        made = Ingestion(spec, NOTHING, config, NOTHING)
+        made._ingestor = cast("Any", Steps(*steps, **more))
+        made.turn()
+        return made
+
+    return make
+
+
+def is_due(topic: Ingestion, inspection: float = 60.0) -> bool:
+    return topic.due_at(inspection) <= time.monotonic()
+
+
+def test_status_that_cannot_be_written_is_written_later(
+    monkeypatch: pytest.MonkeyPatch, config: Settings, topic: Callable[..., Ingestion]
 ) -> None:
-    config = Settings(state_dir=tmp_path)
-    topic = load_topic("stock_trades", config)
-    worker = service.Worker(topic, cast("Any", None), config)
-
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(service, "write_status", full)
-        worker._report(phase="RUNNING")
-    assert worker.status.phase == "RUNNING"
-    assert read_status(config, topic.name).phase == "PENDING"
-    worker._report()
-    assert read_status(config, topic.name).phase == "RUNNING"
+        patch.setattr(ingestion, "write_status", full)
+        one = topic(committed(3, 3))
+    assert one.status.phase == "RUNNING"
+    assert read_status(config, one.spec.name).phase == "PENDING"
+    one.observe(ends(3))
+    assert read_status(config, one.spec.name).phase == "RUNNING"
 
 
-def test_worker_after_a_change_counts_on(tmp_path: Path) -> None:
-    """`topicberg tableflow enable` of a topic that runs: another worker, the same counters."""
-    config = Settings(state_dir=tmp_path)
-    spec = load_topic("stock_trades", config)
-    old = service.Worker(spec, cast("Any", None), config)
-    old.run = old._stop_requested.wait  # type: ignore[method-assign, assignment]
-    old.start()
+def test_idle_topic_is_due_only_for_inspection(topic: Callable[..., Ingestion]) -> None:
+    one = topic(committed(3, 3))
+    assert not is_due(one)
+    one.observe(ends(3))
+    assert not is_due(one)
+    assert is_due(one, inspection=0.0)
+
+
+def test_records_wait_for_the_interval_or_a_full_batch(topic: Callable[..., Ingestion]) -> None:
+    one = topic(committed(3, 3), max_records=100)
+    one.observe(ends(50))
+    assert not is_due(one)
+    assert one.status.lag == {0: 47}
+    one.observe(ends(103))
+    assert is_due(one)
+    one.observe(ends(50))
+    one._committed_at -= one.spec.tableflow.commit_interval_seconds
+    assert is_due(one)
+
+
+def test_records_of_an_open_transaction_are_not_due(topic: Callable[..., Ingestion]) -> None:
+    one = topic(committed(3, 3), max_records=1)
+    one.observe(ends(9, stable=(3,)))
+    assert not is_due(one)
+    assert one.status.lag == {0: 6}
+    one.observe(ends(9, stable=(9,)))
+    assert is_due(one)
+
+
+def test_turn_that_found_nothing_waits_for_other_ends(topic: Callable[..., Ingestion]) -> None:
+    """Offsets without records, such as markers of transactions that nothing follows."""
+    one = topic(committed(3, 3), committed(0, 3), max_records=1)
+    one.observe(ends(5))
+    assert is_due(one)
+    one.turn()
+    one.observe(ends(5))
+    assert not is_due(one)
+    one.observe(ends(6))
+    assert is_due(one)
+
+
+@pytest.mark.parametrize(
+    "found", [ends(2), ends(), ends(3, topic_id="another")], ids=["shorter", "missing", "recreated"]
+)
+def test_log_that_is_another_one_is_due(topic: Callable[..., Ingestion], found: Ends) -> None:
+    one = topic(committed(3, 3), committed(0, 3), TableflowError("recreated"))
+    one.observe(ends(3))
+    one.turn()
+    assert not is_due(one)
+    one.observe(found)
+    assert is_due(one)
+    one.turn()
+    assert one.status.suspended
+    assert not is_due(one)
+    one.wake()
+    assert is_due(one)
+
+
+def test_failure_is_tried_again_after_a_growing_wait(topic: Callable[..., Ingestion]) -> None:
+    failures = [TopicbergError("not now")] * 9
+    one = topic(*failures, committed(3, 3))
+    waits = []
+    for _ in failures[1:]:
+        assert one.status.phase == "PENDING"
+        waits.append(round(one.due_at(0.0) - time.monotonic()))
+        one.turn()
+    assert waits == [1, 2, 4, 8, 15, 15, 15, 15]
+    since = one.status.failing_since_ms
+    assert since is not None
+    assert one.status.failures == len(failures)
+    assert cast("Any", one._ingestor).forgot == len(failures)
+    one.turn()
+    assert one.status.phase == "RUNNING"
+    assert one.status.failing_since_ms is None
+    assert not is_due(one)
+
+
+def test_poll_without_an_answer_fails_topics_once(topic: Callable[..., Ingestion]) -> None:
+    one = topic(committed(3, 3), committed(0, 3))
+    for _ in range(3):
+        one.observe(UnreachableError("Kafka does not answer"))
+    assert (one.status.phase, one.status.failures) == ("PENDING", 1)
+    one.turn()
+    assert one.status.phase == "RUNNING"
+
+
+def test_changes_by_others_are_in_the_status(topic: Callable[..., Ingestion]) -> None:
+    """A rollback by an operator, and a commit of another engine."""
+    one = topic(committed(3, 3), committed(0, 2), committed(0, 9))
+    one.observe(ends(9))
+    one.turn()
+    assert one.status.end_offsets == {0: 2}
+    assert one.status.lag == {0: 7}
+    one.turn()
+    assert one.status.lag == {0: 0}
+    assert one.status.commits == 1
+
+
+def test_lag_is_written_at_most_so_often(config: Settings, topic: Callable[..., Ingestion]) -> None:
+    one = topic(committed(3, 3))
+    one.observe(ends(4), write_seconds=60)
+    assert read_status(config, one.spec.name).lag == {}
+    assert one.status.lag == {0: 1}
+    one.observe(ends(5))
+    assert read_status(config, one.spec.name).lag == {0: 2}
+
+
+def test_tombstones_are_current_while_nothing_waits(topic: Callable[..., Ingestion]) -> None:
+    one = topic(committed(3, 3))
+    engine = cast("Any", one._ingestor)
+    one.observe(ends(4))
+    assert engine.current_ms is None
+    one.observe(ends(3))
+    assert engine.current_offsets == {0: 3}
+    assert engine.current_ms == pytest.approx(time.time() * 1000, abs=5_000)
+
+
+class Slow(Ingestion):
+    """A topic whose turns wait until they may end; each is noted."""
+
+    turns: list[str]
+    may_end: threading.Event
+
+    def turn(self) -> None:
+        self.turns.append(self.spec.name)
+        self.may_end.wait(10)
+        self._retry_at, self._inspected_at = None, time.monotonic()
+
+
+def pool_of(
+    config: Settings, spec: TopicSpec, workers: int, names: list[str]
+) -> tuple[Pool, list[str], threading.Event]:
+    pool = Pool(cast("Any", Endpoints()), config.model_copy(update={"engine_workers": workers}))
+    turns: list[str] = []
+    may_end = threading.Event()
+    for name in names:
+        one = Slow(spec.model_copy(update={"name": name}), NOTHING, config, NOTHING)
+        one.turns, one.may_end = turns, may_end
+        pool._topics[name] = one
+    return pool, turns, may_end
+
+
+def test_turns_that_take_long_leave_a_worker(config: Settings, spec: TopicSpec) -> None:
+    pool, turns, may_end = pool_of(config, spec, 4, [f"t{number}" for number in range(6)])
+    small = pool._topics["t5"]
+    small._retry_at, small._is_woken = None, True
+    cast("Any", small).may_end = threading.Event()
+    pool.start()
+    try:
+        deadline = time.monotonic() + 10
+        while len(turns) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        assert sorted(turns) == ["t0", "t1", "t2", "t5"]
+    finally:
+        may_end.set()
+        cast("Any", small).may_end.set()
+        pool.stop(10)
+
+
+def test_longest_due_topic_is_first(config: Settings, spec: TopicSpec) -> None:
+    pool, _, _ = pool_of(config, spec, 1, ["new", "old", "running", "later"])
+    now = time.monotonic()
+    for name, due in (("new", now - 1), ("old", now - 5), ("running", now - 9)):
+        pool._topics[name]._retry_at = due
+    pool._topics["later"]._retry_at = now + 60
+    pool._topics["running"].is_running = True
+    found = pool._next()
+    assert found is not None
+    assert found.spec.name == "old"
+
+
+def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec) -> None:
+    """`topicberg tableflow enable` of a topic that runs."""
+    pool = Pool(cast("Any", Endpoints()), config)
+    service._converge(pool, {spec.name: spec}, config)
+    old = pool.topics[spec.name]
     old._report(rows_committed=7, commits=2)
+    service._converge(pool, {spec.name: spec}, config)
+    assert pool.topics[spec.name] is old
     changed = spec.model_copy(update={"owners": ()})
-    workers = {spec.name: old}
-    assert service._stop_outdated(workers, {spec.name: spec}, config) == {}
-    counters = service._stop_outdated(workers, {spec.name: changed}, config)
-    assert workers == {}
-    status = service.Worker(changed, cast("Any", None), config, counters[spec.name]).status
+    service._converge(pool, {spec.name: changed}, config)
+    status = pool.topics[spec.name].status
     assert (status.rows_committed, status.commits) == (7, 2)
     assert status.error_handling == spec.tableflow.error_handling.mode
 
 
-def test_unreadable_table_is_not_a_failure_of_delta(tmp_path: Path) -> None:
+def test_disabled_topic_writes_no_status_any_more(config: Settings, spec: TopicSpec) -> None:
+    pool = Pool(cast("Any", Endpoints()), config)
+    service._converge(pool, {spec.name: spec}, config)
+    topic = pool.topics[spec.name]
+    topic._report(phase="RUNNING")
+    assert read_status(config, spec.name).phase == "RUNNING"
+    service._converge(pool, {}, config)
+    topic._report(phase="FAILED")
+    assert read_status(config, spec.name).phase == "PENDING"
+    write_status(config, topic.status)
+
+
+def test_unreadable_table_is_not_a_failure_of_delta(config: Settings, spec: TopicSpec) -> None:
     """And a topic without Delta looks at nothing."""
 
     class Silent:
         def table(self) -> None:
             raise UnreachableError("the schema registry does not answer")
 
-    config, silent = Settings(state_dir=tmp_path), cast("Any", Silent())
-    topic = load_topic("stock_trades", config)
+    silent = cast("Any", Silent())
     for formats in (("ICEBERG",), ("ICEBERG", "DELTA")):
-        tableflow = topic.tableflow.model_copy(update={"table_formats": formats})
-        spec = topic.model_copy(update={"tableflow": tableflow})
-        worker = service.Worker(spec, cast("Any", None), config)
+        tableflow = spec.tableflow.model_copy(update={"table_formats": formats})
+        one = Ingestion(spec.model_copy(update={"tableflow": tableflow}), NOTHING, config, NOTHING)
         if "DELTA" in formats:
             with pytest.raises(UnreachableError):
-                worker._sync_delta(silent)
+                one._sync_delta(silent)
         else:
-            worker._sync_delta(silent)
-        assert not worker.status.failing_table_formats
+            one._sync_delta(silent)
+        assert not one.status.failing_table_formats
+
+
+def test_free_session_serves_the_next_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    from topicberg.tableflow import sessions
+
+    made: list[Any] = []
+    stopped: list[Any] = []
+
+    def new(_: str, conf: dict[str, str]) -> Any:
+        assert conf["a login"] == "of this session"
+        assert conf["spark.sql.caseSensitive"] == "true"
+        made.append(SimpleNamespace(stop=partial(stopped.append, len(made))))
+        return made[-1]
+
+    monkeypatch.setattr(sessions, "new_session", new)
+    monkeypatch.setattr(sessions, "check_spark", lambda _: None)
+    login: dict[str, Any] = {"renew_at": None}
+    endpoints = SimpleNamespace(
+        spark_connect="sc://127.0.0.1:1",
+        spark_session=lambda _: ({"a login": "of this session"}, login["renew_at"]),
+    )
+    pool = sessions.Sessions(cast("Any", endpoints), NOTHING)
+    first, second = pool.take(), pool.take()
+    assert first is not second
+    pool.give_back(first)
+    assert pool.take() is first
+    pool.give_back(first)
+    pool.discard(second)
+    assert stopped == [1]
+    third = pool.take()
+    assert third is first
+    pool.give_back(first)
+    # Spark ended during a batch of another session: this one is none of Spark's any more.
+    lent = pool.take()
+    assert lent is first
+    pool.give_back(pool.take())
+    pool.discard(None, others=True)
+    assert stopped == [1, 2]
+    pool.give_back(lent)
+    assert stopped == [1, 2, 0]
+    assert pool.take() is made[3]
+    monkeypatch.setattr(sessions, "IDLE_SECONDS", -1.0)
+    pool.give_back(made[3])
+    login["renew_at"] = time.monotonic() - 1
+    assert pool.take() is made[4]
+    assert stopped == [1, 2, 0, 3]
+    monkeypatch.setattr(sessions, "IDLE_SECONDS", 60.0)
+    pool.give_back(made[4])
+    login["renew_at"] = time.monotonic() + 60
+    assert pool.take() is made[5]
+    pool.give_back(made[5])
+    assert pool.take() is made[5]

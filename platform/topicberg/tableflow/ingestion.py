@@ -1,0 +1,355 @@
+"""One topic in the engine's service: when its next turn is due, what a turn does, and its status.
+
+The service observes the ends of all topics together (:meth:`Ingestion.observe`). A topic gets a
+turn when it has records and its interval has passed or a batch is full, when something about the
+topic changed, when a failure is to be tried again, and now and then to find what others changed in
+its table or its schemas.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TableflowError, TopicbergError
+from topicberg.iceberg import delta
+from topicberg.kafka.consumer import first_times
+from topicberg.kafka.ends import Ends
+from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
+from topicberg.tableflow import failures
+from topicberg.tableflow.engine import Commit, Ingestor
+from topicberg.tableflow.sessions import Sessions
+from topicberg.tableflow.sizing import SMALL_RECORDS
+from topicberg.tableflow.status import FailingFormat, OpenTransaction, TopicStatus, write_status
+from topicberg.topics import TopicSpec, check_topics
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 1.0
+MAX_BACKOFF_SECONDS = 15.0
+SUSPENDED_RETRY_SECONDS = 30.0
+"""How often a suspended topic is tried again: once the cause is fixed, it resumes by itself."""
+OPEN_SECONDS = 10.0
+"""A transaction that has been open for less time is not reported."""
+
+
+class Ingestion:
+    """A topic of the service. Turns are not concurrent; all else may be called by other threads."""
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        config: Settings,
+        sessions: Sessions,
+        registry: SchemaRegistryClient | None = None,
+        counters: dict[str, int] | None = None,
+    ) -> None:
+        """:param counters: of the ingestion that this one replaces, by their names"""
+        self.spec = spec
+        self.is_running = False
+        """Whether a worker has the topic; only the service changes it."""
+        self.is_stopped = False
+        self._endpoints = endpoints
+        self._config = config
+        self._sessions = sessions
+        self._registry = registry
+        self._ingestor: Ingestor | None = None
+        self._backoff = FIRST_BACKOFF_SECONDS
+        self._retry_at: float | None = 0.0
+        """When to try again; None: the last turn succeeded."""
+        self._committed_at = -math.inf
+        self._inspected_at = 0.0
+        self._is_woken = False
+        self._ends: Ends | None = None
+        self._ended: Ends | None = None
+        """The ends at which a turn found nothing to read."""
+        self._topic_id: str | None = None
+        self._stuck: dict[int, tuple[int, float]] = {}
+        self._lock = threading.RLock()
+        self._status = TopicStatus(
+            topic=spec.name,
+            write_mode=spec.write_mode.upper(),
+            error_handling=spec.tableflow.error_handling.mode,
+            **(counters or {}),
+        )
+        self._written = self._status
+        self._written_at = -math.inf
+
+    @property
+    def status(self) -> TopicStatus:
+        """The newest status."""
+        return self._status
+
+    def wake(self) -> None:
+        """Let the next turn be due now."""
+        self._is_woken = True
+
+    # --- when a turn is due ---
+
+    @property
+    def held(self) -> Offsets | None:
+        """The first offset of each partition that the table lacks; None: not known yet."""
+        return (self._status.end_offsets or None) if self._ingestor is not None else None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the next turn is likely to be short: it delays other topics little."""
+        return self._retry_at is None and self._readable() <= SMALL_RECORDS
+
+    def due_at(self, inspection_seconds: float) -> float:
+        """Return the time (monotonic) from which a turn is due.
+
+        :param inspection_seconds: after which a topic without new records has a turn
+        """
+        if self._is_woken:
+            return 0.0
+        if self._retry_at is not None:
+            return self._retry_at
+        ingestor, inspection = self._ingestor, self._inspected_at + inspection_seconds
+        if ingestor is None or ingestor.is_isolating or self._has_changed():
+            return self._inspected_at
+        if not (readable := self._readable()):
+            return inspection
+        if readable >= ingestor.max_records:
+            return self._inspected_at
+        interval = self.spec.tableflow.commit_interval_seconds
+        return max(self._committed_at + interval, self._inspected_at)
+
+    def _readable(self) -> int:
+        """Return how many records wait, as far as is known."""
+        ends = self._ends
+        if ends is None or ends == self._ended:
+            return 0
+        held = self._status.end_offsets
+        return sum(max(0, end - held.get(p, 0)) for p, end in ends.stable.items())
+
+    def _has_changed(self) -> bool:
+        """Return whether the log is not the one that the table holds: a turn finds what it is."""
+        ends = self._ends
+        if ends is None or ends == self._ended:
+            return False
+        if self._topic_id is not None and ends.topic_id != self._topic_id:
+            return True
+        return any(ends.high.get(p, -1) < offset for p, offset in self._status.end_offsets.items())
+
+    # --- what the service observes ---
+
+    def observe(self, ends: Ends | TopicbergError, write_seconds: float = 0.0) -> Offsets:
+        """Take note of the ends of the topic's log.
+
+        :param write_seconds: the least time between two writes of a status whose lag changes
+        :returns: partition → first offset of a transaction whose age is not known yet; see
+            :meth:`note_transactions`
+        """
+        with self._lock:
+            if isinstance(ends, TopicbergError):
+                if self._retry_at is None and not self.is_running:
+                    logger.warning("topic %s: %s", self.spec.name, ends)
+                    self._postpone(ends)
+                return {}
+            self._ends = ends
+            held = self._status.end_offsets
+            if not held:
+                return {}
+            lag = {p: max(0, end - held.get(p, 0)) for p, end in ends.high.items()}
+            if self._ingestor is not None and not any(lag.values()):
+                self._ingestor.current_offsets = held
+                self._ingestor.current_ms = int(time.time() * 1000)
+            stable = ends.stable
+            stuck = {p: stable[p] for p, end in ends.high.items() if stable.get(p, end) < end}
+            found, new = self._open_transactions(stuck)
+            changes = {"lag": lag, "open_transactions": found}
+            self._status = self._status.model_copy(update=changes)
+            if found or time.monotonic() - self._written_at >= write_seconds:
+                self._write()
+            return new
+
+    def _open_transactions(self, stuck: Offsets) -> tuple[dict[int, OpenTransaction], Offsets]:
+        """Return the known transactions that hold records back, and the new ones among them.
+
+        New ones have been open for :data:`OPEN_SECONDS`.
+
+        :param stuck: partition → first offset that consumers cannot read
+        """
+        now = time.monotonic()
+        self._stuck = {
+            p: self._stuck[p] if self._stuck.get(p, (None,))[0] == offset else (offset, now)
+            for p, offset in stuck.items()
+        }
+        known = self._status.open_transactions
+        found = {p: known[p] for p, o in stuck.items() if p in known and known[p].offset == o}
+        new = {
+            p: offset
+            for p, (offset, since) in self._stuck.items()
+            if p not in found and now - since >= OPEN_SECONDS
+        }
+        return found, new
+
+    def note_transactions(self, new: Offsets) -> None:
+        """Report transactions that do not end, with the times of their first records.
+
+        :raises TopicbergError: Kafka refuses to return the records
+        """
+        times = first_times(self._endpoints, self.spec.name, new)
+        now_ms = int(time.time() * 1000)
+        with self._lock:
+            found = dict(self._status.open_transactions)
+            for partition, offset in new.items():
+                if self._stuck.get(partition, (None,))[0] != offset:
+                    continue  # it has ended meanwhile
+                since_ms = min(times.get(partition, now_ms), now_ms)
+                found[partition] = OpenTransaction(offset=offset, since_ms=since_ms)
+                logger.warning(
+                    "topic %s, partition %d: a transaction has been open since offset %d",
+                    *(self.spec.name, partition, offset),
+                )
+            self._report(open_transactions=found)
+
+    # --- a turn ---
+
+    def turn(self) -> None:
+        """Commit the next batch, if there is one; a failure suspends the topic or is retried."""
+        self._is_woken = False
+        ends = self._ends
+        try:
+            commit = self._step()
+            with self._lock:
+                self._topic_id = ends.topic_id if ends else None
+                self._ended = None if commit.records or commit.backlog else ends
+                self._retry_at, self._backoff = None, FIRST_BACKOFF_SECONDS
+        except TableflowError as error:
+            logger.error("topic %s is suspended: %s", self.spec.name, error)
+            self._failed(phase="FAILED", suspended=True, error_message=str(error))
+            self._retry_at = time.monotonic() + SUSPENDED_RETRY_SECONDS
+        except Exception as error:
+            # Whatever failed (Spark, broker, catalog or store), the next turn starts from the
+            # offsets that the table holds.
+            if not isinstance(error, TopicbergError):
+                error = failures.explain(f"topic {self.spec.name}", error)
+            logger.warning("%s; trying again", error)
+            if self._ingestor is not None:
+                self._ingestor.forget()
+            self._postpone(error)
+        finally:
+            self._inspected_at = time.monotonic()
+
+    def _step(self) -> Commit:
+        ingestor = self._ingestor
+        if ingestor is None:
+            self._ensure_topic()
+            ingestor = Ingestor(
+                self.spec, self._endpoints, self._config, self._sessions, self._registry
+            )
+            ingestor.table()
+            self._ingestor = ingestor
+        commit = ingestor.step()
+        if commit.records or self._status.phase != "RUNNING" or self._differs(commit):
+            self._committed(commit)
+            self._sync_delta(ingestor)
+        if commit.records:
+            self._committed_at = time.monotonic()
+        return commit
+
+    def _ensure_topic(self) -> None:
+        """Create the topic if it is missing; if it differs from its spec, ingest it as it is.
+
+        A topic without a spec is not created: its number of partitions is not known.
+        """
+        described = self.spec.value_schema.file is not None
+        if not described and self.spec.name not in {s.name for s in check_topics(self._config)[0]}:
+            return
+        try:
+            kafka.ensure_topic(self.spec, self._endpoints, self._config)
+        except TopicbergError as error:
+            logger.warning("topic %s: %s", self.spec.name, error)
+
+    def _differs(self, commit: Commit) -> bool:
+        """Return whether the table differs from the status although there are no new records."""
+        known = self._status
+        current = commit.rows_skipped, list(commit.skip_requests), commit.missed_deletes
+        same = current == (known.rows_skipped, known.skip_requests, known.missed_deletes)
+        return not same or commit.end_offsets != known.end_offsets
+
+    def _sync_delta(self, ingestor: Ingestor) -> None:
+        """Update the Delta log, if the topic has one; its failure does not stop Iceberg.
+
+        :raises TopicbergError: the table cannot be read, which is not a failure of Delta
+        """
+        failing: list[FailingFormat] = []
+        if "DELTA" in self.spec.tableflow.table_formats:
+            table = ingestor.table()
+            try:
+                delta.sync(table, self.spec)
+            except TopicbergError as error:
+                logger.warning("topic %s: %s", self.spec.name, error)
+                failing.append(FailingFormat(format="DELTA", error_message=str(error)))
+        self._report(failing_table_formats=failing)
+
+    def _committed(self, commit: Commit) -> None:
+        if commit.records:
+            logger.info(
+                "topic %s: committed %d records in snapshot %s",
+                self.spec.name,
+                commit.records,
+                commit.snapshot_id,
+            )
+        with self._lock:
+            status, ends = self._status, self._ends
+            end_offsets = commit.end_offsets
+            high = ends.high if ends else {}
+            self._report(
+                phase="RUNNING",
+                suspended=False,
+                error_message=None,
+                failing_since_ms=None,
+                snapshot_id=commit.snapshot_id,
+                end_offsets=end_offsets,
+                lag={p: max(0, end - end_offsets.get(p, 0)) for p, end in high.items()},
+                rows_committed=status.rows_committed + commit.records,
+                rows_skipped=commit.rows_skipped,
+                skip_requests=list(commit.skip_requests),
+                missed_deletes=commit.missed_deletes,
+                bytes_committed=status.bytes_committed + commit.bytes,
+                data_files=commit.data_files,
+                commits=status.commits + bool(commit.records),
+                committed_at_ms=int(time.time() * 1000)
+                if commit.records
+                else status.committed_at_ms,
+            )
+
+    def _postpone(self, error: Exception) -> None:
+        """Report a failure that may pass, and try again after a wait that doubles each time."""
+        self._failed(phase="PENDING", suspended=False, error_message=str(error))
+        self._retry_at = time.monotonic() + self._backoff
+        self._backoff = min(self._backoff * 2, MAX_BACKOFF_SECONDS)
+
+    def _failed(self, **changes: object) -> None:
+        with self._lock:
+            since = self._status.failing_since_ms or int(time.time() * 1000)
+            self._report(**changes, failures=self._status.failures + 1, failing_since_ms=since)
+
+    def _report(self, **changes: object) -> None:
+        with self._lock:
+            self._status = self._status.model_copy(update=changes)
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            if self.is_stopped or self._status == self._written:
+                return
+            try:
+                write_status(self._config, self._status)
+            except OSError as error:  # e.g. a full disk; the next report writes it
+                logger.warning("topic %s: the status cannot be written: %s", self.spec.name, error)
+            else:
+                self._written, self._written_at = self._status, time.monotonic()

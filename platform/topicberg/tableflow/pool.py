@@ -1,0 +1,203 @@
+"""The workers of the engine's service, and the poll that finds which topics they have to work on.
+
+However many topics there are, one thread polls the ends of all logs, and a few workers commit
+batches. The topic whose turn has been due for the longest is next, and it gives up its worker after
+each batch. Turns that may take long (a backlog, a failure that is tried again, a topic's first
+turn) never have all workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError
+from topicberg.kafka.ends import EndReader
+from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
+from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.sessions import Sessions
+from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+TICK_SECONDS = 0.25
+"""How often due topics are looked for between two polls."""
+INSPECTIONS_PER_SECOND = 4.0
+"""How many topics without new records have a turn, to find changes that others made to their tables
+or schemas."""
+MIN_INSPECTION_SECONDS = 5.0
+STATUSES_PER_SECOND = 50.0
+"""How many status files are written only because the lag changed."""
+
+
+class Pool:
+    """Ingests topics until it is stopped."""
+
+    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
+        self._endpoints = endpoints
+        self._config = config
+        workers = config.engine_workers
+        self._most_long_turns = max(1, workers - max(1, workers // 4))
+        self._sessions = Sessions(endpoints, config)
+        self._registry = endpoints.schema_registry_client()
+        self._ends = EndReader(endpoints)
+        self._topics: dict[str, Ingestion] = {}
+        self._changed = threading.Condition()
+        self._long_turns = 0
+        self._is_stopped = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"tableflow-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        self._threads.append(
+            threading.Thread(target=self._poll, name="tableflow-poll", daemon=True)
+        )
+        self._transactions = ThreadPoolExecutor(1, "tableflow-transactions")
+        self._requested: dict[str, Offsets] = {}
+
+    @property
+    def topics(self) -> dict[str, Ingestion]:
+        """The topics, by name; a copy."""
+        with self._changed:
+            return dict(self._topics)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Begin no more turns, and wait a while for those that run."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        self._transactions.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def add(self, spec: TopicSpec) -> Ingestion:
+        """Ingest a topic by a spec from now on; the counters of an earlier spec continue."""
+        with self._changed:
+            before = self._topics.get(spec.name)
+            if before is not None:
+                before.is_stopped = True
+            self._topics[spec.name] = topic = Ingestion(
+                spec,
+                self._endpoints,
+                self._config,
+                self._sessions,
+                self._registry,
+                before.status.counters() if before is not None else None,
+            )
+            self._changed.notify()
+        return topic
+
+    def remove(self, name: str, seconds: float) -> None:
+        """Stop to ingest a topic, and wait a while for its turn if it has one."""
+        with self._changed:
+            topic = self._topics.pop(name)
+            topic.is_stopped = True
+            self._changed.wait_for(lambda: not topic.is_running, seconds)
+
+    def wake(self, name: str) -> None:
+        """Let a topic have a turn now."""
+        with self._changed:
+            if name in self._topics:
+                self._topics[name].wake()
+                self._changed.notify()
+
+    # --- the poll ---
+
+    def _poll(self) -> None:
+        due = time.monotonic()
+        while not self._is_stopped:
+            if time.monotonic() >= due:
+                due = time.monotonic() + POLL_SECONDS
+                try:
+                    self._observe()
+                except Exception:  # the next poll may succeed
+                    logger.exception("the ends of the topics are not known")
+            with self._changed:
+                now, wait = time.monotonic(), self._inspection_seconds()
+                count = sum(
+                    not topic.is_running and topic.due_at(wait) <= now
+                    for topic in self._topics.values()
+                )
+                self._changed.notify(count)
+                self._changed.wait_for(lambda: self._is_stopped, TICK_SECONDS)
+
+    def _observe(self) -> None:
+        topics = self.topics
+        held = {name: offsets for name, topic in topics.items() if (offsets := topic.held)}
+        write_seconds = len(held) / STATUSES_PER_SECOND
+        try:
+            found = self._ends.read(held)
+        except TopicbergError as error:
+            found = dict.fromkeys(held, error)
+        for name, ends in found.items():
+            if new := topics[name].observe(ends, write_seconds):
+                self._note_transactions(topics[name], new)
+
+    def _note_transactions(self, topic: Ingestion, new: Offsets) -> None:
+        """Read the times of transactions in another thread: it takes seconds."""
+        if self._requested.get(topic.spec.name) == new:
+            return
+        self._requested[topic.spec.name] = new
+
+        def note() -> None:
+            try:
+                topic.note_transactions(new)
+            except TopicbergError as error:
+                logger.warning("topic %s: %s", topic.spec.name, error)
+            finally:
+                self._requested.pop(topic.spec.name, None)
+
+        self._transactions.submit(note)
+
+    def _inspection_seconds(self) -> float:
+        return max(MIN_INSPECTION_SECONDS, len(self._topics) / INSPECTIONS_PER_SECOND)
+
+    # --- the workers ---
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            topic, is_small = taken
+            try:
+                topic.turn()
+            except BaseException:  # a turn handles its failures; the worker must not end
+                logger.exception("topic %s: unexpected failure", topic.spec.name)
+            with self._changed:
+                topic.is_running = False
+                self._long_turns -= not is_small
+                if topic.is_stopped:
+                    self._changed.notify_all()
+
+    def _take(self) -> tuple[Ingestion, bool] | None:
+        """Wait for a topic whose turn is due; None: the pool is stopped."""
+        with self._changed:
+            while not self._is_stopped:
+                topic = self._next()
+                if topic is not None:
+                    is_small = topic.is_small
+                    topic.is_running = True
+                    self._long_turns += not is_small
+                    return topic, is_small
+                self._changed.wait()
+        return None
+
+    def _next(self) -> Ingestion | None:
+        """Return the topic that has been due for the longest and for which there is room."""
+        now, wait = time.monotonic(), self._inspection_seconds()
+        has_room = self._long_turns < self._most_long_turns
+        first, found = now, None
+        for topic in self._topics.values():
+            if topic.is_running or (due_at := topic.due_at(wait)) > first:
+                continue
+            if (found is None or due_at < first) and (has_room or topic.is_small):
+                first, found = due_at, topic
+        return found

@@ -1,0 +1,101 @@
+"""Spark sessions that topics share: a session is used by one topic at a time.
+
+A session costs memory and a second of CPU time, most of it in Spark, whose catalogs it has of its
+own. So the engine has as many sessions as batches at once, not as many as topics.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from topicberg.spark import check_spark, new_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 1200.0
+"""Spark drops a session that is not used for half an hour."""
+_SETTINGS = {
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # repeated headers
+    "spark.sql.variant.allowDuplicateKeys": "true",  # of JSON objects
+    "spark.sql.caseSensitive": "true",
+    # Spark's older reader is not used: it creates objects for every record.
+    "spark.sql.sources.useV1SourceList": "",
+}
+
+
+class Sessions:
+    """The sessions of one engine. Safe to use from several threads."""
+
+    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
+        self._endpoints = endpoints
+        self._config = config
+        self._lock = threading.Lock()
+        self._free: list[tuple[SparkSession, float]] = []
+        """With the time (monotonic) from which a session is not used any more."""
+        self._renewals: dict[int, float] = {}
+        """By id of a session: when the login in it ends."""
+        self._lent: dict[int, int] = {}
+        """By id of a session: how often Spark had ended before the session was lent."""
+        self._ends = 0
+
+    def take(self) -> SparkSession:
+        """Return a session that is free, or a new one.
+
+        :raises UnreachableError: Spark does not answer
+        """
+        with self._lock:
+            now = time.monotonic()
+            outdated = [one for one, until in self._free if until <= now]
+            self._free = [(one, until) for one, until in self._free if until > now]
+            session = self._free.pop()[0] if self._free else None
+        for one in outdated:
+            self._stop(one)
+        if session is None:
+            conf, renew_at = self._endpoints.spark_session(self._config)
+            session = new_session(self._endpoints.spark_connect, {**conf, **_SETTINGS})
+            if renew_at is not None:
+                self._renewals[id(session)] = renew_at
+        with self._lock:
+            self._lent[id(session)] = self._ends
+        return session
+
+    def give_back(self, session: SparkSession) -> None:
+        """Let other topics use a session, unless Spark may have ended meanwhile."""
+        with self._lock:
+            if is_good := self._lent.pop(id(session), None) == self._ends:
+                until = time.monotonic() + IDLE_SECONDS
+                self._free.append((session, min(until, self._renewals.get(id(session), until))))
+        if not is_good:
+            self._stop(session)
+
+    def discard(self, session: SparkSession | None, *, others: bool = False) -> None:
+        """Stop a session that was taken, after a failure.
+
+        :param others: Spark may have ended, so the free sessions are discarded as well
+        """
+        found = [] if session is None else [session]
+        with self._lock:
+            self._lent.pop(id(session), None)
+            if others:
+                found += [one for one, _ in self._free]
+                self._free = []
+                self._ends += 1
+        for one in found:
+            self._stop(one)
+
+    def _stop(self, session: SparkSession) -> None:
+        self._renewals.pop(id(session), None)
+        try:
+            check_spark(self._endpoints.spark_connect)  # Spark's client would retry for a minute
+            session.stop()
+        except Exception as error:  # if the server has ended, so has the session
+            logger.debug("closing a Spark session: %s", error)

@@ -1,0 +1,51 @@
+"""Which tables the engine's service maintains, and when."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from topicberg.settings import Settings
+from topicberg.tableflow import keeper
+from topicberg.tableflow.ingestion import Ingestion
+from topicberg.topics import load_topic
+
+
+def test_keeper_inspects_tables_that_change_most_often(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = Settings(state_dir=tmp_path)
+    nothing, clock = cast("Any", None), [0.0]
+    topic = Ingestion(load_topic("stock_trades", config), nothing, config, nothing)
+    report = SimpleNamespace(changed=False)
+    runs: list[float] = []
+
+    def maintain(*_: object) -> Any:
+        runs.append(clock[0])
+        return report
+
+    monkeypatch.setattr(keeper, "maintain", maintain)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    one = keeper.Keeper(nothing, config, nothing)
+
+    def minutes(number: int) -> list[float]:
+        """Return in which of the next minutes the table was maintained."""
+        runs.clear()
+        began = clock[0]
+        for _ in range(number):
+            clock[0] += 60.0
+            one._maintain(topic)
+        return [(at - began) / 60 for at in runs]
+
+    assert minutes(40) == [1, 16, 31]
+    topic._status = topic.status.model_copy(update={"snapshot_id": 7})
+    assert minutes(200) == [1, 16, 31, 46, 106, 166]
+    report.changed = True
+    topic._status = topic.status.model_copy(update={"snapshot_id": 8})
+    assert minutes(3) == [1, 2, 3]
+    report.changed = False
+    assert minutes(20) == [1, 16]
