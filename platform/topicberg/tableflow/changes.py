@@ -33,6 +33,7 @@ from topicberg.tableflow.rows import (
     PROBLEM,
     ROW,
     Decoding,
+    Types,
     Writers,
     decode_half,
     metadata_values,
@@ -119,6 +120,7 @@ def decode_changes(
     foreign: ForeignSchemas,
     table: Table,
     columns: SparkStruct,
+    types: Types | None = None,
 ) -> Decoding:
     """Decode a batch of changes; the frame has :data:`CHANGE` as well.
 
@@ -126,7 +128,7 @@ def decode_changes(
     """
     from pyspark.sql import functions as F
 
-    fields = table.schema().fields
+    fields, known = table.schema().fields, {} if types is None else types
     keys = key_names(layout)
     is_upsert = spec.write_mode == "upsert"
     unreadable = F.when(F.col(VALUE).isNotNull(), F.col(UNREADABLE))
@@ -138,13 +140,15 @@ def decode_changes(
     else:
         own = [field for field in fields if field.name in keys]
         writers = Writers(layout.key, foreign, own)
-        records, key, names = decode_half(records, writers, own, columns)
+        records, key, names = decode_half(records, writers, own, columns, known)
         all_writers.append(writers)
         problems.append(problem_of(writers, key.getField(DECODED)))
         found = {name: key.getField(name) for name in names}
     parts = envelope(spec, layout, fields)
     writers = Writers(layout.value, foreign, parts)
-    records, value, _ = decode_half(records, writers, parts, _spark_types(parts, columns))
+    records, value, _ = decode_half(
+        records, writers, parts, _spark_types(parts, columns), known
+    )
     all_writers.append(writers)
     problems.append(problem_of(writers, value.getField(DECODED)))
     after = value.getField(AFTER)

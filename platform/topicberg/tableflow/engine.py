@@ -50,7 +50,7 @@ from topicberg.tableflow.reading import (
     read_by_spark,
     without_value,
 )
-from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, decode
+from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, Types, decode
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.table import ensure_table, start_again
@@ -162,6 +162,8 @@ class Ingestor:
         self._subjects = SubjectReader(registry or endpoints.schema_registry_client())
         self._sessions = sessions or Sessions(endpoints, config)
         self._fitted: tuple[int | None, int | None] | None = None  # see Layout.fitted
+        self._columns: tuple[tuple[object, int], StructType] | None = None
+        self._types: Types = {}
         self._foreign = ForeignSchemas(self._subjects)
         self._decoding: Decoding | None = None
         self._spark: SparkSession | None = None
@@ -201,7 +203,8 @@ class Ingestor:
 
     def forget(self) -> None:
         """Read everything about the table and its schemas again in the next step."""
-        self._fitted = None
+        self._fitted, self._columns = None, None
+        self._types.clear()
 
     def _discard(self, *, others: bool) -> None:
         """Discard the session of this step."""
@@ -556,7 +559,7 @@ class Ingestor:
         :raises SchemasFoundError: records name schemas that were not known
         """
         spark = self._session()
-        columns = spark.table(_target(table)).schema
+        columns = self._columns_of(spark, table)
         decoding = self._decoded(records, layout, table, columns)
         self._decoding, frame = decoding, decoding.frame
         is_small = batch.records <= small(size)
@@ -582,7 +585,15 @@ class Ingestor:
     ) -> Decoding:
         """Decode a batch."""
         decoder = decode if self.spec.changelog is None else decode_changes
-        return decoder(records, self.spec, layout, self._foreign, table, columns)
+        return decoder(records, self.spec, layout, self._foreign, table, columns, self._types)
+
+    def _columns_of(self, spark: SparkSession, table: Table) -> StructType:
+        """Return the columns of the table as Spark has them."""
+        key = (table.metadata.table_uuid, table.metadata.current_schema_id)
+        if self._columns is None or self._columns[0] != key:
+            self._types.clear()
+            self._columns = key, spark.table(_target(table)).schema
+        return self._columns[1]
 
     def _write(
         self,

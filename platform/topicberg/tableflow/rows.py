@@ -51,6 +51,12 @@ MAX_FOREIGN_WRITERS = 100
 UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
 
 
+Types = dict[object, dict[int, frozenset[str]]]
+"""Schemas of records, and the columns of a table → the columns that each schema, by id, fills."""
+
+MAX_TYPES = 100
+
+
 @dataclass(frozen=True)
 class Writers:
     """The schemas by which the key, or the value, of a topic's records is decoded."""
@@ -122,12 +128,14 @@ def decode(
     foreign: ForeignSchemas,
     table: Table,
     columns: StructType,
+    types: Types | None = None,
 ) -> Decoding:
     """Decode a batch.
 
     :param records: from :mod:`topicberg.tableflow.reading`
     :param foreign: schemas of other subjects that records are known to name
     :param columns: the table's columns as Spark has them
+    :param types: what Spark returned for earlier batches; it is not requested again
     :raises TableflowError: the latest schema does not fit the table
     """
     from pyspark.sql import functions as F
@@ -149,7 +157,8 @@ def decode(
             continue
         writers = Writers(half, foreign)
         own = _columns_of(half, layout, fields)
-        records, decoded, names = decode_half(records, writers, own, columns)
+        known = {} if types is None else types
+        records, decoded, names = decode_half(records, writers, own, columns, known)
         all_writers.append(writers)
         problems.append(problem_of(writers, decoded.getField(DECODED)))
         prefix = _prefix(half)
@@ -235,6 +244,7 @@ def decode_half(
     writers: Writers,
     fields: Sequence[NestedField],
     columns: StructType,
+    types: Types,
 ) -> tuple[DataFrame, Column, list[str]]:
     """Return the records with a decoded half, its struct, and the struct's columns.
 
@@ -265,8 +275,14 @@ def decode_half(
             continue
         writers.accepted[number] = writer
         writers.columns[number] = filled
-    types = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema
-    have = {number: set(types[str(number)].dataType.names) for number in branches}  # type: ignore[attr-defined]
+    half, latest = writers.half, writers.subject.latest
+    key = (half.column, half.message, latest, *writers.accepted.values(), str(fields))
+    if (have := types.get(key)) is None:
+        found = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema
+        have = {number: frozenset(found[str(number)].dataType.names) for number in branches}  # type: ignore[attr-defined]
+        if len(types) >= MAX_TYPES:
+            types.clear()
+        types[key] = have
     names = [column.name for column in columns if column.name in set().union(*have.values())]
     name = f"__topicberg_{writers.half.column}"
     if len(branches) == 1:  # it is null, or has only nulls, for records of other writers

@@ -59,8 +59,11 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
     :param metrics_port: port of the metrics endpoint; None: no endpoint
     """
     # Import it before any thread does: of two concurrent imports, one may see it incomplete.
+    import pyspark.errors.utils as calls
     import pyspark.sql.connect.session  # noqa: F401
 
+    # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
+    calls._enable_debugging_cache = False  # type: ignore[assignment]
     endpoints = _wait_for_endpoints(config, stopping)
     if endpoints is None:
         return
