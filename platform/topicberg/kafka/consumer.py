@@ -39,11 +39,15 @@ def messages(
     topic: str,
     ranges: Mapping[int, tuple[int, int]],
     seconds: float = READ_SECONDS,
+    *,
+    is_committed: bool = False,
 ) -> Iterator[Message]:
     """Yield the committed records of offset ranges, in the order of each partition.
 
     :param ranges: partition → first offset, and the offset after the last one
     :param seconds: how long to wait for the next record
+    :param is_committed: the ranges are known to be before the ends for a read_committed consumer.
+        A broker that has just become the leader may return earlier ends; it is waited for.
     :raises DamagedRecordsError: the client cannot read what the broker has
     :raises UnreachableError: the broker does not answer
     """
@@ -60,6 +64,8 @@ def messages(
                 if error := message.error():
                     if error.code() != KafkaError._PARTITION_EOF:
                         _check_read(error, topic, partition, max(offset or 0, ranges[partition][0]))
+                        continue
+                    if is_committed and (offset or 0) < waiting[partition]:
                         continue
                 elif offset is not None and offset < waiting[partition]:
                     yield message

@@ -45,9 +45,11 @@ from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.layout import KEY, VALUE, Layout, read_layout, table_schema
 from topicberg.tableflow.offsets import Batch, plan_batch
 from topicberg.tableflow.reading import (
+    FEW_RECORDS,
     OUT_OF_SPARKS_RANGE,
     read_by_client,
     read_by_spark,
+    read_few,
     without_value,
 )
 from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, Types, decode
@@ -377,6 +379,10 @@ class Ingestor:
         """Return the records of the batch, or of its first part, and the batch that was read."""
         spark = self._session()
         if self._isolation is None and batch.ranges and not self._reads_little:
+            if batch.records <= FEW_RECORDS:
+                found = read_few(spark, self.endpoints, self.spec, batch)
+                if found is not None:
+                    return found, batch
             return read_by_spark(spark, self.endpoints, self.spec, batch, size), batch
         is_damaged = False
         try:

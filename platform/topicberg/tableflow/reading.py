@@ -47,6 +47,9 @@ MAX_POLL_RECORDS = 20_000
 FEW_RECORDS, FEW_POLL_RECORDS, UNKNOWN_POLL_RECORDS = 1_000, 50, 500
 """Records that the consumer holds at once: fewer if they are large, if the batch is small, and if
 their size is not known. A batch in Kafka may be ten thousand times as large when decompressed."""
+FEW_BYTES = 512 * 1024
+"""The most bytes of a batch of few records that the client reads. Spark would keep what is larger
+than its ``spark.sql.session.localRelationCacheThreshold`` as long as the session lives."""
 _OPTIONS = {
     "kafka.fetch.max.wait.ms": "20",
     "kafka.isolation.level": "read_committed",
@@ -100,6 +103,30 @@ def _poll_records(records: int, size: float | None) -> int:
     return max(1, min(MAX_POLL_RECORDS, int(SMALL_BYTES / max(size, 1))))
 
 
+def read_few(
+    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
+) -> DataFrame | None:
+    """Return a batch of few records, read by the client; None: it is for Spark to read.
+
+    Spark's source opens two connections for each batch, of its driver and of its task, which cost
+    more than to read, decode and write a few records.
+
+    :raises UnreachableError: Kafka does not answer
+    """
+    found: list[Message] = []
+    size = 0
+    try:
+        for message in consumer.messages(endpoints, spec.name, batch.ranges, is_committed=True):
+            found.append(message)
+            size += len(message.value() or b"") + len(message.key() or b"")
+            if size > FEW_BYTES:
+                return None
+    except consumer.DamagedRecordsError:
+        return None
+    table = _arrow(found, spec)
+    return spark.createDataFrame(table) if table.nbytes <= FEW_BYTES else None  # headers count too
+
+
 def read_by_client(
     spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
 ) -> tuple[DataFrame, Batch]:
@@ -111,7 +138,7 @@ def read_by_client(
     found: list[Message] = []
     size, is_whole = 0, True
     try:
-        for message in consumer.messages(endpoints, spec.name, batch.ranges):
+        for message in consumer.messages(endpoints, spec.name, batch.ranges, is_committed=True):
             found.append(message)
             size += len(message.value() or b"") + len(message.key() or b"") + 100
             if size > SMALL_BYTES:

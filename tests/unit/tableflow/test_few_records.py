@@ -1,0 +1,121 @@
+"""Small batches, which the Kafka client reads instead of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError
+
+from topicberg.errors import UnreachableError
+from topicberg.kafka import consumer
+from topicberg.kafka.consumer import DamagedRecordsError
+from topicberg.settings import Settings
+from topicberg.tableflow.offsets import Batch
+from topicberg.tableflow.reading import FEW_BYTES, read_few
+from topicberg.topics import load_topic
+
+
+class Message:
+    """A record, or the event that a partition is read to its end."""
+
+    def __init__(self, offset: int, value: bytes | None = b"v", *, is_end: bool = False) -> None:
+        self._offset, self._value, self._is_end = offset, value, is_end
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return None
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_700_000_000_000
+
+    def headers(self) -> None: ...
+
+    def error(self) -> Any:
+        return KafkaError(KafkaError._PARTITION_EOF) if self._is_end else None
+
+
+class Client:
+    """A consumer that returns these messages, a list for each call."""
+
+    def __init__(self, *polls: list[Message]) -> None:
+        self.polls = list(polls)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def consume(self, *_: object) -> list[Message]:
+        return self.polls.pop(0) if self.polls else []
+
+    def incremental_unassign(self, _: object) -> None: ...
+
+
+class Spark:
+    def createDataFrame(self, table: Any) -> Any:
+        return table
+
+
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: int, *found: Any) -> Any:
+    def messages(*_: object, **__: object) -> Iterator[Message]:
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    monkeypatch.setattr(consumer, "messages", messages)
+    spec = load_topic("stock_trades", Settings(state_dir=tmp_path))
+    nothing, spark = cast("Any", None), cast("Any", Spark())
+    return read_few(spark, nothing, spec, Batch({0: 0}, {0: end}))
+
+
+def test_few_records_are_read_by_the_client(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = read(monkeypatch, tmp_path, 2, Message(0), Message(1, None))
+    assert table["offset"].to_pylist() == [0, 1]
+    assert table["value"].to_pylist() == [b"v", None]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [Message(0, b"x" * (FEW_BYTES + 1)), DamagedRecordsError("damaged", 0, 0)],
+    ids=["large", "damaged"],
+)
+def test_large_or_damaged_records_are_left_to_spark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Any
+) -> None:
+    assert read(monkeypatch, tmp_path, 1, found) is None
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_end_before_a_committed_range_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """A new leader of a partition learns late up to where its records are committed."""
+    early, late = Message(1, is_end=True), Message(3, is_end=True)
+    client = Client([Message(0), early], [], [Message(1)], [late])
+    monkeypatch.setattr(consumer, "_consumer", lambda *_, **__: client)
+    endpoints, ranges = SimpleNamespace(), {0: (0, 3)}
+    found = consumer.messages(cast("Any", endpoints), "t", ranges, is_committed=is_committed)
+    assert [message.offset() for message in found] == ([0, 1] if is_committed else [0])
+
+
+def test_end_that_stays_before_a_committed_range_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client([Message(1, is_end=True)])
+    monkeypatch.setattr(consumer, "_consumer", lambda *_, **__: client)
+    found = consumer.messages(cast("Any", None), "t", {0: (1, 2)}, 0.01, is_committed=True)
+    with pytest.raises(UnreachableError, match="no record within"):
+        list(found)
