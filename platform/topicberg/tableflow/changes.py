@@ -146,9 +146,7 @@ def decode_changes(
         found = {name: key.getField(name) for name in names}
     parts = envelope(spec, layout, fields)
     writers = Writers(layout.value, foreign, parts)
-    records, value, _ = decode_half(
-        records, writers, parts, _spark_types(parts, columns), known
-    )
+    records, value, _ = decode_half(records, writers, parts, _spark_types(parts, columns), known)
     all_writers.append(writers)
     problems.append(problem_of(writers, value.getField(DECODED)))
     after = value.getField(AFTER)
