@@ -187,16 +187,24 @@ def produce(
     delivered: Callable[[Any, Message], None] | None = None,
     timestamp_ms: int = 0,
 ) -> None:
-    """Pass a record to the producer, waiting while its queue is full.
+    """Pass a record to a transactional producer, waiting while its queue is full.
 
     :param delivered: called with an error or None, and the record
     :param timestamp_ms: 0: now
+    :raises KafkaException: the producer cannot be used any more, with the cause, e.g. that another
+        one with its id fenced it off
     """
+    from confluent_kafka import KafkaError, KafkaException
+
     while True:
         try:
             producer.produce(topic, value, key, on_delivery=delivered, timestamp=timestamp_ms)
         except BufferError:
             producer.poll(0.1)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError._FATAL:  # which does not say why; this call does
+                producer.abort_transaction(TIMEOUT_SECONDS)
+            raise
         else:
             producer.poll(0)
             return
