@@ -32,6 +32,9 @@ from topicberg.dagster.events import forget_events
 from topicberg.deploy.settings import DeploySettings
 from topicberg.endpoints.cloud import CloudSettings
 from topicberg.local.ports import choose
+from topicberg.logins.catalog import CatalogSettings
+from topicberg.logins.kafka import KafkaSettings
+from topicberg.logins.registry import RegistrySettings
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
 
 FOLDER = PROJECT_ROOT / "docs" / "production"
@@ -156,6 +159,9 @@ def test_the_example_environment_has_every_setting() -> None:
         "": (CloudSettings, DeploySettings, Settings),
         "EMR_": (EmrSettings,),
         "ALERT_": (AlertSettings,),
+        "ICEBERG_REST_": (CatalogSettings,),
+        "KAFKA_": (KafkaSettings,),
+        "SCHEMA_REGISTRY_": (RegistrySettings,),
     }
     known = {
         f"TOPICBERG_{prefix}{name.upper()}"
