@@ -8,6 +8,7 @@ process.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -40,6 +41,17 @@ def from_environment(model: type[Model], where: str, docs: str) -> Model:
         f"the settings of the login to {where} are wrong: " + "; ".join(problems),
         hint=f"correct them in the environment or in .env; {docs} has an example of each kind",
     )
+
+
+def check_files(prefix: str, files: dict[str, Path | None]) -> None:
+    """Refuse a login whose files do not exist.
+
+    :param files: name → value of the settings
+    :raises ValueError: names the first one
+    """
+    for name, path in files.items():
+        if path and not path.is_file():
+            raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
 
 
 def missing(prefix: str, kind: str, fields: dict[str, object]) -> None:

@@ -16,8 +16,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
 from topicberg.logins import missing
-from topicberg.logins.oauth import OAuthClient
-from topicberg.security.redaction import HoldsSecrets, remember
+from topicberg.logins.oauth import OAuthClient, OAuthLogin
+from topicberg.security.redaction import remember
 from topicberg.settings import ENV_FILE
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
@@ -37,19 +37,14 @@ _SECRET_HEADER = re.compile(r"auth|key|token|secret|password", re.IGNORECASE)
 _clients: dict[str, OAuthClient] = {}
 
 
-class CatalogLogin(HoldsSecrets):
+class CatalogLogin(OAuthLogin):
     """How to log in to an Iceberg REST catalog, and who has the keys of the object store."""
 
     auth: Literal["none", "oauth2", "token", "sigv4"] | None = None
     """None: by the settings that are given."""
     token: SecretStr | None = None
-    client_id: str | None = None
-    client_secret: SecretStr | None = None
-    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     scope: str = "catalog"
     """Iceberg's clients send this one if there is no other."""
-    audience: str | None = None
-    client_auth: Literal["form", "basic"] = "form"
     signing_name: str = Field(default="glue", pattern=r"^[a-z0-9-]+$")
     """AWS's name of the service: glue, s3tables, execute-api."""
     signing_region: str | None = Field(default=None, pattern=r"^[a-z0-9-]+$")
@@ -102,18 +97,7 @@ class CatalogLogin(HoldsSecrets):
 
     def oauth(self) -> OAuthClient | None:
         """Return the client that requests tokens, if it logs in by OAuth 2."""
-        if self.auth != "oauth2" or self.client_secret is None:
-            return None
-        return OAuthClient(
-            client_id=str(self.client_id),
-            client_secret=self.client_secret,
-            token_uri=str(self.token_uri),
-            scope=self.scope,
-            audience=self.audience,
-            client_auth=self.client_auth,
-            headers=tuple(self.headers.items()),
-            prefix=PREFIX,
-        )
+        return self.oauth_client(PREFIX, tuple(self.headers.items()))
 
     def bearer(self) -> str | None:
         """Return a valid token, if the catalog requires one."""
@@ -278,6 +262,8 @@ def role_session(role_arn: str, region: str) -> Any:
         extra_args={"RoleSessionName": "topicberg", "DurationSeconds": ROLE_SECONDS},
     )
     session: Any = botocore.session.Session()
+    # botocore has no public way to give a session keys that renew themselves; without it the keys
+    # of a role end after an hour.
     session._credentials = DeferredRefreshableCredentials(
         method="assume-role", refresh_using=fetcher.fetch_credentials
     )

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import LoginError
-from topicberg.logins import missing
+from topicberg.logins import check_files, missing
 from topicberg.security.redaction import HoldsSecrets, remember
 from topicberg.settings import ENV_FILE
 
@@ -72,17 +72,16 @@ class KafkaLogin(HoldsSecrets):
             needed = ("client_id", "client_secret", "token_uri")
             missing(PREFIX, "oidc", {name: getattr(self, name) for name in needed})
         if self.auth == "mtls":
-            files = {"certificate_file": self.certificate_file, "key_file": self.key_file}
-            missing(PREFIX, "mtls", {**files})
+            pair = {"certificate_file": self.certificate_file, "key_file": self.key_file}
+            missing(PREFIX, "mtls", {**pair})
         if self.auth == "plain" and self.sasl_mechanism not in (None, "PLAIN"):
             raise ValueError(
                 f"{PREFIX}_AUTH is plain, {PREFIX}_SASL_MECHANISM is {self.sasl_mechanism}"
             )
         if self.auth == "scram" and self.sasl_mechanism == "PLAIN":
             raise ValueError(f"{PREFIX}_AUTH is scram, {PREFIX}_SASL_MECHANISM is PLAIN")
-        for name in ("ca_file", "certificate_file", "key_file"):
-            if (path := getattr(self, name)) and not path.is_file():
-                raise ValueError(f"{PREFIX}_{name.upper()}: there is no file {path}")
+        files = ("ca_file", "certificate_file", "key_file")
+        check_files(PREFIX, {name: getattr(self, name) for name in files})
         return self
 
     def _given(self) -> Literal["none", "plain", "scram", "oidc", "mtls"]:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import requests
-from pydantic import ConfigDict, SecretStr
+from pydantic import ConfigDict, Field, SecretStr
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.security.redaction import HoldsSecrets, remember
@@ -70,6 +70,35 @@ class OAuthClient(HoldsSecrets):
     def skew_seconds(self) -> float | None:
         """How much the server's clock is ahead of this machine's; None: not known."""
         return _held(self).skew
+
+
+class OAuthLogin(HoldsSecrets):
+    """The settings of a login that may be by OAuth 2, with topicberg as the client."""
+
+    auth: str | None = None
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    scope: str | None = None
+    audience: str | None = None
+    client_auth: Literal["form", "basic"] = "form"
+
+    def oauth_client(
+        self, prefix: str, headers: tuple[tuple[str, str], ...] = ()
+    ) -> OAuthClient | None:
+        """Return the client that requests tokens, if it logs in by OAuth 2."""
+        if self.auth != "oauth2" or self.client_secret is None:
+            return None
+        return OAuthClient(
+            client_id=str(self.client_id),
+            client_secret=self.client_secret,
+            token_uri=str(self.token_uri),
+            scope=self.scope,
+            audience=self.audience,
+            client_auth=self.client_auth,
+            headers=headers,
+            prefix=prefix,
+        )
 
 
 @dataclass

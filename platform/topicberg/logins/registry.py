@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from topicberg.logins import missing
-from topicberg.logins.oauth import OAuthClient
-from topicberg.security.redaction import HoldsSecrets
+from topicberg.logins import check_files, missing
+from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.settings import ENV_FILE
 
 PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
 
 
-class RegistryLogin(HoldsSecrets):
+class RegistryLogin(OAuthLogin):
     """How to log in to a schema registry, and how to check that it is that one."""
 
     auth: Literal["none", "basic", "bearer", "oauth2", "mtls"] | None = None
@@ -25,12 +24,6 @@ class RegistryLogin(HoldsSecrets):
     """The user of HTTP Basic."""
     api_secret: SecretStr | None = None
     token: SecretStr | None = None
-    client_id: str | None = None
-    client_secret: SecretStr | None = None
-    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
-    scope: str | None = None
-    audience: str | None = None
-    client_auth: Literal["form", "basic"] = "form"
     logical_cluster: str = ""
     """Confluent Cloud's lsrc-…, for bearer and oauth2."""
     identity_pool: str | None = None
@@ -51,9 +44,8 @@ class RegistryLogin(HoldsSecrets):
             "mtls": ("certificate_file", "key_file"),
         }.get(self.auth, ())
         missing(PREFIX, self.auth, {name: getattr(self, name) for name in needed})
-        for name in ("ca_file", "certificate_file", "key_file"):
-            if (path := getattr(self, name)) and not path.is_file():
-                raise ValueError(f"{PREFIX}_{name.upper()}: there is no file {path}")
+        files = ("ca_file", "certificate_file", "key_file")
+        check_files(PREFIX, {name: getattr(self, name) for name in files})
         return self
 
     def _given(self) -> Literal["none", "basic", "bearer", "oauth2", "mtls"]:
@@ -89,17 +81,7 @@ class RegistryLogin(HoldsSecrets):
 
     def oauth(self) -> OAuthClient | None:
         """Return the client that requests tokens, if it logs in by OAuth 2."""
-        if self.auth != "oauth2" or self.client_secret is None:
-            return None
-        return OAuthClient(
-            client_id=str(self.client_id),
-            client_secret=self.client_secret,
-            token_uri=str(self.token_uri),
-            scope=self.scope,
-            audience=self.audience,
-            client_auth=self.client_auth,
-            prefix=PREFIX,
-        )
+        return self.oauth_client(PREFIX)
 
     def _bearer(self, _: dict[str, Any]) -> dict[str, str]:
         """Return what the client sends with a request; it calls this for each of them."""
