@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,13 @@ def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceS
         return ServiceStatus(name, state, port, url)
     try:
         process = psutil.Process(info["pid"])
-        family = [process, *process.children(recursive=True)]
-        memory = sum(member.memory_info().rss for member in family)
+        memory = process.memory_info().rss
+        family = process.children(recursive=True)
     except (psutil.Error, ValueError):
         return ServiceStatus(name, "restarting", port, url)
+    for member in family:
+        with suppress(psutil.Error):  # a child may end meanwhile, the service does not
+            memory += member.memory_info().rss
     answers = port is None or ports.listens(port)
     return ServiceStatus(
         name,

@@ -65,6 +65,16 @@ def test_what_crashes_fails_fast_with_its_reason(context: Context) -> None:
     assert health.service_status(crashing, info).state in ("restarting", "starting")
 
 
+def test_a_service_runs_while_its_short_children_end(context: Context) -> None:
+    spawning = "import subprocess; [subprocess.run(['true']) for _ in iter(int, 1)]"
+    busy = service(spawning, True)
+    supervisor.launch(context, [busy])
+    control = supervisor.Control(context)
+    health.wait(context, [busy], NOWHERE, control, LogReport())
+    info = (control.processes() or {})["little"]
+    assert {health.service_status(busy, info).state for _ in range(1000)} == {"running"}
+
+
 def test_what_is_killed_comes_back(context: Context) -> None:
     steady = service("import time; time.sleep(600)", True)
     supervisor.launch(context, [steady])
