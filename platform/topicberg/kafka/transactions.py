@@ -52,11 +52,13 @@ def transactional_producer(
 
 
 @contextmanager
-def transaction_errors(what: str, hint: str) -> Iterator[None]:
+def transaction_errors(
+    what: str, hint: str, refused: type[TopicbergError] = TopicbergError
+) -> Iterator[None]:
     """Report failures of calls of a transactional producer.
 
     :raises CommitConflictError: a later producer with the same id took over
-    :raises TopicbergError: Kafka refused the transaction
+    :raises TopicbergError: Kafka refused the transaction: an error of the class ``refused``
     """
     from confluent_kafka import KafkaError, KafkaException
 
@@ -70,9 +72,7 @@ def transaction_errors(what: str, hint: str) -> Iterator[None]:
             KafkaError.INVALID_PRODUCER_EPOCH,
         ):
             raise CommitConflictError(f"{what}: another producer took over") from error
-        raise TopicbergError(
-            f"{what}: Kafka refused a transaction: {reason.str()}", hint=hint
-        ) from error
+        raise refused(f"{what}: Kafka refused a transaction: {reason.str()}", hint=hint) from error
 
 
 def abort(producer: Producer) -> None:

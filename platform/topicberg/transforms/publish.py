@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
@@ -32,10 +32,16 @@ from pydantic import BaseModel
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg import kafka
-from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.errors import TopicbergError
 from topicberg.formats.json_nodes import read_node
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 from topicberg.iceberg.snapshots import affected_hours, changes_since
+from topicberg.kafka.transactions import (
+    WAIT_SECONDS,
+    abort,
+    transaction_errors,
+    transactional_producer,
+)
 from topicberg.spark import quote
 from topicberg.topics.schema import read_schema
 from topicberg.transforms.derived import TableName, spark_name
@@ -58,18 +64,9 @@ BATCH = 20_000
 """Records of a transaction; more, if more have the same event time."""
 TRANSACTION_SECONDS = 900
 """The most that a broker allows by default."""
-WAIT_SECONDS = 60.0
 _MAX_PREDICATES = 50
 _NO_TIME = -(2**62)
 """Event time, in ms, of a row that has none: it comes first."""
-_PRODUCER: dict[str, Any] = {
-    "log_level": 2,
-    "compression.type": "zstd",
-    "linger.ms": 20,
-    "partitioner": "murmur2_random",  # keys go to the same partitions as with the Java producer
-    "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
-    "delivery.report.only.error": True,
-}
 
 
 class PublishError(TopicbergError):
@@ -365,33 +362,15 @@ def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
 
     :raises CommitConflictError: a later producer fenced off this one
     """
-    from confluent_kafka import KafkaError, KafkaException, Producer
-
-    producer = Producer(
-        {
-            **_PRODUCER,
-            **endpoints.kafka_config(writes=True),
-            "transactional.id": f"topicberg-publish-{topic}",
-        }
-    )
-    try:
-        producer.init_transactions(WAIT_SECONDS)
-        yield producer
-    except KafkaException as error:
-        reason = error.args[0]
-        if reason.code() in (
-            KafkaError._FENCED,
-            KafkaError.PRODUCER_FENCED,
-            KafkaError.INVALID_PRODUCER_EPOCH,
-        ):
-            raise CommitConflictError(f"topic {topic}: another publisher took over") from error
-        raise PublishError(
-            f"topic {topic}: Kafka refused a transaction: {reason.str()}",
-            hint="publish again: nothing is lost, and nothing is sent twice",
-        ) from error
-    finally:
-        with suppress(KafkaException):  # there is none after a commit
-            producer.abort_transaction(WAIT_SECONDS)
+    hint = "publish again: nothing is lost, and nothing is sent twice"
+    with transaction_errors(f"topic {topic}", hint, PublishError):
+        producer = transactional_producer(
+            f"topicberg-publish-{topic}", endpoints, TRANSACTION_SECONDS
+        )
+        try:
+            yield producer
+        finally:
+            abort(producer)
 
 
 def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
