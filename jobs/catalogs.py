@@ -18,7 +18,7 @@ from pyiceberg.table import StaticTable
 
 from assets import Lake
 from assets.tables import LakeTable
-from jobs.schedules import UNFINISHED, skip_if_unavailable, under_way
+from jobs.schedules import UNFINISHED, run_with_key, skip_if_unavailable, under_way
 from resources import Lakehouse
 from topicberg.catalogs import glue
 from topicberg.errors import TopicbergError
@@ -125,8 +125,8 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
 
 
 def _succeeded(instance: dg.DagsterInstance, run_key: str) -> bool:
-    runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": run_key}), limit=1)
-    return bool(runs) and runs[0].status == dg.DagsterRunStatus.SUCCESS
+    run = run_with_key(instance, run_key)
+    return run is not None and run.status == dg.DagsterRunStatus.SUCCESS
 
 
 def _in_glue(lakehouse: Lakehouse, table: LakeTable, iceberg: Table) -> bool:

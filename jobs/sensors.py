@@ -47,7 +47,7 @@ from assets.partitions import (
 from assets.tables import CATALOGS, kafka_key
 from assets.topics import consumer_lag_metadata, kafka_data_version, kafka_metadata
 from jobs.pipelines import COMPUTE, REGISTER, compute_job
-from jobs.schedules import skip_if_unavailable
+from jobs.schedules import run_with_key, skip_if_unavailable
 from jobs.snapshot_cursor import (
     ANY_TABLE,
     MAX_ATTEMPTS,
@@ -276,7 +276,7 @@ class _Evaluation:
         self.watched, self.signals = watched, signals
         self.position = Position.parse(context.cursor) or begin(self.instance, watched)
         self.cursors = load(self.instance, self.position, watched)
-        self.states: dict[str, RunState] = {}
+        self.runs: dict[str, dg.DagsterRun | None] = {}
         self.changed: dict[str, Cursor] = {}
         self.events: list[AssetMaterialization | AssetObservation] = []
         self.requests: list[dg.RunRequest] = []
@@ -398,15 +398,15 @@ class _Evaluation:
 
     def _state(self, watch: Watch, key: str) -> RunState:
         """Return how a run is; of one that failed, whether it registered this table."""
-        if key not in self.states:
-            runs = self.instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
-            self.states[key] = _FINISHED.get(runs[0].status, "active") if runs else "missing"
-        if self.states[key] == "failed" and key.startswith(f"{REGISTRATION}:"):
-            return "succeeded" if self._registered(watch, key) else "failed"
-        return self.states[key]
+        if key not in self.runs:
+            self.runs[key] = run_with_key(self.instance, key)
+        run = self.runs[key]
+        state: RunState = _FINISHED.get(run.status, "active") if run else "missing"
+        if run and state == "failed" and key.startswith(f"{REGISTRATION}:"):
+            return "succeeded" if self._registered(watch, run) else "failed"
+        return state
 
-    def _registered(self, watch: Watch, key: str) -> bool:
-        (run,) = self.instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": key}), limit=1)
+    def _registered(self, watch: Watch, run: dg.DagsterRun) -> bool:
         last = [self.instance.get_latest_materialization_event(k) for k in watch.registrations]
         return all(event is not None and event.run_id == run.run_id for event in last)
 

@@ -39,7 +39,7 @@ class Position(BaseModel):
 def begin(instance: dg.DagsterInstance, names: Iterable[str]) -> Position:
     """Return a new position: the first one, or that after a reset.
 
-    Earlier versions had a sensor for each table: the first position goes on where they ended.
+    Earlier versions had a sensor for each table: the first position continues where they ended.
     """
     life, wanted = uuid.uuid4().hex[:8], set(names)
     if _read(instance, wanted):

@@ -223,11 +223,11 @@ def test_failed_run_is_repeated_for_what_it_left(fleet: Fleet) -> None:
 
 
 def test_broken_table_stops_no_other(fleet: Fleet) -> None:
-    fleet.catalog.broken = {"t01": ValueError("its metadata is no JSON")}
+    fleet.catalog.broken = {"t01": ValueError("its metadata is not JSON")}
     fleet.commit(1, 2)
     assert fleet.live(1) == [names(2)]
     fleet.live(1)
-    with pytest.raises(ValueError, match="no JSON"):  # an idle tick fails, which is an alert
+    with pytest.raises(ValueError, match="not JSON"):  # an idle tick fails, which is an alert
         fleet.tick()
     fleet.commit(3)
     assert fleet.live(1) == [names(3)]
