@@ -13,66 +13,22 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.query.help import hint, quoted
+from topicberg.query.guard import Engine, QueryError, check_reads
+from topicberg.query.help import hint, unquoted
 from topicberg.settings import Settings, settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
-Engine = Literal["duckdb", "spark", "snowflake", "athena"]
-
 CONNECT_SECONDS = 5.0
 LOGIN_SECONDS = 15
 _EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
-_READS = re.compile(
-    r"SELECT|WITH|FROM|VALUES|TABLE|SHOW|DESCRIBE|DESC|EXPLAIN|SUMMARIZE|PIVOT", re.IGNORECASE
-)
-_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|COPY|CALL)\b", re.IGNORECASE)
-_COMMENT = r"""
-    --(?:[^\r\n]*[^\r\n\\])?(?=\r?(?:\n|\Z))  # a backslash at the end: Spark reads on
-  | /\*\+[\w\s,.()]*\*/                      # a hint: Spark finds strings in it
-  | /\*(?!\+)(?:(?!/\*).)*?\*/              # one in another: the first */ ends it in Snowflake
-"""
-_QUOTES: dict[Engine, str] = {
-    # But for E'…': a backslash escapes there, and in what follows it on the next line.
-    "duckdb": r"""(?<!(?<![A-Za-z_])[eE])'(?:[^']|'')*' | "(?:[^"]|"")*" """,
-    # In r'…' a backslash is one; whether it is r'…' depends on what stands before it.
-    "spark": r"""
-        (?<![A-Za-z_])[rR](?:'(?:[^'\\]|\\[^'])*' | "(?:[^"\\]|\\[^"])*")
-      | (?<!(?<![A-Za-z_])[rR])(?:'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
-      | `(?:[^`]|``)*`
-    """,
-    "snowflake": r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"]|"")*" """,
-    "athena": r"""'(?:[^']|'')*' | "(?:[^"]|"")*" """,
-}
-_QUOTED = {
-    engine: re.compile(rf"(?P<comment>{_COMMENT})|{quotes}", re.DOTALL | re.VERBOSE)
-    for engine, quotes in _QUOTES.items()
-}
-"""Comments, and what is quoted, as each engine reads it."""
-_LEFT = r"""['"`]|--|/\*|\*/|(?<![A-Za-z_])\$\w*\$"""
-_UNCLEAR: dict[Engine, re.Pattern[str]] = {
-    "duckdb": re.compile(_LEFT),
-    "spark": re.compile(_LEFT),
-    "athena": re.compile(_LEFT),
-    "snowflake": re.compile(rf"{_LEFT}|//"),  # a comment; DuckDB divides by it
-}
-"""What is left of them if it is not sure where they end; no query needs ``$$…$$``."""
-_SEPARATORS: dict[Engine, str] = {
-    **{"duckdb": ";", "spark": ";", "athena": ";"},
-    "snowflake": r";|->>",
-}
-"""Snowflake runs every statement of ``a ->> b``; DuckDB takes a value out of JSON by it."""
-
-
-class QueryError(TopicbergError):
-    """An engine refused the query, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -112,45 +68,10 @@ def run_query(
     except Exception as error:
         if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
             raise
-        help_ = hint(
+        help_ = unquoted(sql, engine) or hint(
             str(error), engine, lambda: _known_columns(sql, endpoints, config or settings())
         )
         raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
-
-
-def check_reads(sql: str, engine: Engine) -> None:
-    """Refuse a query that is not one reading statement: each table has only one writer.
-
-    :param engine: the engine of the query: each has its own quotes
-    :raises QueryError: it is empty, more than one, or writes, or is ambiguous
-    """
-    bare = _QUOTED[engine].sub(lambda match: " " if match["comment"] else "…", sql)
-    if name := re.search(r"\$\$[\w-]+(?!\w*\$)", bare):
-        raise QueryError(
-            f"the name {name[0]} is not quoted", hint=f"write {quoted(name[0], engine)}"
-        )
-    if unclear := _UNCLEAR[engine].search(bare):
-        raise QueryError(
-            f"it is not clear where a string or a comment ends, at {unclear[0]}",
-            hint="close every quote and comment, write '' for a quote in a string, "
-            "and leave out E'…', $$…$$, // and comments in comments",
-        )
-    statements = [text.strip() for text in re.split(_SEPARATORS[engine], bare) if text.strip()]
-    if len(statements) != 1:
-        what = "more than one statement" if statements else "empty"
-        raise QueryError(f"the query is {what}", hint="give one SELECT statement")
-    first = re.search(r"\w+", statements[0])
-    reads = first is not None and _READS.fullmatch(first[0])
-    write = _WRITES.search(statements[0])
-    # WITH … INSERT and FROM … INSERT are statements of Spark, WITH … AS PROCEDURE … CALL is one of
-    # Snowflake, and EXPLAIN ANALYZE runs them
-    if not reads or (write and first and first[0].upper() in ("WITH", "FROM", "EXPLAIN")):
-        what = write[0] if reads and write else statements[0].partition(" ")[0]
-        raise QueryError(
-            f"{what.upper()} is not a query",
-            hint="use SELECT, SHOW, DESCRIBE or EXPLAIN: only Tableflow and the tables' assets "
-            "write tables",
-        )
 
 
 def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> DuckDBPyConnection:

@@ -10,6 +10,7 @@ Columns = Callable[[], Mapping[str, Sequence[str]]]
 """Tables of the lake with their columns; tables that a query does not name may lack them."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNQUOTED = re.compile(r"""(?<!["`$])\$\$[A-Za-z][\w-]*(?![\w"`$-])""")
 _NO_DATABASE = re.compile(r"does not have a current (database|schema)", re.IGNORECASE)
 _TABLE = re.compile(
     r"""Table with name ["']?(.+?)["']? does not exist"""
@@ -29,6 +30,12 @@ def quoted(name: str, engine: str) -> str:
     if _PLAIN.fullmatch(name):
         return name
     return f"`{name}`" if engine == "spark" else f'"{name}"'
+
+
+def unquoted(sql: str, engine: str) -> str | None:
+    """Return the hint for a query that has a metadata column's name without quotes."""
+    found = _UNQUOTED.search(sql)
+    return f"write {quoted(found[0], engine)}" if found else None
 
 
 def hint(text: str, engine: str, columns: Columns) -> str | None:
