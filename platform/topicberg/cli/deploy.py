@@ -291,8 +291,11 @@ def rotate(
 @app.command()
 def graph(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="a file that ends in .svg, .png or .dot")
-    ] = Path("platform.svg"),
+        Path,
+        typer.Option(
+            "-o", "--output", help="a file that ends in .dot, or by Graphviz in .svg, .png or .pdf"
+        ),
+    ] = Path("platform.dot"),
 ) -> None:
     """Draw the resource graph. Needs no account."""
     from topicberg.deploy.draw import draw

@@ -7,8 +7,6 @@ import io
 import re
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
-from xml.etree import ElementTree
 
 import dagster as dg
 import pytest
@@ -25,7 +23,7 @@ from assets.metadata import column_schema
 from topicberg.checks.finding import Finding
 from topicberg.cli.output import cell, echo
 from topicberg.cli.query import EngineName, Format, query
-from topicberg.deploy.draw import draw
+from topicberg.deploy.draw import lines
 from topicberg.query import QueryResult
 
 KEY = dg.AssetKey(["iceberg", "orders"])
@@ -93,14 +91,11 @@ def test_query_csv_in_a_pipe_has_the_values_as_they_are(
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_drawing_of_any_resource_is_one_picture(name: str, tmp_path: Path) -> None:
+def test_graph_of_any_resource_has_one_node(name: str) -> None:
     graph = [Named(f"aws/{name}", name)]
-    draw(graph, tmp_path / "a.svg")  # type: ignore[arg-type]
-    picture = ElementTree.parse(tmp_path / "a.svg")  # noqa: S314  just drawn
-    (group,) = picture.findall(".//{*}g/{*}title/..")
-    assert [child.tag.rpartition("}")[2] for child in group] == ["title", "rect", "text"]
-    draw(graph, tmp_path / "a.dot")  # type: ignore[arg-type]
-    assert len((tmp_path / "a.dot").read_text().splitlines()) == 4
+    nodes = [line for line in lines(graph) if " [label=" in line]  # type: ignore[arg-type]
+    assert len(nodes) == 1
+    assert len("\n".join(lines(graph)).splitlines()) == len(list(lines([]))) + 1  # type: ignore[arg-type]
 
 
 class Named:

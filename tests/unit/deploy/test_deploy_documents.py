@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -12,7 +15,7 @@ from topicberg.deploy.aws import iam
 from topicberg.deploy.confluent.keys import _open, _values
 from topicberg.deploy.confluent.tableflow import config_of
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.draw import draw, places
+from topicberg.deploy.draw import draw, lines
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, compare
 from topicberg.errors import TopicbergError
@@ -124,14 +127,53 @@ def test_what_nobody_wants_is_not_compared() -> None:
     assert compare({"a": 1}, {"a": 2, "c": 3}) == {"a": (1, 2), "c": (None, 3)}
 
 
-def test_the_picture(tmp_path: Any) -> None:
+def test_graph_has_every_resource_in_its_vendors_group(tmp_path: Path) -> None:
     graph = resources(CONFIG, load_topics())
-    boxes = places(graph)
-    assert len({(box.x, box.y) for box in boxes.values()}) == len(graph)
-    for box in boxes.values():
-        assert all(boxes[need].x < box.x for need in box.resource.needs)
-    for name, start in (("a.svg", b"<svg"), ("a.png", b"\x89PNG"), ("a.dot", b"digraph")):
+    draw(graph, tmp_path / "a.dot")
+    text = (tmp_path / "a.dot").read_text()
+    assert text.count("subgraph ") == 3
+    for resource in graph:
+        assert text.count(f'\n    "{resource.key}" [label=') == 1
+
+
+def test_graph_of_what_the_settings_ask_for_needs_no_more(tmp_path: Path) -> None:
+    graph = [one for one in resources(CONFIG, load_topics()) if one.wanted]
+    assert len(graph) < len(resources(CONFIG, load_topics()))
+    text = "\n".join(lines(graph))
+    ends = re.findall(r'^  "(.+)" -> "(.+)";$', text, re.MULTILINE)
+    assert {end for edge in ends for end in edge} <= {one.key for one in graph}
+
+
+def test_arrows_of_the_graph_give_the_same_order() -> None:
+    graph = resources(CONFIG, load_topics())
+    edges = re.findall(r'^  "(.+)" -> "(.+)";$', "\n".join(lines(graph)), re.MULTILINE)
+    needed = [(need, one.key) for one in graph for need in one.needs]
+    assert _closure(edges) == _closure(needed)
+    assert len(edges) < len(set(needed))
+
+
+def _closure(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return every pair that a path of arrows connects."""
+    found = set(edges)
+    while more := {(a, d) for a, b in found for c, d in edges if b == c} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="no Graphviz")
+def test_graphviz_draws_the_graph(tmp_path: Path) -> None:
+    graph = resources(CONFIG, load_topics())
+    for name, start in (("a.svg", b"<?xml"), ("a.png", b"\x89PNG"), ("a.pdf", b"%PDF")):
         draw(graph, tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_picture_without_graphviz_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TopicbergError, match="needs Graphviz") as caught:
+        draw([], tmp_path / "a.svg")
+    assert "a.dot" in (caught.value.hint or "")
     with pytest.raises(TopicbergError, match="gif"):
-        draw(graph, tmp_path / "a.gif")
+        draw([], tmp_path / "a.gif")
