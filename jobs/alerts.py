@@ -139,9 +139,8 @@ class Reader:
         )
 
     def _stale_assets(self) -> Iterator[StaleAsset]:
-        from dagster._core.definitions.freshness import FreshnessState
-
         from topicberg.alerts.observation import StaleAsset
+        from topicberg.dagster.internals import FreshnessState
 
         keys = [
             key for key in self._graph.get_all_asset_keys() if self._graph.get(key).freshness_policy
@@ -244,9 +243,8 @@ class Reader:
 
     def _automations(self) -> Iterator[Automation]:
         """Return sensors and schedules; Dagster also stores those of topics that are deleted."""
-        from dagster._core.scheduler.instigation import InstigatorType, TickStatus
-
         from topicberg.alerts.observation import Automation
+        from topicberg.dagster.internals import InstigatorType, TickStatus
 
         ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
         for state in self._instance.all_instigator_state():

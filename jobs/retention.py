@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
-from dagster._core.storage.event_log import SqlEventLogStorage
 
 from assets.checks import COMPUTATION, REGISTRATION
 from topicberg.dagster.events import forget_events
+from topicberg.dagster.internals import SqlEventLogStorage
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"

@@ -53,9 +53,7 @@ def last_evaluations(
     instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, Evaluation]:
     """Return check → its last evaluation that ended; one query for all that are not in progress."""
-    from dagster._core.storage.asset_check_execution_record import (
-        COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
-    )
+    from topicberg.dagster.internals import ENDED_CHECKS
 
     storage = instance.event_log_storage
     found = {}
@@ -63,8 +61,10 @@ def last_evaluations(
         if key not in keys:  # the query returns every check of these names on these assets
             continue
         records = [newest]
-        if newest.status not in COMPLETED:
-            records = [*storage.get_asset_check_execution_history(key, limit=1, status=COMPLETED)]
+        if newest.status not in ENDED_CHECKS:
+            records = [
+                *storage.get_asset_check_execution_history(key, limit=1, status=ENDED_CHECKS)
+            ]
         for record in records:
             if record.event is not None and record.event.dagster_event is not None:
                 at = datetime.fromtimestamp(record.event.timestamp, UTC)
