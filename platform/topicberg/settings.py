@@ -112,6 +112,10 @@ class Settings(BaseSettings):
     snowflake_linked_database: bool = Field(
         default=False, description="a database that follows that catalog by itself; not with glue"
     )
+    generators: bool = Field(
+        default=True,
+        description="`topicberg deploy` creates the Datagen connectors of topics with a generator",
+    )
     compute: Literal["emr", "none"] | None = Field(
         default=None,
         description="emr: `topicberg deploy` creates an EMR Serverless application, which computes "

@@ -90,6 +90,13 @@ Debug = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+NoGenerators = Annotated[
+    bool,
+    typer.Option(
+        "--no-generators",
+        help="without the connectors that generate records; those that exist are deleted",
+    ),
+]
 Target = Annotated[
     list[str] | None,
     typer.Option(
@@ -117,6 +124,7 @@ def plan(
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
     no_compute: NoCompute = False,
+    no_generators: NoGenerators = False,
     everything: Annotated[bool, typer.Option("--all", help="also what stays as it is")] = False,
     target: Target = None,
     out: Annotated[
@@ -125,7 +133,9 @@ def plan(
 ) -> None:
     """Show what `create` would do, by vendor, what the deployment costs a month by order of
     magnitude, and which quotas it meets. Exit code 1 if there are changes."""
-    context, graph = _open(_flags(**_given(locals())), compute=not no_compute)
+    context, graph = _open(
+        _flags(**_given(locals())), compute=not no_compute, generators=not no_generators
+    )
     steps = _plan(context, _targeted(graph, target))
     if out is not None:
         out.write_text(json.dumps([_document(context, step) for step in steps], indent=2) + "\n")
@@ -147,6 +157,7 @@ def create(
     day_count: DayCount = None,
     number_of_api_keys_to_retain: Retain = None,
     no_compute: NoCompute = False,
+    no_generators: NoGenerators = False,
     target: Target = None,
 ) -> None:
     """Create what is missing, change what differs, and compute the derived tables once.
@@ -161,8 +172,11 @@ def create(
 
     if settings().deployment == "local":
         _start_stack()
-    context, graph = _open(_flags(**_given(locals())), compute=not no_compute)
+    context, graph = _open(
+        _flags(**_given(locals())), compute=not no_compute, generators=not no_generators
+    )
     graph = _targeted(graph, target)
+    _announce_generators(graph)
     with exclusive(context), context.noting(), _reporting() as report:
         engine.create(graph, context, report)
     if not no_compute and not target and context.config.deployment == "cloud":
@@ -247,6 +261,7 @@ def status(
     admin_user_secrets_root_path: AdminSecrets = None,
     debug: Debug = False,
     no_compute: NoCompute = False,
+    no_generators: NoGenerators = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
@@ -255,7 +270,7 @@ def status(
     from topicberg.deploy.resource import Action
 
     given = _given(locals())
-    context, graph = _open(_flags(**given), compute=not no_compute)
+    context, graph = _open(_flags(**given), compute=not no_compute, generators=not no_generators)
     steps = _plan(context, graph)
     context.note()
     if as_json:
@@ -308,6 +323,22 @@ def graph(
     echo(f"wrote {output}")
 
 
+def _announce_generators(graph: list[Resource]) -> None:
+    from topicberg.deploy.confluent.connect import Connector
+
+    generators = [one for one in graph if isinstance(one, Connector) and one.wanted]
+    if not generators:
+        return
+    each = ", ".join(
+        f"{one.topic} ({f'{one.rate:g} a second' if one.rate else 'as fast as it can'})"
+        for one in generators
+    )
+    echo(
+        f"generators write records to {each} until they are deleted; --no-generators: without them",
+        err=True,
+    )
+
+
 def _start_stack() -> None:
     from rich.console import Console
 
@@ -335,7 +366,7 @@ def _compute_derived(context: DeployContext) -> None:
 
     endpoints = load_endpoints(context.config)
     graph = resources(context.config, context.specs)
-    for topic in [one.topic for one in graph if isinstance(one, Connector)]:
+    for topic in [one.topic for one in graph if isinstance(one, Connector) and one.wanted]:
 
         def has_records(topic: str = topic) -> bool:
             return any(kafka.end_offsets(endpoints, topic).values())
@@ -387,9 +418,12 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in DeploySettings.model_fields if name in arguments}
 
 
-def _open(flags: dict[str, Any], *, compute: bool = True) -> tuple[DeployContext, list[Resource]]:
+def _open(
+    flags: dict[str, Any], *, compute: bool = True, generators: bool = True
+) -> tuple[DeployContext, list[Resource]]:
     """
     :param compute: False: without an EMR Serverless application
+    :param generators: False: without connectors that generate records
     :raises TopicbergError: settings are missing or wrong, or an account refuses them"""
     from topicberg.deploy.context import open_context
     from topicberg.deploy.platform import resources
@@ -397,6 +431,8 @@ def _open(flags: dict[str, Any], *, compute: bool = True) -> tuple[DeployContext
     from topicberg.settings import Settings
 
     config = Settings() if compute else Settings(compute="none")
+    if not generators:
+        config = config.model_copy(update={"generators": False})
     context = open_context(config, flags)
     check(context)
     return context, resources(context.config, context.specs)

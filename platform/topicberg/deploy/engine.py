@@ -39,7 +39,7 @@ from topicberg.deploy.resource import (
     WaitingError,
     compare,
 )
-from topicberg.deploy.wait import PatienceError, until
+from topicberg.deploy.wait import PatienceError, telling, until
 from topicberg.errors import TopicbergError
 
 Report = Callable[[Resource, str], None]
@@ -157,7 +157,8 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
         if reason := resource.waits(context):
             raise WaitingError(reason)
         if not resource.built_in:
-            report(resource, "creating")
+            minutes = resource.usual_minutes
+            report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
             whole = _make(resource, context)
         live = until(
             lambda: look(resource, context), f"{resource.title} appears", resource_seconds(resource)
@@ -269,7 +270,8 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
 def _create(resource: Resource, context: DeployContext, report: Report) -> None:
     """Converge one resource; one that waits, or needs one that waits, is left for later."""
     try:
-        ensure(resource, context, report)
+        with telling(lambda what: report(resource, what), resource.usual_minutes):
+            ensure(resource, context, report)
     except WaitingError as waiting:
         reason = waiting.reason
     except MissingError as error:
@@ -464,7 +466,8 @@ def delete(found: list[Found], context: DeployContext, report: Report) -> dict[s
             continue
         report(resource, "deleting")
         try:
-            remove(resource, context, live)
+            with telling(lambda what, of=resource: report(of, what), 0):  # type: ignore[misc]
+                remove(resource, context, live)
         except Exception as error:  # whatever it is, the others are still to be deleted
             left[resource.title] = _reason(error)
             _keep(kept, resource)

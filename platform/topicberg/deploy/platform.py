@@ -309,8 +309,11 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         )
     before = [topic, *subjects]
     quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
+    has_source = bool(quickstart) and config.generators
     if quickstart:
-        yield from _connector(spec, names, quickstart, before)
+        for resource in _connector(spec, names, quickstart, before):
+            yield replace(resource, wanted=has_source)
+    if has_source:
         before.append(f"confluent/connector/{name}")
     yield TableflowTopic(
         f"confluent/tableflow/{name}",
@@ -322,9 +325,9 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         (CLUSTER, PROVIDER_INTEGRATION),
         spec.tableflow.enabled,
         spec=spec,
-        has_source=bool(quickstart),
+        has_source=has_source,
     )
-    yield from _snowflake_table(spec, config, has_source=bool(quickstart))
+    yield from _snowflake_table(spec, config, has_source=has_source)
 
 
 def _connector(

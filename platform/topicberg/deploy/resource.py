@@ -101,6 +101,8 @@ class Resource:
     """Deleting it deletes data: it is never replaced, and the confirmation names it."""
     built_in: ClassVar[bool] = False
     """It appears and goes with another resource; nothing makes or deletes it."""
+    usual_minutes: ClassVar[float] = 0
+    """By order of magnitude, how long it takes until others can use it; 0: seconds."""
     unique: ClassVar[bool] = True
     """Its vendor refuses a second one of its name."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from topicberg.errors import TopicbergError
@@ -12,6 +14,8 @@ T = TypeVar("T")
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 15.0
+SILENT_SECONDS = 20.0
+"""What takes longer says so, again and again."""
 
 
 class PatienceError(TopicbergError):
@@ -46,3 +50,26 @@ def until(
             )
         sleep(interval)
         interval = min(LONGEST_SECONDS, interval * 1.5)
+
+
+@contextmanager
+def telling(say: Callable[[str], None], usual_minutes: float) -> Iterator[None]:
+    """Say every :data:`SILENT_SECONDS` how long the body has taken, and how long it usually does.
+
+    :param usual_minutes: an order of magnitude; 0: not known
+    """
+    over = threading.Event()
+    usual = f", usually about {usual_minutes:g} min" if usual_minutes else ""
+    began = time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(SILENT_SECONDS):
+            say(f"after {time.monotonic() - began:.0f} s not ready yet{usual}")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

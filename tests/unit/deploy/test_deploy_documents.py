@@ -12,6 +12,7 @@ import pytest
 
 from topicberg.clients.secrets import ApiKey
 from topicberg.deploy.aws import iam
+from topicberg.deploy.confluent.connect import Connector
 from topicberg.deploy.confluent.keys import _open, _values
 from topicberg.deploy.confluent.tableflow import config_of
 from topicberg.deploy.context import DeployContext
@@ -177,3 +178,17 @@ def test_picture_without_graphviz_names_the_package(
     assert "a.dot" in (caught.value.hint or "")
     with pytest.raises(TopicbergError, match="gif"):
         draw([], tmp_path / "a.gif")
+
+
+def test_without_generators_nothing_of_a_connector_is_wanted() -> None:
+    with_them = {one.key: one for one in resources(CONFIG, load_topics())}
+    config = CONFIG.model_copy(update={"generators": False})
+    without = {one.key: one for one in resources(config, load_topics())}
+    assert with_them.keys() == without.keys()
+    changed = {key for key, one in without.items() if one.wanted != with_them[key].wanted}
+    connectors = {key for key, one in with_them.items() if isinstance(one, Connector)}
+    assert connectors
+    assert connectors <= changed
+    assert all("connector" in key for key in changed)
+    needed = {need for one in without.values() if one.wanted for need in one.needs}
+    assert not needed & changed

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 
 from topicberg.clients.confluent import ConflictError, GoneError, UncertainError
-from topicberg.deploy import engine
+from topicberg.deploy import engine, wait
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
@@ -419,3 +420,26 @@ def test_schemas_go_to_the_subjects_that_the_spec_names() -> None:
     graph = resources(CONFIG, [TopicSpec.model_validate(document)])
     subjects = [one.name for one in graph if one.key.startswith("confluent/subject/")]
     assert subjects == ["trades-of-all"]
+
+
+@dataclass(frozen=True)
+class Slow(Thing):
+    usual_minutes = 5
+
+    def settle(self, context: DeployContext, live: Live) -> None:
+        time.sleep(0.2)
+
+
+def test_long_step_tells_how_long_it_takes(
+    context: DeployContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "SILENT_SECONDS", 0.05)
+    told: list[tuple[str, str]] = []
+    graph = [Slow("slow", "slow"), Thing("fast", "fast")]
+    engine.create(graph, context, lambda resource, what: told.append((resource.key, what)))
+    assert ("slow", "creating, about 5 min") in told
+    assert any("not ready yet, usually about 5 min" in what for key, what in told if key == "slow")
+    assert [what for key, what in told if key == "fast"] == ["creating", "created"]
+    ended = len(told)
+    time.sleep(0.1)
+    assert len(told) == ended

@@ -187,6 +187,7 @@ class Application(Resource):
     """The application, of type Spark."""
 
     kind = "EMR Serverless application"
+    usual_minutes = 2
     unique = False
 
     def find(self, context: DeployContext) -> Live | None:

@@ -43,6 +43,7 @@ class Connector(Resource):
     account: str = ""
 
     kind = "connector"
+    usual_minutes = 3
 
     def _path(self, context: DeployContext, rest: str = "") -> str:
         return f"/connect/v1/environments/{context.environment}/clusters/{context.cluster}{rest}"

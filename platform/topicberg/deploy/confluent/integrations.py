@@ -79,6 +79,7 @@ class CatalogIntegration(Resource):
     """
 
     kind = "catalog integration"
+    usual_minutes = 5
     replaced_for = frozenset({"kind", "provider_integration", "failed"})
 
     def _where(self, context: DeployContext) -> dict[str, str]:

@@ -92,6 +92,7 @@ class Cluster(Resource):
     type: str | None = None
 
     kind = "Kafka cluster"
+    usual_minutes = 5
     holds_data = True
     unique = False
     replaced_for = frozenset({"cloud", "region", "availability"})

@@ -57,6 +57,7 @@ class TableflowTopic(Resource):
     has_source: bool = True
 
     kind = "Tableflow topic"
+    usual_minutes = 10
     holds_data = True
     replaced_for = frozenset({"storage", "write_mode"})
 
