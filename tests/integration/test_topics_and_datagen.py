@@ -24,7 +24,7 @@ from topicberg.datagen.status import read_status
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings, settings
-from topicberg.topics import TopicSpec, load_topic
+from topicberg.topics import TopicSpec, load_topic, requests
 from topicberg.topics.new import new_topic
 
 pytestmark = pytest.mark.integration
@@ -93,6 +93,23 @@ def test_ensure_topic_is_idempotent(stack: Endpoints, spec: TopicSpec, config: S
     assert registry.get_versions(spec.value_subject) == [1]
     assert kafka.end_offsets(stack, spec.name) == dict.fromkeys(range(6), 0)
     assert kafka.beginning_offsets(stack, spec.name) == dict.fromkeys(range(6), 0)
+
+
+def test_what_deploy_deleted_is_created_only_for_a_user(
+    stack: Endpoints, spec: TopicSpec, config: Settings
+) -> None:
+    requests.topic_deleted(config, spec.name)
+    try:
+        for create in (kafka.ensure_topic, kafka.create_topic):
+            with pytest.raises(kafka.TopicDeletedError, match="was deleted by") as caught:
+                create(spec, stack, config)
+            assert "deploy create" in (caught.value.hint or "")
+        assert spec.name not in stack.kafka_admin().list_topics(timeout=10).topics
+        assert kafka.ensure_topic(spec, stack, config, recreate=True).created
+        assert requests.read_request(config, spec.name) is None
+        assert not kafka.ensure_topic(spec, stack, config).created
+    finally:
+        requests.topic_created(config, spec.name)
 
 
 def test_partitions_are_added_and_never_taken_away(

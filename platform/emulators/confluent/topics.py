@@ -110,6 +110,8 @@ def _create(call: Call) -> Answer:
         if new:
             account.store.delete(TOPIC, [(cluster, name)])
         raise
+    if not body.validate_only:
+        requests.topic_created(account.config, name)
     return Answer(_document(call, name, body.partitions_count, 1))
 
 

@@ -103,7 +103,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
     generated = [spec for spec in load_topics(config) if spec.generator]
     amounts = {spec.name: OTHER_TOPICS_RECORDS for spec in generated} | {TOPIC: records}
     for spec in generated:
-        kafka.ensure_topic(spec, endpoints, config)
+        kafka.ensure_topic(spec, endpoints, config, recreate=True)
         with steps.step(f"produce {amounts[spec.name]:,} records to {spec.name}"):
             run_here(config, spec.name, rate=0, count=amounts[spec.name])
     with steps.step("materialize the asset graph with Dagster and Spark"):

@@ -170,7 +170,7 @@ class GeneratorRun:
         return self.sent
 
     def _encoder(self) -> Encoder:
-        ensured = kafka.ensure_topic(self.spec, self._endpoints, self._config)
+        ensured = kafka.ensure_topic(self.spec, self._endpoints, self._config, recreate=True)
         path = self.spec.value_schema_path(self._config)
         kind, schema_id = self.spec.value_schema.format, ensured.value_schema_id
         if path is None or schema_id is None or kind not in ("avro", "json"):

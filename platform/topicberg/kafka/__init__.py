@@ -51,6 +51,10 @@ _REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 T = TypeVar("T")
 
 
+class TopicDeletedError(TopicbergError):
+    """A run, but no user, asks for a topic that a user has deleted."""
+
+
 class NoSuchTopicError(TopicbergError):
     """The topic does not exist."""
 
@@ -81,18 +85,24 @@ class TopicLog:
 
 
 def ensure_topic(
-    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None
+    spec: TopicSpec,
+    endpoints: Endpoints,
+    config: Settings | None = None,
+    *,
+    recreate: bool = False,
 ) -> EnsuredTopic:
     """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
 
     An append topic with fewer partitions than in its spec gets more; an upsert topic does not,
     because that would move keys to other partitions. Safe to call at any time, also concurrently.
 
+    :param recreate: create it also if `topicberg deploy delete` deleted it: a user asks for it
+    :raises TopicDeletedError: it was deleted, and `recreate` is not set
     :raises TopicDriftError: a difference that topicberg must not change
     :raises TopicbergError: the broker or the registry does not answer, or refuses
     """
     admin = admin_client(endpoints, writes=True)
-    created = _create_missing(admin, spec, endpoints)
+    created = _create_missing(admin, spec, endpoints, None if recreate else config or settings())
     if created:
         requests.topic_created(config or settings(), spec.name)
     _await_topic(endpoints, spec.name)
@@ -117,8 +127,9 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None 
 
     :raises TopicbergError: the broker does not answer, or refuses
     """
-    if _create_missing(admin_client(endpoints, writes=True), spec, endpoints):
-        requests.topic_created(config or settings(), spec.name)
+    config = config or settings()
+    if _create_missing(admin_client(endpoints, writes=True), spec, endpoints, config):
+        requests.topic_created(config, spec.name)
     _await_topic(endpoints, spec.name)
 
 
@@ -355,11 +366,23 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
         raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
 
 
-def _create_missing(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> bool:
-    """Create the topic; return False if it exists already, also without the right to create it."""
+def _create_missing(
+    admin: AdminClient, spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None
+) -> bool:
+    """Create the topic; return False if it exists already, also without the right to create it.
+
+    :param deletions: where it says which topics `topicberg deploy delete` deleted; None: create all
+    :raises TopicDeletedError: this is one of them
+    """
     try:
         _describe(endpoints, spec.name)
     except NoSuchTopicError:
+        request = requests.read_request(deletions, spec.name) if deletions else None
+        if request and request.deleted:
+            raise TopicDeletedError(
+                f"topic {spec.name} was deleted by `topicberg deploy delete`",
+                hint="run `topicberg deploy create`, which creates it again",
+            ) from None
         return _create_topic(admin, spec, endpoints)
     return False
 
