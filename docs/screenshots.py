@@ -28,8 +28,12 @@ PAGES = {
     "asset-graph": (f"{GROUP}/stock_trades/lineage", 2600, 2000),
     "checks": ("/assets/iceberg/stock_trades?view=checks", 1600, 1000),
     "asset": ("/assets/iceberg/stock_trades_with_totals", 1600, 1400),
+    "backfill": ("/assets/iceberg/stock_total_trades", 1400, 900),
+    "backfill-run": ("/runs?q[0]=job%3Abackfill", 1400, 700),
 }
 """File name → page, width, height."""
+CLICKS = {"backfill": "Materialize"}
+"""File name → beginning of the text of the button that is clicked before."""
 PATIENCE_SECONDS = 40
 """How long a page may draw. The UI never rests (it polls), and a graph is laid out in the browser,
 so neither "the network is idle" nor Chromium's virtual time says when it is done."""

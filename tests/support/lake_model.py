@@ -33,8 +33,9 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 from assets.lake import Origin
 from assets.partitions import Span, partition_keys, time_partitions
 from assets.tables import LakeTable
-from jobs.sensors import Watch, advance
+from jobs.changes import advance
 from jobs.snapshot_cursor import Cursor, RunState
+from jobs.watches import Watch
 from topicberg.checks.derived import MEMORY, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.iceberg.hours import BEFORE_EVERYTHING

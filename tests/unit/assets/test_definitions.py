@@ -21,7 +21,7 @@ from assets.registry import OF_TOPICS, HistoryTable, TopicTable
 from assets.tables import CATALOGS
 from definitions import defs
 from jobs import everything, maintenance_job, pipeline_jobs, snapshot_sensor
-from jobs.sensors import watches
+from jobs.watches import watches
 from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
 from topicberg.errors import SpecError

@@ -20,9 +20,9 @@ from jobs.sensors import (
     MAX_SILENT,
     SENSOR,
     snapshot_sensor,
-    watches,
 )
 from jobs.snapshot_store import Position, load
+from jobs.watches import watches
 from resources import RESOURCES
 from resources.lakehouse import Lakehouse
 from topicberg import kafka

@@ -1,0 +1,123 @@
+"""What is watched: the tables whose snapshots matter, and what is requested when they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from assets.checks import CheckKeys
+from assets.derived import DerivedTable, derivation
+from assets.lake import Lake, Origin
+from assets.partitions import TimePartitions, time_partitions
+from assets.tables import CATALOGS, kafka_key
+from jobs.pipelines import COMPUTE, compute_job
+from topicberg.iceberg.hours import BEFORE_EVERYTHING
+from topicberg.transforms.derived import Derivation
+from topicberg.transforms.windows import FOREVER
+
+if TYPE_CHECKING:
+    from assets.registry import Table
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A table whose snapshots are watched, and what is requested when they touch partitions."""
+
+    name: str
+    origin: Origin
+    registrations: tuple[dg.AssetKey, ...]
+    """Unpartitioned assets, requested after every snapshot, in a run of their own: catalogs do not
+    wait for computations."""
+    derived: tuple[dg.AssetKey, ...]
+    partitions: TimePartitions | None = None
+    """Those of what is derived."""
+    job: str = COMPUTE
+    """That computes them."""
+    registration_checks: tuple[dg.AssetCheckKey, ...] = ()
+    derived_checks: tuple[dg.AssetCheckKey, ...] = ()
+    """Checks of the run; a blocking one that fails stops what is downstream of it."""
+    reach: timedelta = timedelta()
+    """How far beyond a touched hour partitions are requested."""
+    of_topic: bool = True
+    """Whether Tableflow writes the table, and so may report its commits."""
+    reported: bool = True
+    """Its snapshots become materializations: nothing else reports those of a topic's table."""
+    plans: tuple[Derivation, ...] = ()
+    """How the tables that are computed come from their sources."""
+
+    def first_hour(self, now: datetime) -> int:
+        """Return the first hour that may be computed again."""
+        return max((plan.first_hour(now) for plan in self.plans), default=BEFORE_EVERYTHING)
+
+
+def watches(lake: Lake) -> Iterator[Watch]:
+    """What there is to watch: every topic's table, and the sources of tables with a lookback."""
+    checks = CheckKeys(lake)
+
+    def of_computation(source: str, tables: Iterable[DerivedTable]) -> tuple[dg.AssetCheckKey, ...]:
+        """What is wrong with the source keeps the tables from being computed."""
+        names = [table.name for table in tables]
+        return (*(checks.blocking(source) if names else ()), *checks.of_runs(names))
+
+    requested: dict[str, list[Table]] = {}
+    for table in lake.tables:
+        if table.requested_with_topic:
+            requested.setdefault(table.root.name, []).append(table)
+    for table in lake.tables:
+        if not table.has_snapshot_sensor or table.source is None:
+            continue
+        downstream = lake.downstream(table.source)
+        if not table.reported and not downstream:
+            continue
+        registered = requested[table.root.name] if table.reported else []
+        yield Watch(
+            name=f"{table.name}_snapshots",
+            origin=lake.origin(table.source),
+            registrations=tuple(
+                each.key(system) for each in registered for system in each.requested_with_topic
+            ),
+            derived=_assets(lake, downstream),
+            registration_checks=tuple(checks.of_runs([each.name for each in registered])),
+            derived_checks=of_computation(table.name, downstream),
+            partitions=time_partitions(table.root) if downstream else None,
+            job=compute_job(lake, downstream[0]) if downstream else COMPUTE,
+            of_topic=table.reported,
+            reported=table.reported,
+            plans=tuple(derivation(each, lake) for each in downstream),
+        )
+    for derived in lake.derived:
+        root = lake.root(derived)
+        reach = derived.lookback_of(root)
+        back = {source: ("lookback", reach) for source in derived.sources if reach}
+        # A row of a lookup may count for any time: all that came after it.
+        back |= dict.fromkeys(derived.lookups, ("lookup", FOREVER))
+        for source, (why, reach) in back.items():
+            downstream = [derived, *lake.downstream(derived.name)]
+            several = f"_of_{source}" if len(back) > 1 else ""
+            yield Watch(
+                name=re.sub(r"[.-]", "_", f"{derived.name}_{why}{several}"),
+                origin=lake.origin(source),
+                registrations=(),
+                derived=_assets(lake, downstream),
+                derived_checks=of_computation(lake.origin(source).table.name, downstream),
+                partitions=time_partitions(root),
+                job=compute_job(lake, derived),
+                reach=reach or timedelta(),
+                of_topic=source in lake.ingested and lake.ingested[source].reported,
+                reported=False,
+                plans=tuple(derivation(each, lake) for each in downstream),
+            )
+
+
+def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:
+    """What is computed from a change: the tables in every catalog, and their topics."""
+    keys: list[dg.AssetKey] = []
+    for derived in tables:
+        keys += [lake.table(derived).key(system) for system in CATALOGS]
+        keys += [kafka_key(spec) for spec in lake.published(derived)]
+    return tuple(keys)
