@@ -70,8 +70,8 @@ def lines(graph: list[Resource]) -> Iterator[str]:
                     f'fillcolor="{colors[first]}", tooltip={dot(resource.title)}];'
                 )
         yield "  }"
-    for resource, need in _edges(graph):
-        yield f"  {dot(need)} -> {dot(resource)};"
+    for key, need in _edges(graph):
+        yield f"  {dot(need)} -> {dot(key)};"
     yield "}"
 
 

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
+__all__ = [
+    "Engine",
+    "QueryError",
+    "QueryResult",
+    "check_reads",
+    "duckdb_connection",
+    "run_query",
+]
+
 CONNECT_SECONDS = 5.0
 LOGIN_SECONDS = 15
 _EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
