@@ -80,6 +80,12 @@ class Settings(BaseSettings):
         description="batches that the Tableflow engine commits at once, each in a Spark session; "
         "all topics share them",
     )
+    engine_group: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,100}$",
+        description="engines with the same name here share the topics; all of them need the same "
+        "specs; by default these are the engines of one cluster and bucket",
+    )
     aws_region: str = "us-east-1"
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
     bucket: str = Field(

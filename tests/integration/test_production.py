@@ -19,6 +19,7 @@ from typing import Any
 import click
 import dagster as dg
 import pytest
+import typer
 import yaml
 from dagster._cli import create_dagster_cli
 from dagster._core.storage.event_log import SqlEventLogStorage
@@ -28,14 +29,17 @@ from dagster_webserver.cli import create_dagster_webserver_cli
 from pydantic_settings import BaseSettings
 
 from topicberg.alerts.settings import AlertSettings
+from topicberg.cli import app
 from topicberg.dagster.events import forget_events
 from topicberg.deploy.settings import DeploySettings
 from topicberg.endpoints.cloud import CloudSettings
+from topicberg.kafka.group import PARTITIONS
 from topicberg.local.ports import choose
 from topicberg.logins.catalog import CatalogSettings
 from topicberg.logins.kafka import KafkaSettings
 from topicberg.logins.registry import RegistrySettings
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
+from topicberg.tableflow.metrics import StatusCollector
 
 FOLDER = PROJECT_ROOT / "docs" / "production"
 PROGRAMS: dict[str, Callable[[], click.Command]] = {
@@ -228,6 +232,33 @@ def test_helm_containers_cannot_write_or_gain_rights() -> None:
         }
 
 
+def test_engines_share_a_directory_and_gain_no_rights() -> None:
+    found = {one["kind"]: one for one in yaml.safe_load_all((FOLDER / "engine.yaml").read_text())}
+    engines, scaled = found["StatefulSet"]["spec"], found["ScaledObject"]["spec"]
+    (container,) = engines["template"]["spec"]["containers"]
+    (deployment,) = document("values.yaml")["dagster-user-deployments"]["deployments"]
+    image = deployment["image"]
+    assert container["image"] == f"{image['repository']}:{image['tag']}"
+    assert container["securityContext"] == deployment["securityContext"]
+    assert engines["template"]["spec"]["securityContext"] == deployment["podSecurityContext"]
+    words = container["command"]
+    assert words.pop(0) == "topicberg"
+    command = typer.main.get_command(app)
+    while isinstance(command, click.Group):
+        command = command.commands[words.pop(0)]
+    command.make_parser(click.Context(command)).parse_args(list(words))
+    (claim,) = [v for v in engines["template"]["spec"]["volumes"] if "persistentVolumeClaim" in v]
+    volume = found["PersistentVolumeClaim"]
+    assert claim["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
+    target = {"kind": "StatefulSet", "name": found["StatefulSet"]["metadata"]["name"]}
+    assert target.items() <= scaled["scaleTargetRef"].items()
+    (trigger,) = scaled["triggers"]
+    (metric,) = re.findall(r"topicberg_\w+", trigger["metadata"]["query"])
+    assert metric in {one.name for one in StatusCollector(list, "one").collect()}
+    assert scaled["maxReplicaCount"] <= PARTITIONS
+
+
 def test_network_policy_lets_only_dagster_reach_the_code() -> None:
     code, runs = yaml.safe_load_all((FOLDER / "network-policy.yaml").read_text())
     (deployment,) = document("values.yaml")["dagster-user-deployments"]["deployments"]
@@ -263,7 +294,7 @@ def test_guarded_web_server_takes_dagsters_options() -> None:
 
 
 def test_commands_in_comments() -> None:
-    for name in ("compose.yaml", "values.yaml", "Dockerfile"):
+    for name in ("compose.yaml", "values.yaml", "engine.yaml", "Dockerfile"):
         for line in (FOLDER / name).read_text().splitlines():
             if match := re.match(r"# +((?:docker|helm|cp|kubectl) .*)", line):
                 words = shlex.split(match[1], comments=True)

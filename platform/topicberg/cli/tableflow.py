@@ -284,13 +284,19 @@ def run(
 
 def serve(
     metrics_port: Annotated[
-        int | None, typer.Option(help="port for OpenMetrics on 127.0.0.1", show_default="off")
+        int | None, typer.Option(help="port for OpenMetrics", show_default="off")
     ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="address to listen on for it; in a pod, 0.0.0.0")
+    ] = "127.0.0.1",
 ) -> None:
-    """Run the engine for all enabled topics until it is stopped; the local stack includes it."""
+    """Run an engine until it is stopped; all engines share the enabled topics.
+
+    The local stack includes one.
+    """
     from topicberg.tableflow.service import main
 
-    main(metrics_port)
+    main(metrics_port, metrics_host)
 
 
 def status(
@@ -311,6 +317,9 @@ def status(
         control.find_topic(config, topic)
     names = [topic] if topic else sorted({*enabled, *wrong})
     states = [read_status(config, name) for name in names]
+    engines = _engines(names, config)
+    for state in states:
+        state.engine = engines.get(state.topic, state.engine) if engines else state.engine
     for state in states:
         if state.topic in enabled:  # the engine may not have read a command yet
             state.error_handling = enabled[state.topic].tableflow.error_handling.mode
@@ -330,8 +339,10 @@ def status(
         )
         return
     # A terminal of 80 columns must show what matters; the snapshot is in --json.
+    several = len({state.engine for state in states if state.engine}) > 1
     table = Table(
         *("topic", "phase", "errors", "records", "skipped", "waiting", "commits"),
+        *(["engine"] if several else []),
         caption="errors: how malformed records are handled; "
         "records, commits: since the engine was started",
         box=None,
@@ -349,6 +360,7 @@ def status(
             f"{state.rows_skipped:,}",
             f"{sum(state.lag.values()):,}",
             str(state.commits),
+            *([cell(state.engine or "")] if several else []),
         )
     Console().print(table)
     for name in set(names) & wrong.keys():
@@ -365,6 +377,19 @@ def status(
             echo(f"{schema.topic}: {schema.what}\n  → {schema.remediation}", fg="yellow", err=True)
     if unknown:
         echo(f"the schema files are not compared with the registry: {unknown}", err=True)
+
+
+def _engines(names: list[str], config: Settings) -> dict[str, str]:
+    """Return topic → the engine that Kafka says has it; empty if Kafka does not say."""
+    from topicberg.endpoints import load_endpoints
+    from topicberg.errors import TopicbergError
+    from topicberg.kafka.group import holders
+    from topicberg.tableflow.identity import engine_group
+
+    try:
+        return holders(load_endpoints(config), engine_group(config), names)
+    except TopicbergError:
+        return {}
 
 
 def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:

@@ -105,7 +105,7 @@ def ensure_topic(
     created = _create_missing(admin, spec, endpoints, None if recreate else config or settings())
     if created:
         requests.topic_created(config or settings(), spec.name)
-    _await_topic(endpoints, spec.name)
+    await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:
         partitions = _converge_partitions(admin, spec, endpoints)
@@ -130,15 +130,15 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None 
     config = config or settings()
     if _create_missing(admin_client(endpoints, writes=True), spec, endpoints, config):
         requests.topic_created(config, spec.name)
-    _await_topic(endpoints, spec.name)
+    await_topic(endpoints, spec.name)
 
 
-def ensure_internal_topic(topic: str, endpoints: Endpoints) -> None:
-    """Create a compacted topic of one partition for topicberg's own records, if it is missing."""
+def ensure_internal_topic(topic: str, endpoints: Endpoints, partitions: int = 1) -> None:
+    """Create a compacted topic for topicberg's own records, if it is missing."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
-    new = NewTopic(topic, 1, replication_factor=-1, config={"cleanup.policy": "compact"})
+    new = NewTopic(topic, partitions, replication_factor=-1, config={"cleanup.policy": "compact"})
     admin = admin_client(endpoints, writes=True)
     future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
     try:
@@ -243,6 +243,14 @@ def topic_id(endpoints: Endpoints, topic: str) -> str:
     :raises NoSuchTopicError: there is no such topic
     """
     return str(_describe(endpoints, topic).topic_id)
+
+
+def partition_count(endpoints: Endpoints, topic: str) -> int:
+    """Return the number of partitions of a topic.
+
+    :raises NoSuchTopicError: there is no such topic
+    """
+    return len(_describe(endpoints, topic).partitions)
 
 
 def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
@@ -419,16 +427,19 @@ def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> 
     wait=wait_fixed(0.1),
     reraise=True,
 )
-def _await_topic(endpoints: Endpoints, topic: str) -> None:
-    """Wait until a topic that was just created, here or elsewhere, can be described."""
-    _describe(endpoints, topic)
+def await_topic(endpoints: Endpoints, topic: str) -> int:
+    """Wait until a topic that was just created, here or elsewhere, can be described.
+
+    :returns: the number of its partitions
+    """
+    return partition_count(endpoints, topic)
 
 
 def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> int:
     """Add missing partitions; return their number."""
     from confluent_kafka.admin import NewPartitions
 
-    existing = len(_describe(endpoints, spec.name).partitions)
+    existing = partition_count(endpoints, spec.name)
     if existing == spec.partitions:
         return existing
     if existing > spec.partitions or spec.is_compacted:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from topicberg.security import peers
@@ -57,16 +58,18 @@ class Guard:
     :param hosts: names, without ports, by which clients reach the server
     :param same_user: refuse other users of this machine, if the operating system reports them
     :param json_only: requests that may change something must have JSON as their content type
+    :param any_address: accept every IP address as ``Host`` too: no rebound name is one
     """
 
     hosts: frozenset[str] = LOOPBACK
     same_user: bool = False
     json_only: bool = False
+    any_address: bool = False
 
     def refusal(self, request: Request) -> str | None:
         """Return why a request must be refused, or None if it is accepted."""
         host = _HOST.fullmatch(request.header("host") or "")
-        if host is None or host["name"] not in self.hosts:
+        if host is None or not (host["name"] in self.hosts or self._is_address(host["name"])):
             return "this server is not known by that Host"
         origin = request.header("origin")
         if origin is not None and not _is_same(origin, host):
@@ -83,6 +86,15 @@ class Guard:
             if client is None or server is None or not peers.is_own(client, server):
                 return "the client is a process of another user"
         return None
+
+    def _is_address(self, name: str) -> bool:
+        if not self.any_address:
+            return False
+        try:
+            ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
 
 
 def _is_same(origin: str, host: re.Match[str]) -> bool:

@@ -62,8 +62,8 @@ class _Handler(WSGIRequestHandler):
         """Log nothing."""
 
 
-def serve(app: App, port: int, guard: Guard) -> None:
-    """Serve an application on 127.0.0.1, behind the guard, until the process ends."""
-    server = _Server(("127.0.0.1", port), _Handler)
+def serve(app: App, port: int, guard: Guard, host: str = "127.0.0.1") -> None:
+    """Serve an application behind the guard until the process ends."""
+    server = _Server((host, port), _Handler)
     server.set_app(guarded(app, guard))
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()

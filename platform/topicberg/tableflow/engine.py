@@ -14,8 +14,9 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from tenacity import wait_random
@@ -34,7 +35,7 @@ from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
-from topicberg.spark import quote
+from topicberg.spark import check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
@@ -136,6 +137,10 @@ class SchemasFoundError(Exception):
     """Records name schemas that were unknown and are now found: decode the batch again."""
 
 
+class AbandonedError(TopicbergError):
+    """The engine gave up the topic while a batch was running; it was not committed."""
+
+
 class BatchFailedError(TopicbergError):
     """Spark cannot compute a batch, perhaps due to a record; the search for it has begun."""
 
@@ -153,9 +158,11 @@ class Ingestor:
         config: Settings,
         sessions: Sessions | None = None,
         registry: SchemaRegistryClient | None = None,
+        abandoned: Event | None = None,
     ) -> None:
         """:param sessions: of Spark, which other topics use as well; None: sessions of its own
         :param registry: a client that other topics use as well; None: one of its own
+        :param abandoned: set when a running step must not commit any more
         """
         self.spec = spec
         self.endpoints = endpoints
@@ -169,6 +176,9 @@ class Ingestor:
         self._foreign = ForeignSchemas(self._subjects)
         self._decoding: Decoding | None = None
         self._spark: SparkSession | None = None
+        self._abandoned = abandoned or Event()
+        self._tag = f"topicberg-{uuid.uuid4().hex}"
+        """Of this topic's jobs in Spark."""
         self._index: KeyIndex | None = None
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
@@ -244,6 +254,7 @@ class Ingestor:
         finally:
             session, self._spark, self._decoding = self._spark, None, None
             if session is not None:
+                session.clearTags()
                 self._sessions.give_back(session)
 
     def _attempt(self) -> Commit:
@@ -260,6 +271,7 @@ class Ingestor:
 
     def _step(self) -> Commit:
         name = self.spec.name
+        self._check_abandoned()
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
         topic_id, beginning, latest = log.topic_id, log.beginning, log.end
@@ -302,6 +314,7 @@ class Ingestor:
                 missed_deletes=tombstones.missed(table.properties),
             )
         with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
+            self._check_abandoned()
             with self._spark_errors(batch, size):
                 records, batch = self._read(batch, size)
             backlog, learnt = batch.end != latest, self._size.dump()
@@ -309,6 +322,7 @@ class Ingestor:
             with self._spark_errors(batch, size):
                 changed = missed.of(batch, records, caught_up=not backlog)
                 staged = self._stage(table, layout, batch, size, records, properties)
+        self._check_abandoned()
         if self._dead_letters is not None and failing and failing.place in batch.skipped:
             lost = logged_record(self.endpoints, self.spec, failing.place, failing.reason)
             self._dead_letters.write(table, topic_id, batch.start, [lost])
@@ -316,6 +330,7 @@ class Ingestor:
         if left_out := staged.skipped + len(batch.skipped):
             changed[summaries.ROWS_SKIPPED] = str(skipped + left_out)
         fresh = self._catalog.load_table(table.name())
+        self._check_abandoned()
         snapshot = commit.publish(
             fresh,
             staged.head(fresh),
@@ -497,6 +512,9 @@ class Ingestor:
         try:
             yield
         except PySparkException as error:
+            if self._abandoned.is_set():  # the job was interrupted
+                self._discard(others=False)
+            self._check_abandoned()
             reason = self._explain(error)
             is_record = isinstance(reason, TableflowError | SchemasFoundError)
             if not is_record:  # else the session is as good as before
@@ -549,7 +567,26 @@ class Ingestor:
     def _session(self) -> SparkSession:
         if self._spark is None:
             self._spark = self._sessions.take()
+            self._spark.addTag(self._tag)
         return self._spark
+
+    def interrupt(self) -> None:
+        """End the jobs of the running step; may be called by another thread."""
+        if (session := self._spark) is not None:
+            Thread(target=self._interrupt, args=(session,), daemon=True).start()
+
+    def _interrupt(self, session: SparkSession) -> None:
+        with suppress(Exception):  # the jobs end by themselves
+            check_spark(self.endpoints.spark_connect)  # Spark's client would retry for a minute
+            session.interruptTag(self._tag)
+
+    def _check_abandoned(self) -> None:
+        """:raises AbandonedError: the topic belongs to another engine"""
+        if self._abandoned.is_set():
+            raise AbandonedError(
+                f"topic {self.spec.name}: the running batch was abandoned, as another engine takes "
+                "the topic"
+            )
 
     def _stage(
         self,
@@ -579,6 +616,7 @@ class Ingestor:
             return staged
         if self._foreign.look_up(seen["schema_ids"]):
             raise SchemasFoundError("records name schemas of other subjects")
+        self._check_abandoned()
         if self._dead_letters is not None:
             malformed = logged_records(decoding)
             self._dead_letters.write(table, properties[summaries.TOPIC_ID], batch.start, malformed)
@@ -681,6 +719,7 @@ class Ingestor:
         """
         if not refused:
             return
+        self._check_abandoned()
         name = self.spec.name
         (partition, offset), reason = min(refused.items())
         if self.spec.tableflow.error_handling.mode == "SUSPEND":

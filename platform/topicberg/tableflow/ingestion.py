@@ -23,10 +23,16 @@ from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import failures
-from topicberg.tableflow.engine import Commit, Ingestor
+from topicberg.tableflow.engine import AbandonedError, Commit, Ingestor
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS
-from topicberg.tableflow.status import FailingFormat, OpenTransaction, TopicStatus, write_status
+from topicberg.tableflow.status import (
+    FailingFormat,
+    OpenTransaction,
+    TopicStatus,
+    give_up_status,
+    write_status,
+)
 from topicberg.topics import TopicSpec, check_topics
 
 if TYPE_CHECKING:
@@ -53,8 +59,11 @@ class Ingestion:
         sessions: Sessions,
         registry: SchemaRegistryClient | None = None,
         counters: dict[str, int] | None = None,
+        engine: str | None = None,
     ) -> None:
-        """:param counters: of the ingestion that this one replaces, by their names"""
+        """:param counters: of the ingestion that this one replaces, by their names
+        :param engine: the name of this engine
+        """
         self.spec = spec
         self.is_running = False
         """Whether a worker has the topic; only the service changes it."""
@@ -64,6 +73,7 @@ class Ingestion:
         self._sessions = sessions
         self._registry = registry
         self._ingestor: Ingestor | None = None
+        self._abandoned = threading.Event()
         self._backoff = FIRST_BACKOFF_SECONDS
         self._retry_at: float | None = 0.0
         """When to try again; None: the last turn succeeded."""
@@ -78,6 +88,7 @@ class Ingestion:
         self._lock = threading.RLock()
         self._status = TopicStatus(
             topic=spec.name,
+            engine=engine,
             write_mode=spec.write_mode.upper(),
             error_handling=spec.tableflow.error_handling.mode,
             **(counters or {}),
@@ -93,6 +104,23 @@ class Ingestion:
     def wake(self) -> None:
         """Let the next turn be due now."""
         self._is_woken = True
+
+    def take(self) -> None:
+        """Begin a turn, which a worker then runs."""
+        self.is_running = True
+        self._abandoned.clear()
+
+    def abandon(self) -> None:
+        """Let the running turn end without a commit: the topic belongs to another engine."""
+        self._abandoned.set()
+        if (ingestor := self._ingestor) is not None:
+            ingestor.interrupt()
+
+    def give_up(self) -> None:
+        """Write that this engine does not have the topic any more, unless another one took it."""
+        with self._lock:
+            self.is_stopped = True
+            give_up_status(self._config, self._status)
 
     # --- when a turn is due ---
 
@@ -227,6 +255,9 @@ class Ingestion:
                 self._topic_id = ends.topic_id if ends else None
                 self._ended = None if commit.records or commit.backlog else ends
                 self._retry_at, self._backoff = None, FIRST_BACKOFF_SECONDS
+        except AbandonedError as error:
+            logger.info("%s", error.message)
+            self._retry_at = 0.0
         except TableflowError as error:
             logger.error("topic %s is suspended: %s", self.spec.name, error)
             self._failed(phase="FAILED", suspended=True, error_message=str(error))
@@ -248,7 +279,12 @@ class Ingestion:
         if ingestor is None:
             self._ensure_topic()
             ingestor = Ingestor(
-                self.spec, self._endpoints, self._config, self._sessions, self._registry
+                self.spec,
+                self._endpoints,
+                self._config,
+                self._sessions,
+                self._registry,
+                self._abandoned,
             )
             ingestor.table()
             self._ingestor = ingestor

@@ -22,6 +22,7 @@ from topicberg.tableflow.status import SHOWN_PHASES
 if TYPE_CHECKING:
     from topicberg.tableflow.status import TopicStatus
 
+LOOPBACK = "127.0.0.1"
 _PREFIX = "topicberg_tableflow_"
 _COUNTERS = {
     "rows_committed": "records committed to the table",
@@ -35,8 +36,10 @@ _COUNTERS = {
 class StatusCollector(Collector):
     """The statuses of all topics as metrics."""
 
-    def __init__(self, statuses: Callable[[], Iterable[TopicStatus]]) -> None:
+    def __init__(self, statuses: Callable[[], Iterable[TopicStatus]], engine: str = "") -> None:
+        """:param engine: the name of the engine that has these topics"""
         self._statuses = statuses
+        self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
         statuses = list(self._statuses())
@@ -66,8 +69,16 @@ class StatusCollector(Collector):
         phase = GaugeMetricFamily(
             f"{_PREFIX}phase", "1 for the phase of the topic", labels=["topic", "phase"]
         )
+        engine = GaugeMetricFamily(
+            f"{_PREFIX}engine", "1 for the engine that has the topic", labels=["topic", "engine"]
+        )
+        topics = GaugeMetricFamily(
+            f"{_PREFIX}topics", "topics that the engine has", labels=["engine"]
+        )
+        topics.add_metric([self._engine], len(statuses))
         now = time.time()
         for status in statuses:
+            engine.add_metric([status.topic, self._engine], 1.0)
             for partition, records in status.lag.items():
                 lag.add_metric([status.topic, str(partition)], records)
             waiting = any(status.lag.values()) and status.committed_at_ms is not None
@@ -79,13 +90,24 @@ class StatusCollector(Collector):
             files.add_metric([status.topic], status.data_files)
             for name in SHOWN_PHASES:
                 phase.add_metric([status.topic, name], float(status.shown_phase == name))
-        yield from (lag, age, held, files, phase)
+        yield from (lag, age, held, files, phase, engine, topics)
 
 
-def serve_metrics(port: int, statuses: Callable[[], Iterable[TopicStatus]]) -> None:
-    """Serve scrapes on 127.0.0.1 until the process ends."""
+def serve_metrics(
+    port: int,
+    statuses: Callable[[], Iterable[TopicStatus]],
+    *,
+    host: str = LOOPBACK,
+    engine: str = "",
+) -> None:
+    """Serve scrapes until the process ends.
+
+    :param host: address to listen on; a scrape must name the host by it, or by an address of the
+        machine if it is another one than the default
+    :param engine: the name of this engine
+    """
     registry = CollectorRegistry()
-    registry.register(StatusCollector(statuses))
+    registry.register(StatusCollector(statuses, engine))
     # In production, Prometheus may scrape as another user of the machine.
-    guard = Guard(same_user=settings().deployment == "local")
-    serve(make_wsgi_app(registry), port, guard)
+    guard = Guard(same_user=settings().deployment == "local", any_address=host != LOOPBACK)
+    serve(make_wsgi_app(registry), port, guard, host)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from topicberg.endpoints import Endpoints
@@ -31,6 +32,8 @@ INSPECTIONS_PER_SECOND = 4.0
 """How many topics without new records have a turn, to find changes that others made to their tables
 or schemas."""
 MIN_INSPECTION_SECONDS = 5.0
+ABANDON_SECONDS = 5.0
+"""How long a turn may take to end after it was abandoned."""
 STATUSES_PER_SECOND = 50.0
 """How many status files are written only because the lag changed."""
 
@@ -38,9 +41,11 @@ STATUSES_PER_SECOND = 50.0
 class Pool:
     """Ingests topics until it is stopped."""
 
-    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
+    def __init__(self, endpoints: Endpoints, config: Settings, engine: str | None = None) -> None:
+        """:param engine: the name of this engine, for the statuses of its topics"""
         self._endpoints = endpoints
         self._config = config
+        self._engine = engine
         workers = config.engine_workers
         self._most_long_turns = max(1, workers - max(1, workers // 4))
         self._sessions = Sessions(endpoints, config)
@@ -50,6 +55,7 @@ class Pool:
         self._changed = threading.Condition()
         self._long_turns = 0
         self._is_stopped = False
+        self._is_paused = False
         self._threads = [
             threading.Thread(target=self._work, name=f"tableflow-{number}", daemon=True)
             for number in range(workers)
@@ -71,14 +77,56 @@ class Pool:
             thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Begin no more turns, and wait a while for those that run."""
+        """Begin no more turns; wait a while for those that run, then abandon them."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
         self._transactions.shutdown(wait=False, cancel_futures=True)
+        self._wait(seconds)
+        self._abandon(list(self.topics.values()))
+        self._wait(ABANDON_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def pause(self) -> None:
+        """Begin no more turns until :meth:`resume`, and abandon those that run."""
+        with self._changed:
+            self._is_paused = True
+            running = [topic for topic in self._topics.values() if topic.is_running]
+        self._abandon(running)
+
+    def resume(self) -> None:
+        """Begin turns again."""
+        with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
+
+    def give_up(self, names: Iterable[str], seconds: float) -> None:
+        """Leave topics to another engine, when this returns.
+
+        :param seconds: how long turns that run may take before they are abandoned
+        """
+        with self._changed:
+            topics = [self._topics.pop(name) for name in names if name in self._topics]
+            for topic in topics:
+                topic.is_stopped = True
+            self._changed.wait_for(lambda: not any(t.is_running for t in topics), seconds)
+            running = [topic for topic in topics if topic.is_running]
+        self._abandon(running)
+        with self._changed:
+            self._changed.wait_for(lambda: not any(t.is_running for t in running), ABANDON_SECONDS)
+        for topic in topics:
+            topic.give_up()
+
+    @staticmethod
+    def _abandon(topics: Iterable[Ingestion]) -> None:
+        for topic in topics:
+            if topic.is_running:
+                logger.info("topic %s: the running batch is abandoned", topic.spec.name)
+                topic.abandon()
 
     def add(self, spec: TopicSpec) -> Ingestion:
         """Ingest a topic by a spec from now on; the counters of an earlier spec continue."""
@@ -93,6 +141,7 @@ class Pool:
                 self._sessions,
                 self._registry,
                 before.status.counters() if before is not None else None,
+                self._engine,
             )
             self._changed.notify()
         return topic
@@ -184,7 +233,7 @@ class Pool:
                 topic = self._next()
                 if topic is not None:
                     is_small = topic.is_small
-                    topic.is_running = True
+                    topic.take()
                     self._long_turns += not is_small
                     return topic, is_small
                 self._changed.wait()
@@ -192,6 +241,8 @@ class Pool:
 
     def _next(self) -> Ingestion | None:
         """Return the topic that has been due for the longest and for which there is room."""
+        if self._is_paused:
+            return None
         now, wait = time.monotonic(), self._inspection_seconds()
         has_room = self._long_turns < self._most_long_turns
         first, found = now, None

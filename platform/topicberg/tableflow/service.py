@@ -11,22 +11,36 @@ import logging
 import os
 import signal
 import threading
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TopicbergError
+from topicberg.kafka.group import Member
 from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
+from topicberg.tableflow.identity import ENGINES_TOPIC, Identity, engine_group
 from topicberg.tableflow.keeper import Keeper
-from topicberg.tableflow.metrics import serve_metrics
+from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
-from topicberg.tableflow.status import remove_status
+from topicberg.tableflow.status import (
+    TopicStatus,
+    give_up_status,
+    read_status,
+    remove_status,
+    write_status,
+)
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
+GIVE_UP_SECONDS = 20.0
+"""How long a running batch may take when its topic moves to another engine."""
 SPECS_SECONDS = 2.0
+TICK_SECONDS = 0.2
 
 
 def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoints | None:
@@ -38,38 +52,141 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
     return None
 
 
-def _converge(pool: Pool, specs: dict[str, TopicSpec], config: Settings) -> None:
-    """Let the pool ingest exactly these topics."""
+def _converge(
+    pool: Pool,
+    specs: Mapping[str, TopicSpec],
+    config: Settings,
+    member: Member | None = None,
+) -> None:
+    """Let the pool ingest those of these topics that are this engine's.
+
+    :param member: knows which these are; None: all of them
+    """
     topics = pool.topics
+    if member is not None:
+        others = [name for name in topics if name in specs and not member.holds(name)]
+        pool.give_up(others, STOP_SECONDS)
     for name, topic in topics.items():
         if name not in specs:
             logger.info("topic %s: disabled", name)
             pool.remove(name, STOP_SECONDS)
             remove_status(config, name)
         elif specs[name] != topic.spec:
-            pool.add(specs[name])
+            _add(pool, specs[name], member)
     for name in specs.keys() - topics.keys():
-        logger.info("topic %s: enabled", name)
-        pool.add(specs[name])
+        _add(pool, specs[name], member)
 
 
-def serve(config: Settings, stopping: threading.Event, metrics_port: int | None = None) -> None:
+def _add(pool: Pool, spec: TopicSpec, member: Member | None) -> None:
+    with member.lock if member is not None else nullcontext():
+        if member is None or member.holds(spec.name):
+            logger.info("topic %s: enabled", spec.name)
+            pool.add(spec)
+
+
+class _Share:
+    """The topics that this engine has; other engines of its group have the others."""
+
+    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
+        self._config = config
+        self._identity = Identity(config)
+        self.engine = self._identity.name
+        self.pool = Pool(endpoints, config, self.engine)
+        self.changed = threading.Event()
+        """Set when this engine has other topics."""
+        self.member = Member(
+            endpoints,
+            engine_group(config),
+            ENGINES_TOPIC,
+            self.engine,
+            self._identity.id,
+            self._give_up,
+            self.changed.set,
+        )
+        self._is_stopping = False
+        self._settled: set[str] = set()
+        """Topics of other engines, whose statuses do not name this engine."""
+        self._reported: TopicbergError | None = None
+
+    def _give_up(self, is_lost: bool) -> None:
+        if is_lost:
+            self.pool.pause()
+            return
+        if not self._is_stopping:
+            names = [name for name in self.pool.topics if not self.member.holds(name)]
+            self.pool.give_up(names, GIVE_UP_SECONDS)
+
+    def stop(self) -> None:
+        """End the turns, then leave the topics to the other engines."""
+        self._is_stopping = True
+        self.pool.stop(STOP_SECONDS)
+        self.member.stop()
+
+    def converge(self, specs: Mapping[str, TopicSpec]) -> None:
+        """Ingest the topics that this engine has, as far as that is known."""
+        if not self.member.is_known:
+            self._report(specs)
+            return
+        _converge(self.pool, specs, self._config, self.member)
+        with self.member.lock:
+            if self.member.is_known:
+                self.pool.resume()
+        others = {name for name in specs if not self.member.holds(name)}
+        for name in others - self._settled:  # statuses of an earlier process of this engine
+            give_up_status(self._config, TopicStatus(topic=name, engine=self.engine))
+        self._settled = others
+
+    def _report(self, specs: Mapping[str, TopicSpec]) -> None:
+        """Write why no topic is ingested into the statuses that no other engine writes."""
+        error = self.member.error
+        if error is None or error is self._reported:
+            return
+        self._reported = error
+        now = int(time.time() * 1000)
+        for name in specs.keys() - self.pool.topics.keys():
+            known = read_status(self._config, name)
+            if known.engine in (None, self.engine):
+                since = known.failing_since_ms or now
+                changes = {"phase": "PENDING", "suspended": False, "failing_since_ms": since}
+                with suppress(OSError):
+                    write_status(
+                        self._config,
+                        known.model_copy(update={**changes, "error_message": str(error)}),
+                    )
+
+
+def serve(
+    config: Settings,
+    stopping: threading.Event,
+    metrics_port: int | None = None,
+    metrics_host: str = LOOPBACK,
+) -> None:
     """Run until ``stopping``; new and changed specs and requests take effect at once.
 
+    Several engines share the topics: see :mod:`topicberg.kafka.group`.
+
     :param metrics_port: port of the metrics endpoint; None: no endpoint
+    :param metrics_host: address on which the endpoint listens
     """
-    # Import it before any thread does: of two concurrent imports, one may see it incomplete.
+    endpoints = _wait_for_endpoints(config, stopping)
+    if endpoints is None:
+        return
+    share = _Share(endpoints, config)
+    pool = share.pool
+    share.member.start()
+    # Import it before any worker does: of two concurrent imports, one may see it incomplete.
     import pyspark.errors.utils as calls
     import pyspark.sql.connect.session  # noqa: F401
 
     # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
     calls._enable_debugging_cache = False  # type: ignore[assignment]
-    endpoints = _wait_for_endpoints(config, stopping)
-    if endpoints is None:
-        return
-    pool = Pool(endpoints, config)
     if metrics_port is not None:
-        serve_metrics(metrics_port, lambda: [topic.status for topic in pool.topics.values()])
+        serve_metrics(
+            metrics_port,
+            lambda: [topic.status for topic in pool.topics.values()],
+            host=metrics_host,
+            engine=share.engine,
+        )
     keeper = Keeper(endpoints, config, pool)
     pool.start()
     keeper.start()
@@ -91,15 +208,19 @@ def serve(config: Settings, stopping: threading.Event, metrics_port: int | None 
                     reason,
                 )
         complaints = wrong
-        _converge(pool, specs, config)
+        share.converge(specs)
         for name in requested.resumed():
             pool.wake(name)
-        stopping.wait(SPECS_SECONDS)
+        until = time.monotonic() + SPECS_SECONDS
+        while time.monotonic() < until and not share.changed.is_set():
+            if stopping.wait(TICK_SECONDS):
+                break
+        share.changed.clear()
     keeper.stop()
-    pool.stop(STOP_SECONDS)
+    share.stop()
 
 
-def main(metrics_port: int | None) -> None:
+def main(metrics_port: int | None, metrics_host: str = LOOPBACK) -> None:
     """Serve until SIGTERM or SIGINT.
 
     :raises TopicbergError: settings of the deployment are missing
@@ -112,7 +233,7 @@ def main(metrics_port: int | None) -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    serve(settings(), stopping, metrics_port)
+    serve(settings(), stopping, metrics_port, metrics_host)
     # A worker may be waiting for a long Spark job; leaving it is safe, see commit.py.
     os._exit(0)
 

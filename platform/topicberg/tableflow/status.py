@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -37,6 +38,7 @@ class TopicStatus(BaseModel):
     """Phase and counters of one topic since its engine started; times are milliseconds, UTC."""
 
     topic: str
+    engine: str | None = Field(default=None, description="name of the engine that has the topic")
     phase: Phase = "PENDING"
     suspended: bool = False
     error_message: str | None = None
@@ -70,6 +72,21 @@ class TopicStatus(BaseModel):
         """The phase, or SUSPENDED: the term of every command and check."""
         return "SUSPENDED" if self.suspended else self.phase
 
+    def given_up(self) -> TopicStatus:
+        """Return what stays true when the engine gives up the topic."""
+        return TopicStatus(
+            topic=self.topic,
+            write_mode=self.write_mode,
+            error_handling=self.error_handling,
+            snapshot_id=self.snapshot_id,
+            committed_at_ms=self.committed_at_ms,
+            end_offsets=self.end_offsets,
+            rows_skipped=self.rows_skipped,
+            skip_requests=self.skip_requests,
+            missed_deletes=self.missed_deletes,
+            data_files=self.data_files,
+        )
+
     def counters(self) -> dict[str, int]:
         """Return the counters that a worker that replaces this one starts from."""
         names = ("rows_committed", "bytes_committed", "commits", "failures")
@@ -91,6 +108,16 @@ def read_status(config: Settings, topic: str) -> TopicStatus:
         return TopicStatus.model_validate_json(status_file(config, topic).read_text())
     except (FileNotFoundError, ValidationError):
         return TopicStatus(topic=topic)
+
+
+def give_up_status(config: Settings, status: TopicStatus) -> None:
+    """Write that the engine of this status does not have the topic any more.
+
+    Another engine may have written its own status already, which then stays.
+    """
+    if read_status(config, status.topic).engine == status.engine:
+        with suppress(OSError):  # e.g. a full disk
+            write_status(config, status.given_up())
 
 
 def remove_status(config: Settings, topic: str) -> None:

@@ -1,0 +1,197 @@
+"""An engine that gives up topics: its turns, its statuses, its identity and its metrics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from topicberg.errors import UnreachableError
+from topicberg.security.guard import Guard, Request
+from topicberg.settings import Settings
+from topicberg.tableflow import service
+from topicberg.tableflow.engine import AbandonedError
+from topicberg.tableflow.identity import Identity, engine_group
+from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.metrics import StatusCollector
+from topicberg.tableflow.pool import Pool
+from topicberg.tableflow.status import TopicStatus, give_up_status, read_status, write_status
+from topicberg.topics import TopicSpec, load_topic
+
+NOTHING = cast("Any", None)
+
+
+class Endpoints:
+    """Endpoints of a deployment that gets no request."""
+
+    spark_connect = "sc://127.0.0.1:1"
+
+    def schema_registry_client(self) -> None: ...
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Settings:
+    return Settings(state_dir=tmp_path)
+
+
+@pytest.fixture
+def spec(config: Settings) -> TopicSpec:
+    return load_topic("stock_trades", config)
+
+
+class Working(Ingestion):
+    """A topic whose turn runs until it is abandoned, or until it may end."""
+
+    began: threading.Event
+    may_end: threading.Event
+
+    def turn(self) -> None:
+        self.began.set()
+        while not (self._abandoned.is_set() or self.may_end.is_set()):
+            time.sleep(0.01)
+        self._retry_at, self._inspected_at = None, time.monotonic()
+
+
+def working(config: Settings, spec: TopicSpec) -> tuple[Pool, Working]:
+    pool = Pool(cast("Any", Endpoints()), config, "one")
+    topic = Working(spec, NOTHING, config, NOTHING, engine="one")
+    topic.began, topic.may_end = threading.Event(), threading.Event()
+    pool._topics[spec.name] = topic
+    return pool, topic
+
+
+def test_topic_is_given_up_after_its_batch_ended(config: Settings, spec: TopicSpec) -> None:
+    pool, topic = working(config, spec)
+    pool.start()
+    try:
+        assert topic.began.wait(10)
+        topic._report(phase="RUNNING", snapshot_id=7)
+        threading.Timer(0.3, topic.may_end.set).start()
+        pool.give_up([spec.name], 10)
+        assert topic.may_end.is_set()
+        assert not topic._abandoned.is_set()
+        assert pool.topics == {}
+        status = read_status(config, spec.name)
+        assert (status.engine, status.phase, status.snapshot_id) == (None, "PENDING", 7)
+    finally:
+        pool.stop(10)
+
+
+def test_batch_that_takes_too_long_is_abandoned(config: Settings, spec: TopicSpec) -> None:
+    pool, topic = working(config, spec)
+    pool.start()
+    try:
+        assert topic.began.wait(10)
+        pool.give_up([spec.name], 0.1)
+        assert topic._abandoned.is_set()
+        assert not topic.is_running
+    finally:
+        pool.stop(10)
+
+
+def test_paused_pool_begins_no_turn(config: Settings, spec: TopicSpec) -> None:
+    pool, topic = working(config, spec)
+    pool.pause()
+    assert pool._next() is None
+    pool.resume()
+    assert pool._next() is topic
+
+
+def test_abandoned_turn_is_not_a_failure(config: Settings, spec: TopicSpec) -> None:
+    topic = Ingestion(spec, NOTHING, config, NOTHING, engine="one")
+
+    class Abandoned:
+        def step(self) -> None:
+            raise AbandonedError("another engine takes the topic")
+
+    topic._ingestor = cast("Any", Abandoned())
+    topic.turn()
+    assert (topic.status.phase, topic.status.failures) == ("PENDING", 0)
+    assert topic.status.error_message is None
+    assert topic.due_at(60.0) <= time.monotonic()
+
+
+def test_status_of_another_engine_is_not_given_up(config: Settings) -> None:
+    mine = TopicStatus(topic="orders", engine="one", phase="RUNNING", error_message="x")
+    write_status(config, mine.model_copy(update={"engine": "two"}))
+    give_up_status(config, mine)
+    assert read_status(config, "orders").engine == "two"
+    write_status(config, mine)
+    give_up_status(config, mine)
+    status = read_status(config, "orders")
+    assert (status.engine, status.phase, status.error_message) == (None, "PENDING", None)
+
+
+def test_engine_without_kafka_reports_it_for_its_topics(config: Settings, spec: TopicSpec) -> None:
+    share = service._Share(cast("Any", Endpoints()), config)
+    write_status(config, TopicStatus(topic="other", engine="another", phase="RUNNING"))
+    share.member.error = UnreachableError("Kafka does not answer")
+    share.converge({spec.name: spec, "other": spec.model_copy(update={"name": "other"})})
+    assert read_status(config, spec.name).error_message == "Kafka does not answer"
+    assert read_status(config, spec.name).failing_since_ms is not None
+    assert read_status(config, "other").phase == "RUNNING"
+    assert share.pool.topics == {}
+
+
+def test_engine_takes_only_the_topics_that_it_has(config: Settings, spec: TopicSpec) -> None:
+    share = service._Share(cast("Any", Endpoints()), config)
+    specs = {name: spec.model_copy(update={"name": name}) for name in ("a", "b", "c")}
+    share.member.holds = lambda name: name != "b"  # type: ignore[method-assign]
+    share.member._set(frozenset())
+    share.converge(specs)
+    assert share.pool.topics.keys() == {"a", "c"}
+    share.member.holds = lambda name: name != "c"  # type: ignore[method-assign]
+    share.converge(specs)
+    assert share.pool.topics.keys() == {"a", "b"}
+    share._give_up(is_lost=True)
+    assert share.pool._next() is None
+    share.converge(specs)
+    assert share.pool._next() is not None
+
+
+def test_identity_outlives_a_restart(config: Settings) -> None:
+    first, second = Identity(config), Identity(config)
+    assert second.name == f"{first.name}-2"
+    assert first.id() != second.id()
+    known = first.id()
+    assert first._file is not None
+    first._file.close()  # as when the process ends
+    again = Identity(config)
+    assert (again.name, again.id()) == (first.name, known)
+    other = again.id(another=True)
+    assert other != known
+    assert again._file is not None
+    again._file.close()
+    assert Identity(config).id() == other
+
+
+def test_identity_without_a_state_directory_is_unique(config: Settings) -> None:
+    config.state_dir.joinpath("tableflow").write_text("not a folder")
+    assert Identity(config).id() != Identity(config).id()
+
+
+def test_engines_of_one_bucket_and_cluster_are_a_group(config: Settings) -> None:
+    assert engine_group(config) == f"topicberg.engines.{config.cluster_id}.{config.bucket}"
+    named = config.model_copy(update={"engine_group": "night"})
+    assert engine_group(named) == "topicberg.engines.night"
+
+
+def test_metrics_say_which_engine_has_the_topic() -> None:
+    found = StatusCollector(lambda: [TopicStatus(topic="orders", engine="one")], "one").collect()
+    samples = {(s.name, tuple(s.labels.items())): s.value for m in found for s in m.samples}
+    place = ("topic", "orders"), ("engine", "one")
+    assert samples["topicberg_tableflow_engine", place] == 1
+    assert samples["topicberg_tableflow_topics", (("engine", "one"),)] == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "is_accepted"),
+    [("10.1.2.3:9400", True), ("[fd00::1]:9400", True), ("evil.org", False)],
+)
+def test_metrics_of_a_pod_are_reached_by_address(host: str, is_accepted: bool) -> None:
+    request = Request("GET", {"host": [host]})
+    assert (Guard(any_address=True).refusal(request) is None) == is_accepted
+    assert Guard().refusal(request) is not None
