@@ -24,6 +24,7 @@ from topicberg.kafka.consumer import messages
 from topicberg.tableflow.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
 from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import Half, read_layout, table_schema
 from topicberg.tableflow.rows import Writers, _candidates
 from topicberg.topics.spec import TopicSpec
@@ -73,13 +74,16 @@ def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> l
     """
     if not 1 <= number <= MAX_RECORDS:
         raise SpecError(f"{number} records: from 1 to {MAX_RECORDS:,} can be shown")
-    found = _newest(topic, number, endpoints)
+    found = newest_messages(topic, number, endpoints)
     decoder = _Decoder(topic, endpoints, config)
     return [decoder.record(message) for message in found]
 
 
-def _newest(topic: str, number: int, endpoints: Endpoints) -> list[Message]:
-    """Read back from the ends, further if transactions or compaction left gaps."""
+def newest_messages(topic: str, number: int, endpoints: Endpoints) -> list[Message]:
+    """Return the newest records of a topic, by their timestamps, the newest one last.
+
+    It reads back from the ends, further if transactions or compaction left gaps.
+    """
     begin, end = kafka.beginning_offsets(endpoints, topic), kafka.end_offsets(endpoints, topic)
     step = number
     while True:
@@ -102,6 +106,10 @@ class _Decoder:
         self._subjects = SubjectReader(endpoints.schema_registry_client())
         self._foreign = ForeignSchemas(self._subjects)
         self._spec = _spec(topic, endpoints, config)
+        self._framing = framing(self._spec, endpoints, endpoints.schema_registry_client())
+        if self._framing is not None:
+            begin = kafka.beginning_offsets(endpoints, topic)
+            self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
         layout = read_layout(self._spec, self._subjects)
         self._halves = {"key": layout.key, "value": layout.value}
         self._fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
@@ -146,6 +154,9 @@ class _Decoder:
         """Return the key or the value, and why it is malformed."""
         if raw is None:
             return None, None
+        whole = raw
+        if self._framing is not None:
+            raw = self._framing.of(half, raw)
         number = _schema_id(raw)
         if half.subject is None:
             return self._of_any_type(name, number, raw), None
@@ -154,7 +165,7 @@ class _Decoder:
             self._foreign.look_up([number])
         writers.refused.clear()
         writers.accepted.update(_candidates(writers))
-        problem = writers.problem(raw, self._fields)
+        problem = writers.problem(whole, self._fields, self._framing)
         if not problem.removeprefix("the key: ").startswith(_GOOD):
             return _bytes(raw), problem
         assert number is not None  # noqa: S101  it is an accepted one's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -114,6 +115,35 @@ class Replay:
             return None
         number = self._ids[int.from_bytes(raw[1:WIRE_BYTES], "big")]
         return wire_prefix(number) + raw[WIRE_BYTES:]
+
+
+@cache
+def captured_json(topic: str) -> tuple[Captured, ...]:
+    """Return the captured JSON records of a topic, by partition and offset."""
+    schemas = json.loads((DATA / "connect_schemas.json").read_text())
+    compact = [json.dumps(one, separators=(",", ":"), ensure_ascii=False) for one in schemas]
+    found = []
+    for line in (DATA / "json_records.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record.pop("topic") != topic:
+            continue
+        for half in ("key", "value"):
+            text = record[half]
+            if text is not None and (number := re.match(r'\{"schema":#(\d+)', text)):
+                text = '{"schema":' + compact[int(number[1])] + text[number.end() :]
+            record[half] = None if text is None else text.encode()
+        headers = tuple((name, text) for name, text in record.pop("headers"))
+        found.append(Captured(topic=topic, headers=headers, **record))
+    return tuple(sorted(found, key=lambda one: (one.partition, one.offset)))
+
+
+def send_captured(topic: Topic, records: Iterable[Captured]) -> None:
+    """Send captured records as they were."""
+    producer = Producer({**topic.endpoints.kafka_config(), "linger.ms": 5})
+    for one in records:
+        headers: list[tuple[str, str | bytes | None]] = [(n, t.encode()) for n, t in one.headers]
+        producer.produce(topic.spec.name, one.value, one.key, one.partition, headers=headers)
+    assert producer.flush(60) == 0
 
 
 # --- a source of its own ---

@@ -118,29 +118,45 @@ def schema() -> None:
 def new(
     name: Annotated[str, typer.Argument(help="The Kafka topic.")],
     subject: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--from-subject", help="Subject whose newest schema becomes the values' schema."
         ),
-    ],
+    ] = None,
+    from_kafka: Annotated[
+        bool, typer.Option("--from-kafka", help="Read the schema from the topic's newest records.")
+    ] = False,
     pipeline: Annotated[
         str | None, typer.Option(help="Group of its assets; default: the topic's name.")
     ] = None,
 ) -> None:
-    """Write the spec of a topic whose schema is in the registry.
+    """Write the spec of a topic whose schema is in the registry, or in its records.
 
     If the schema is Debezium's envelope, the table keeps the current rows of the source's table.
     """
     import re
 
     from topicberg.endpoints import load_endpoints
+    from topicberg.peek import newest_messages
     from topicberg.settings import settings
-    from topicberg.topics.new import chosen_for_changes, new_topic
+    from topicberg.topics.new import chosen_for_changes, new_topic, new_topic_from_kafka
 
+    if from_kafka == (subject is not None):
+        raise typer.BadParameter("use one of --from-subject and --from-kafka")
     config = settings()
     group = pipeline or re.sub(r"[^a-z0-9_]", "_", name.lower())
-    for path in new_topic(name, subject, group, load_endpoints(config), config):
+    notes: list[str] = []
+    if subject is not None:
+        paths = new_topic(name, subject, group, load_endpoints(config), config)
+    else:
+        endpoints = load_endpoints(config)
+        found = newest_messages(name, 500, endpoints)
+        read = [(message.key(), message.value()) for message in found]
+        paths, notes = new_topic_from_kafka(name, read, group, endpoints, config)
+    for path in paths:
         echo(f"wrote {path}")
+    for note in notes:
+        echo(note)
     if chosen := chosen_for_changes(config, name):
         echo(chosen)
     echo("run `topicberg topics validate` to check it, then reload the code location in the UI")

@@ -1,8 +1,9 @@
-"""The types of Kafka Connect and Debezium in Avro schemas, which Avro's own types do not show.
+"""The types of Kafka Connect and Debezium, which Avro's and JSON's own types do not show.
 
 Connect's Avro converters write the name of such a type beside the type of its bytes, as
 ``connect.name``. :func:`with_connect_types` replaces it by a logical type: one of Avro's where
-there is one, else one of :data:`LOGICAL`. Only topics with a change log are read this way.
+there is one, else one of :mod:`.connect_values`. Its JSON Schema converters write the name as
+``title``, which :mod:`.json_nodes` reads. Only topics with a change log are read this way.
 
 Source: Debezium's documentation of its PostgreSQL connector, "Data type mappings".
 """
@@ -36,11 +37,16 @@ _LOGICAL_TYPES = {
 
 
 def with_connect_types(schema: RegisteredSchema) -> RegisteredSchema:
-    """Return an Avro schema whose types of Connect and Debezium are logical types.
+    """Return a schema whose types of Connect and Debezium are logical types.
 
     A schema that cannot be read is returned as it is: its format reports why.
     """
-    return _rewritten(schema) if schema.schema_type == "AVRO" else schema
+    match schema.schema_type:
+        case "AVRO":
+            return _rewritten(schema)
+        case "JSON":
+            return replace(schema, has_connect_types=True)
+    return schema
 
 
 @lru_cache(maxsize=256)

@@ -25,14 +25,14 @@ from topicberg.formats.avro_values import Check, Cursor, MalformedError, Reading
 MAX_DECIMAL_BYTES, MAX_SCALE = 65_536, 20_000
 """Limits of a decimal that becomes text. PostgreSQL's longest numbers have 61,232 bytes, of which
 16,383 digits are behind the point."""
-_NANOS = -(2**63), 2**63 - 1
+INFINITE_NANOS = -(2**63), 2**63 - 1
 _DAY = r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = r"[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?"
 _ZONE = r"(?:Z|[+-][0-9]{2}:[0-9]{2})"
 
 
 @dataclass(frozen=True)
-class _Text:
+class Text:
     """A type whose values are text. ``convert``: SQL; ``parse``: the same in Python."""
 
     column: type[IcebergType]
@@ -47,29 +47,29 @@ def _instant(text: str) -> object:
     return found.replace(tzinfo=None)
 
 
-_TEXTS = {
-    "topicberg.zoned-timestamp": _Text(
+TEXTS = {
+    "topicberg.zoned-timestamp": Text(
         TimestamptzType,
         f"{_DAY}T{_TIME}{_ZONE}",
         "try_cast({} AS timestamp)",
         _instant,
         "a time of the years 1 to 9999 with a zone",
     ),
-    "topicberg.iso-timestamp": _Text(
+    "topicberg.iso-timestamp": Text(
         TimestampType,
         f"{_DAY}T{_TIME}Z?",
         "try_cast(trim(TRAILING 'Z' FROM {}) AS timestamp_ntz)",
         lambda text: datetime.fromisoformat(text.removesuffix("Z")),
         "a time of the years 1 to 9999",
     ),
-    "topicberg.iso-date": _Text(
+    "topicberg.iso-date": Text(
         DateType,
         f"{_DAY}Z?",
         "try_cast(trim(TRAILING 'Z' FROM {}) AS date)",
         lambda text: date.fromisoformat(text.removesuffix("Z")),
         "a day of the years 1 to 9999",
     ),
-    "topicberg.iso-time": _Text(
+    "topicberg.iso-time": Text(
         LongType,
         f"{_TIME}Z?",
         "unix_micros(try_cast(concat('1970-01-01T', trim(TRAILING 'Z' FROM {}), 'Z') "
@@ -85,7 +85,7 @@ def reading(writer: Type, name: str, column: IcebergType) -> Reading | None:
 
     :param name: a name for a type that needs one
     """
-    text = _TEXTS.get(writer.logical or "")
+    text = TEXTS.get(writer.logical or "")
     if text is not None:
         if isinstance(column, StringType):
             return values.string(column)
@@ -109,32 +109,38 @@ def _wrong_if(convert: Callable[[str], str]) -> Check:
     return Check(one, lambda raw: sql.some(raw, one))
 
 
-def _text(kind: _Text, column: IcebergType) -> Reading:
+def _text(kind: Text, column: IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         where = values.what(path, column)
         found = values.utf8(cursor.text(where), where)
-        try:
-            if re.fullmatch(kind.pattern, found, re.ASCII):
-                shortened = re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", found)
-                kind.parse(shortened)
-                return
-        except (ValueError, OverflowError):
-            pass
-        raise MalformedError(f'{where}: value "{values.shown(found)}" is not {kind.what}')
-
-    pattern = sql.text(f"^{kind.pattern}\\z")
+        if not is_text(kind, found):
+            raise MalformedError(f'{where}: value "{values.shown(found)}" is not {kind.what}')
 
     def convert(raw: str) -> str:
-        value = kind.convert.replace("{}", raw)
-        if isinstance(column, TimestamptzType):
-            first, last = (
-                "TIMESTAMP'0001-01-01 00:00:00Z'",
-                "TIMESTAMP'9999-12-31 23:59:59.999999Z'",
-            )
-            value = f"CASE WHEN {value} BETWEEN {first} AND {last} THEN {value} END"
-        return f"if({raw} RLIKE {pattern}, {value}, NULL)"
+        return text_value(kind, raw)
 
     return Reading("string", "string", scan, convert, (_wrong_if(convert),))
+
+
+def is_text(kind: Text, found: str) -> bool:
+    """Return whether a text is one of the kind."""
+    try:
+        if re.fullmatch(kind.pattern, found, re.ASCII):
+            kind.parse(re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", found))
+            return True
+    except (ValueError, OverflowError):
+        pass
+    return False
+
+
+def text_value(kind: Text, raw: str) -> str:
+    """Return SQL of the column's value of a text; null if it is not one of the kind."""
+    value = kind.convert.replace("{}", raw)
+    if kind.column is TimestamptzType:
+        first, last = "TIMESTAMP'0001-01-01 00:00:00Z'", "TIMESTAMP'9999-12-31 23:59:59.999999Z'"
+        value = f"CASE WHEN {value} BETWEEN {first} AND {last} THEN {value} END"
+    pattern = sql.text(f"^{kind.pattern}\\z")
+    return f"if({raw} RLIKE {pattern}, {value}, NULL)"
 
 
 def _nanos(column: IcebergType) -> Reading:
@@ -146,26 +152,29 @@ def _nanos(column: IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         where = values.what(path, column)
         value = cursor.number(where)
-        if value in _NANOS:
+        if value in INFINITE_NANOS:
             raise MalformedError(f"{where}: value {value} (nanoseconds) is infinite")
 
-    def convert(raw: str) -> str:
-        epoch = "TIMESTAMP_NTZ'1970-01-01 00:00:00'"
-        seconds, rest = f"floor({raw} / 1000000000.0BD)", f"pmod({raw}, 1000000000) div 1000"
-        # make_interval has no 64-bit part, so days, seconds and microseconds are added.
-        days = f"CAST(CAST({seconds} AS bigint) div 86400 AS int)"
-        left = f"CAST({seconds} AS bigint) % 86400"
-        interval = (
-            f"make_dt_interval({days}, 0, 0, CAST({left} AS decimal(18,6)) "
-            f"+ CAST({rest} AS decimal(18,6)) / 1000000)"
-        )
-        return f"({epoch} + {interval})"
-
+    low, high = INFINITE_NANOS
     infinite = Check(
-        lambda x: f"{x} IN ({_NANOS[1]}, {_long(_NANOS[0])})",
-        lambda x: f"array_contains({x}, {_NANOS[1]}) OR array_contains({x}, {_long(_NANOS[0])})",
+        lambda x: f"{x} IN ({high}, {_long(low)})",
+        lambda x: f"array_contains({x}, {high}) OR array_contains({x}, {_long(low)})",
     )
-    return Reading("long", "long", scan, convert, (infinite,))
+    return Reading("long", "long", scan, nanos_value, (infinite,))
+
+
+def nanos_value(raw: str) -> str:
+    """Return SQL of the timestamp of nanoseconds since 1970."""
+    epoch = "TIMESTAMP_NTZ'1970-01-01 00:00:00'"
+    seconds, rest = f"floor({raw} / 1000000000.0BD)", f"pmod({raw}, 1000000000) div 1000"
+    # make_interval has no 64-bit part, so days, seconds and microseconds are added.
+    days = f"CAST(CAST({seconds} AS bigint) div 86400 AS int)"
+    left = f"CAST({seconds} AS bigint) % 86400"
+    interval = (
+        f"make_dt_interval({days}, 0, 0, CAST({left} AS decimal(18,6)) "
+        f"+ CAST({rest} AS decimal(18,6)) / 1000000)"
+    )
+    return f"({epoch} + {interval})"
 
 
 def _long(number: int) -> str:
@@ -182,10 +191,10 @@ def _decimal(writer: Type, column: IcebergType) -> Reading | None:
 
     def scan(cursor: Cursor, path: str) -> None:
         where = values.what(path, column)
-        _check(cursor.text(where), scale, where)
+        check_decimal(cursor.text(where), scale, where)
 
     def convert(raw: str) -> str:
-        return _plain(raw, str(scale))
+        return decimal_text(raw, str(scale))
 
     return Reading("bytes", "bytes", scan, convert, (_wrong_if(lambda raw: _checked(raw, "0")),))
 
@@ -206,17 +215,18 @@ def _variable_decimal(writer: Type, name: str, column: IcebergType) -> Reading |
         for field in writer.fields:
             read = cursor.number if field.name == "scale" else cursor.text
             found[field.name] = read(where)
-        _check(found["value"], found["scale"], where)
+        check_decimal(found["value"], found["scale"], where)
 
     def convert(raw: str) -> str:
-        return _plain(f"{raw}.value", f"CAST({raw}.scale AS int)", raw)
+        return decimal_text(f"{raw}.value", f"CAST({raw}.scale AS int)", raw)
 
     wire = {"type": "record", "name": name, "fields": fields}
     check = _wrong_if(lambda raw: _checked(f"{raw}.value", f"{raw}.scale"))
     return Reading(wire, wire, scan, convert, (check,))
 
 
-def _check(unscaled: bytes, scale: int, where: str) -> None:
+def check_decimal(unscaled: bytes, scale: int, where: str) -> None:
+    """:raises MalformedError: the decimal is beyond the limits"""
     if not unscaled:
         raise MalformedError(f"{where}: a decimal has at least one byte")
     if len(unscaled) > MAX_DECIMAL_BYTES:
@@ -233,7 +243,7 @@ def _checked(unscaled: str, scale: str) -> str:
     return f"if({fits}, true, NULL)"
 
 
-def _plain(unscaled: str, scale: str, whole: str | None = None) -> str:
+def decimal_text(unscaled: str, scale: str, whole: str | None = None) -> str:
     """Return SQL of a decimal as text without an exponent, with as many digits as its scale.
 
     :param unscaled: SQL of its bytes, two's complement, the first byte first

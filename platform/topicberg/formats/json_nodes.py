@@ -18,7 +18,9 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
   ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` become
   its properties; one that several branches declare is a choice of their types;
 - an ``enum`` or ``const`` of strings is a string;
-- a string with ``format: date-time`` is a time, if the spec of the topic says so.
+- a string with ``format: date-time`` is a time, if the spec of the topic says so;
+- in topics with a change log, the titles of Debezium's types (:data:`_DEBEZIUM`) are logical types,
+  and a Decimal of more than 38 digits, or of unknown precision, is a string of all its digits.
 
 Everything that has no type in a table is a string with the JSON text: a schema without a type
 (``{}``, ``true``), an object or an array that does not declare its content, a tuple.
@@ -62,6 +64,16 @@ Kind = Literal[
     "timestamp",
     "timestamptz",
     "date-time",  # a string with a time of RFC 3339
+    "any-float",  # types of Connect and Debezium, see connect.py; NaN and infinity are text
+    "any-double",
+    "timestamp-micros",
+    "timestamp-nanos",
+    "zoned-timestamp",
+    "iso-timestamp",
+    "iso-date",
+    "iso-time",
+    "decimal-text",
+    "variable-decimal",
     "json",  # anything, as its JSON text
     "list",  # child: element
     "map",  # children: key, value; a JSON object, or
@@ -107,12 +119,27 @@ class _Part:
 _CONNECT = "org.apache.kafka.connect.data."
 _INTEGERS: dict[Any, Kind] = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
 _NUMBERS: dict[Any, Kind] = {**_INTEGERS, "float32": "float", "float64": "double"}
+_ANY: dict[Kind, Kind] = {"float": "any-float", "double": "any-double"}
 _TITLES: dict[Any, Kind] = {
     f"{_CONNECT}Date": "date",
     f"{_CONNECT}Time": "int",
     f"{_CONNECT}Timestamp": "timestamptz",
 }
 _DECIMAL = f"{_CONNECT}Decimal"
+_TIME, _DATA = "io.debezium.time.", "io.debezium.data."
+_DEBEZIUM: dict[Any, tuple[tuple[str, ...], Kind]] = {
+    f"{_TIME}Date": (("integer",), "date"),
+    f"{_TIME}Timestamp": (("integer",), "timestamp"),
+    f"{_TIME}MicroTimestamp": (("integer",), "timestamp-micros"),
+    f"{_TIME}NanoTimestamp": (("integer",), "timestamp-nanos"),
+    f"{_TIME}ZonedTimestamp": (("string",), "zoned-timestamp"),
+    f"{_TIME}Time": (("integer",), "int"),
+    f"{_TIME}IsoDate": (("string",), "iso-date"),
+    f"{_TIME}IsoTimestamp": (("string",), "iso-timestamp"),
+    f"{_TIME}IsoTime": (("string",), "iso-time"),
+    f"{_DATA}VariableScaleDecimal": (("object",), "variable-decimal"),
+}
+"""Title → the JSON types that it is for, and the kind."""
 _CHOICES = ("oneOf", "anyOf")
 _NOT_KEYS = ("list", "map", "entries", "struct", "union")
 _KEYWORDS: dict[str, tuple[str, ...]] = {
@@ -215,7 +242,7 @@ def _opened(
         resolver = registry.resolver_with_root(root)
     except ValueError as error:
         raise TableflowError(f"{where}: the schema has an unusable $id: {error}") from None
-    return contents, resolver, _Reader(where, dialect, parses_times=schema.parses_times)
+    return contents, resolver, _Reader(where, dialect, schema)
 
 
 def _check(where: str, schemas: Sequence[Any]) -> None:
@@ -257,9 +284,10 @@ def _dialect(schema: Any) -> Specification[Any]:
 
 
 class _Reader:
-    def __init__(self, subject: str, dialect: Specification[Any], *, parses_times: bool) -> None:
+    def __init__(self, subject: str, dialect: Specification[Any], schema: RegisteredSchema) -> None:
         self.subject = subject
-        self.parses_times = parses_times
+        self.parses_times = schema.parses_times
+        self.has_connect_types = schema.has_connect_types
         self.dialect = dialect
         self.size = 0
 
@@ -359,6 +387,9 @@ class _Reader:
         title, connect = _get(parts, "title"), _get(parts, "connect.type")
         if title == _DECIMAL and kind in ("number", "integer", "string"):
             return self.decimal(parts, where)
+        types, typed = _DEBEZIUM.get(title, ((), "json"))
+        if self.has_connect_types and kind in types:
+            return Node(typed)
         match kind:
             case "boolean":
                 return Node("boolean")
@@ -371,7 +402,8 @@ class _Reader:
                 if _get(parts, "flink.type") == "timestamp":
                     return Node("timestamp")
                 default: Kind = "long" if kind == "integer" else "double"
-                return Node(_TITLES.get(title) or _NUMBERS.get(connect, default))
+                found = _TITLES.get(title) or _NUMBERS.get(connect, default)
+                return Node(_ANY.get(found, found) if self.has_connect_types else found)
             case "array":
                 return self.array(parts, where, connect)
             case "object":
@@ -386,6 +418,9 @@ class _Reader:
             precision, scale = int(digits), int(parameters.get("scale", 0))
         except (TypeError, ValueError):
             precision, scale = 0, 0
+        declares = {"connect.decimal.precision", "precision"} & parameters.keys()
+        if self.has_connect_types and (precision > 38 or not declares) and abs(scale) <= 20_000:
+            return Node("decimal-text", scale=scale)
         if not (1 <= precision <= 38 and 0 <= scale <= precision):
             raise self.fail(
                 where,

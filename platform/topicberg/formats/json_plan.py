@@ -41,11 +41,21 @@ _TYPES: dict[Kind, Callable[[], IcebergType]] = {
     "long": LongType,
     "float": FloatType,
     "double": DoubleType,
+    "any-float": FloatType,
+    "any-double": DoubleType,
     "binary": BinaryType,
     "date": DateType,
     "timestamp": TimestampType,
     "timestamptz": TimestamptzType,
     "date-time": TimestamptzType,
+    "timestamp-micros": TimestampType,
+    "timestamp-nanos": TimestampType,
+    "zoned-timestamp": TimestamptzType,
+    "iso-timestamp": TimestampType,
+    "iso-date": DateType,
+    "iso-time": LongType,
+    "decimal-text": StringType,
+    "variable-decimal": StringType,
 }
 _NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
 _TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
@@ -56,16 +66,28 @@ _TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
     "long": _NUMBERS,
     "float": (FloatType, DoubleType),
     "double": (DoubleType,),
+    "any-float": (FloatType, DoubleType),
+    "any-double": (DoubleType,),
     "decimal": (DecimalType,),
     "binary": (BinaryType,),
     "date": (DateType,),
     "timestamp": (TimestampType,),
     "timestamptz": (TimestamptzType,),
     "date-time": (TimestamptzType,),
+    "timestamp-micros": (TimestampType,),
+    "timestamp-nanos": (TimestampType,),
+    "zoned-timestamp": (TimestamptzType,),
+    "iso-timestamp": (TimestampType,),
+    "iso-date": (DateType,),
+    "iso-time": (LongType,),
+    "decimal-text": (StringType,),
+    "variable-decimal": (StringType,),
 }
 """The column types for each kind of value; a value that does not fit makes its record malformed."""
+_WRITTEN_AS_TEXT = ("date-time", "zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
 _GROUPS: dict[Kind, str] = {
     **dict.fromkeys(("int", "long", "float", "double", "decimal"), "number"),
+    **dict.fromkeys(("any-float", "any-double"), "number"),
     **dict.fromkeys(("list", "entries"), "list"),
 }
 
@@ -169,7 +191,7 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
 
 def _read_as(node: Node, latest: Node | None, column: IcebergType) -> Kind:
     """Return how a value is read; the ``format`` of a string may differ between versions."""
-    if node.kind == "date-time" and isinstance(column, StringType):
+    if node.kind in _WRITTEN_AS_TEXT and isinstance(column, StringType):
         return "string"
     is_time = latest is not None and latest.kind == "date-time"
     if node.kind == "string" and is_time and isinstance(column, TimestamptzType):

@@ -27,6 +27,8 @@ from pyiceberg.types import (
 )
 
 from topicberg.formats import json_sql
+from topicberg.formats.avro_values import MalformedError
+from topicberg.formats.connect_values import check_decimal, is_text
 from topicberg.formats.json_nodes import Kind, Node
 from topicberg.formats.json_plan import Plan
 from topicberg.formats.reasons import byte, shortened, shown, type_name
@@ -51,19 +53,29 @@ _EXPECTED: dict[Kind, str] = {
     "long": "a whole number",
     "float": "a number",
     "double": "a number",
+    "any-float": "a number",
+    "any-double": "a number",
     "decimal": "a number, or base64 of its unscaled bytes",
     "binary": "base64",
     "date": "a whole number of days",
     "timestamp": "a whole number of milliseconds",
     "timestamptz": "a whole number of milliseconds",
     "date-time": "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,",
+    "timestamp-micros": "a whole number of microseconds",
+    "timestamp-nanos": "a whole number of nanoseconds",
+    **{kind: text.what for kind, text in json_sql.TEXTS.items()},
+    "decimal-text": "a number, or base64 of its unscaled bytes",
+    "variable-decimal": "an object with a scale and base64 of the unscaled bytes",
     "list": "an array",
     "map": "an object",
     "entries": "an array of objects with key and value",
     "struct": "an object",
 }
 _OPENED = {"{": "an object", "[": "an array", "n": "null"}
-_NUMBERS = ("int", "long", "float", "double", "decimal", "date", "timestamp", "timestamptz")
+_TIMES = ("date", "timestamp", "timestamptz", "timestamp-micros")
+_FLOATS = ("float", "any-float")
+_DOUBLES = ("double", "any-double")
+_NUMBERS = ("int", "long", *_FLOATS, *_DOUBLES, "decimal", "timestamp-nanos", *_TIMES)
 _EXACT = Context(prec=2 * MAX_NUMBER)
 
 
@@ -267,8 +279,16 @@ class _Checker:
                 fits = _is_text(value) and bool(_MIME_BASE64.match(value))
             case "date-time":
                 fits = _is_text(value) and _is_time(value)
+            case "any-float" | "any-double" if _is_text(value):
+                fits = value in json_sql.OTHER_NUMBERS
             case "decimal" if _is_text(value):
                 return self.bytes(value, plan, path)
+            case "decimal-text":
+                return self.decimal_text(value, plan, path)
+            case "variable-decimal":
+                return self.variable_decimal(value, plan, path)
+            case "zoned-timestamp" | "iso-timestamp" | "iso-date" | "iso-time":
+                fits = _is_text(value) and is_text(json_sql.TEXTS[kind], value)
             case _:
                 fits = isinstance(value, _Number) and kind in _NUMBERS
         if not fits:
@@ -297,11 +317,34 @@ class _Checker:
         number = Decimal(unscaled).scaleb(-plan.node.scale, _EXACT)
         self.decimal(number, plan, path, _plain(number))
 
+    def decimal_text(self, value: Any, plan: Plan, path: str) -> None:
+        if isinstance(value, _Number):
+            scale = plan.node.scale
+            number = _decimal(value)
+            if number is None or not 0 <= scale <= _MAX_DECIMAL:
+                raise _misfit(path, plan.column, f"value {shortened(value)} has too many digits")
+            return self.decimal_of(number, DecimalType(_MAX_DECIMAL, scale), path, shortened(value))
+        return self.unscaled(value, plan.node.scale, plan, path)
+
+    def variable_decimal(self, value: Any, plan: Plan, path: str) -> None:
+        scale = _decimal(number) if isinstance(number := _part(value, "scale"), _Number) else None
+        if scale is None or scale != scale.to_integral_value(context=_EXACT):
+            raise _misfit(path, plan.column, f"{_EXPECTED[plan.kind]} expected, {_found(value)}")
+        return self.unscaled(_part(value, "value"), int(scale), plan, path)
+
+    def unscaled(self, value: Any, scale: int, plan: Plan, path: str) -> None:
+        if not _is_text(value) or not _BASE64.match(value):
+            raise _misfit(path, plan.column, f"{_EXPECTED[plan.kind]} expected, {_found(value)}")
+        try:
+            check_decimal(base64.b64decode(value), scale, f"field {path} (string)")
+        except MalformedError as error:
+            raise _MalformedError(str(error)) from None
+
     def number(self, value: _Number, plan: Plan, path: str) -> None:
         label, column = f"value {shortened(value)}", plan.column
-        if plan.kind in ("float", "double"):
+        if plan.kind in (*_FLOATS, *_DOUBLES):
             with np.errstate(over="ignore"):
-                read = np.float32(float(value)) if plan.kind == "float" else float(value)
+                read = np.float32(float(value)) if plan.kind in _FLOATS else float(value)
             if abs(read) == float("inf"):
                 raise _misfit(path, column, f"{label} exceeds the range")
             return None
@@ -320,7 +363,7 @@ class _Checker:
             )
         low, high = json_sql.RANGES[plan.kind]
         if not low <= number <= high:
-            dates = plan.kind in ("date", "timestamp", "timestamptz")
+            dates = plan.kind in _TIMES
             problem = "is not between the years 1 and 9999" if dates else "exceeds the range"
             raise _misfit(path, column, f"{label} {problem}")
         if not _holds(column, int(number)):
@@ -331,16 +374,23 @@ class _Checker:
         own = DecimalType(plan.node.precision, plan.node.scale)
         for kind in (own, plan.column):
             assert isinstance(kind, DecimalType)  # noqa: S101  the plan's
-            if number and number.adjusted() >= kind.precision - kind.scale:
-                raise _misfit(path, kind, f"value {label} exceeds the precision")
-            if number != number.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT):
-                raise _misfit(path, kind, f"value {label} exceeds the scale")
+            self.decimal_of(number, kind, path, label)
+
+    def decimal_of(self, number: Decimal, kind: DecimalType, path: str, label: str) -> None:
+        if number and number.adjusted() >= kind.precision - kind.scale:
+            raise _misfit(path, kind, f"value {label} exceeds the precision")
+        if number != number.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT):
+            raise _misfit(path, kind, f"value {label} exceeds the scale")
 
 
 def _misfit(path: str, kind: object, problem: str) -> _MalformedError:
     name = {StructType: "struct", ListType: "list", MapType: "map"}.get(type(kind), type_name(kind))  # type: ignore[call-overload]
     place = f"field {path} ({name})" if path else "the record"
     return _MalformedError(f"{place}: {problem}")
+
+
+def _part(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, _Object) else None
 
 
 def _is_text(value: Any) -> bool:

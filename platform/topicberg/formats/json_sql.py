@@ -11,7 +11,8 @@ from pyiceberg.types import (
     StructType,
 )
 
-from topicberg.formats import DECODED, sql
+from topicberg.formats import DECODED, connect_values, sql
+from topicberg.formats.connect_values import Text
 from topicberg.formats.json_nodes import Kind, Node
 from topicberg.formats.json_plan import Member, Plan, columns_of
 from topicberg.spark import quote
@@ -23,15 +24,25 @@ _RAW: dict[Kind, str] = {
     "long": "bigint",
     "float": "float",
     "double": "double",
+    "any-float": "float",
+    "any-double": "double",
     "binary": "binary",
     "date": "int",
     "timestamp": "bigint",
     "timestamptz": "bigint",
     "date-time": "string",
+    "timestamp-micros": "bigint",
+    "timestamp-nanos": "bigint",
+    "zoned-timestamp": "string",
+    "iso-timestamp": "string",
+    "iso-date": "string",
+    "iso-time": "string",
 }
 """The type that ``from_json`` reads; a variant for all others."""
 INEXACT: tuple[Kind, ...] = (
     *("string", "int", "long", "date", "timestamp", "timestamptz", "date-time"),
+    *("any-float", "any-double", "timestamp-micros", "timestamp-nanos"),
+    *("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time"),
 )
 """Kinds that take a variant when a record is read for the second time."""
 RANGES: dict[Kind, tuple[int, int]] = {
@@ -40,6 +51,14 @@ RANGES: dict[Kind, tuple[int, int]] = {
     "date": (-719_162, 2_932_896),  # days: 0001-01-01 to 9999-12-31
     "timestamp": (-62_135_596_800_000, 253_402_300_799_999),  # milliseconds of the same
     "timestamptz": (-62_135_596_800_000, 253_402_300_799_999),
+    "timestamp-micros": (-62_135_596_800_000_000, 253_402_300_799_999_999),
+    "timestamp-nanos": (-(2**63) + 1, 2**63 - 2),  # the others are infinite
+}
+TEXTS: dict[Kind, Text] = {
+    "zoned-timestamp": connect_values.TEXTS["topicberg.zoned-timestamp"],
+    "iso-timestamp": connect_values.TEXTS["topicberg.iso-timestamp"],
+    "iso-date": connect_values.TEXTS["topicberg.iso-date"],
+    "iso-time": connect_values.TEXTS["topicberg.iso-time"],
 }
 DATE_TIME = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
@@ -48,6 +67,9 @@ DATE_TIME = (
 """``date-time`` of RFC 3339, section 5.6."""
 COMPARED: tuple[Kind, ...] = ("string", "boolean", "int", "long")
 """Kinds whose JSON text is the same for the same value."""
+VARIANTS: tuple[Kind, ...] = ("json", "decimal", "union", "decimal-text", "variable-decimal")
+OTHER_NUMBERS = ("NaN", "Infinity", "-Infinity")
+"""How Kafka Connect writes a number that JSON does not have."""
 _CORRUPT = "c"
 _OPTIONS = {
     "allowSingleQuotes": "false",
@@ -130,7 +152,7 @@ class Reader:
     # --- what from_json reads ---
 
     def is_variant(self, plan: Plan) -> bool:
-        return plan.kind in ("json", "decimal", "union") or (self.exact and plan.kind in INEXACT)
+        return plan.kind in VARIANTS or (self.exact and plan.kind in INEXACT)
 
     def raw(self, plan: Plan) -> str:
         """Return the type that ``from_json`` reads."""
@@ -261,6 +283,8 @@ class Reader:
             case "string" if not self.exact:
                 return _like_another_type(raw)
             case "float" | "double":
+                return _any([f"abs({raw}) = double('infinity')"])
+            case "any-float" | "any-double" if not self.exact:
                 return _any([f"abs({raw}) = double('infinity')"])
         return _any([f"{self.present(raw, plan)} AND {value} IS NULL"])
 
@@ -408,6 +432,18 @@ class Reader:
                 return self.once(text if self.exact else raw, _time)
             case "decimal":
                 return self.decimal(raw, plan)
+            case "any-float" | "any-double" if self.exact:
+                return self.any_number(raw, kind.removeprefix("any-"), want)
+            case "decimal-text":
+                return self.decimal_text(raw, plan.node.scale)
+            case "variable-decimal":
+                return self.variable_decimal(raw)
+            case "zoned-timestamp" | "iso-timestamp" | "iso-date" | "iso-time":
+                text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+                return self.once(
+                    text if self.exact else raw,
+                    lambda t: connect_values.text_value(TEXTS[kind], t),
+                )
         if kind not in RANGES:
             return f"CAST({raw} AS {want})"
         low, high = RANGES[kind]
@@ -422,6 +458,11 @@ class Reader:
                 return f"date_from_unix_date(CAST({number} AS int))"
             case "timestamptz":
                 return f"timestamp_millis({number})"
+            case "timestamp-nanos":
+                return self.once(number, connect_values.nanos_value)
+            case "timestamp-micros":
+                seconds = f"CAST({number} / CAST(1000000 AS decimal(7,0)) AS decimal(18,6))"
+                return f"TIMESTAMP_NTZ'1970-01-01' + make_dt_interval(0, 0, 0, {seconds})"
             case "timestamp":
                 seconds = f"CAST({number} / CAST(1000 AS decimal(4,0)) AS decimal(18,6))"
                 return f"TIMESTAMP_NTZ'1970-01-01' + make_dt_interval(0, 0, 0, {seconds})"
@@ -501,8 +542,44 @@ class Reader:
             ),
         )
 
+    def any_number(self, raw: str, kind: str, want: str) -> str:
+        """Return a finite number, or one of the texts for the others."""
+        texts = ", ".join(map(sql.text, OTHER_NUMBERS))
+        text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+        other = let(text, lambda t: f"if({t} IN ({texts}), CAST({t} AS {want}), NULL)")
+        number = f"if({_is_number(raw)}, try_variant_get({raw}, '$', '{kind}'), NULL)"
+        finite = let(
+            number, lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)"
+        )
+        return f"coalesce({finite}, {other})"
+
+    def decimal_text(self, raw: str, scale: int) -> str:
+        """Return all digits of a number, or of Connect's bytes."""
+        number = self.number(raw, 38, scale) if 0 <= scale <= 38 else "NULL"
+        bytes_ = let(_unscaled(raw), lambda x: connect_values.decimal_text(x, str(scale)))
+        return f"coalesce(CAST({number} AS string), {bytes_})"
+
+    def variable_decimal(self, raw: str) -> str:
+        """Return all digits of Debezium's object of a scale and an unscaled value."""
+
+        def parts(fields: str) -> str:
+            value = _unscaled(_at(fields, "value"))
+            return sql.struct([("scale", self.whole(_at(fields, "scale"))), ("value", value)])
+
+        def text(found: str) -> str:
+            return connect_values.decimal_text(f"{found}.value", f"CAST({found}.scale AS int)")
+
+        return let(let(_object(raw), parts), text)
+
 
 # --- SQL ---
+
+
+def _unscaled(variant: str) -> str:
+    """Return the bytes of base64; null: it is not base64."""
+    text = f"CAST({variant} AS string)"
+    is_base64 = f"{_is(variant, 'STRING')} AND {text} RLIKE {sql.text(BASE64)}"
+    return f"if({is_base64}, unbase64({text}), NULL)"
 
 
 def _columns(plan: Plan) -> dict[str, IcebergType]:

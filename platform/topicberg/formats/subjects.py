@@ -40,6 +40,7 @@ class RegisteredSchema:
     ``references``: (name, text) of every schema that it refers to, directly or indirectly, each
     after those that it needs itself. ``wrapped_as``: records are JSON values that become a property
     of an object. ``parses_times``: JSON strings with ``format: date-time`` are times.
+    ``has_connect_types``: the titles of JSON types are those of Kafka Connect and Debezium.
     ``problem``: why it cannot be read; it then has no text.
     """
 
@@ -49,6 +50,7 @@ class RegisteredSchema:
     references: tuple[tuple[str, str], ...] = ()
     wrapped_as: str | None = None
     parses_times: bool = False
+    has_connect_types: bool = False
     problem: str | None = None
 
     @property

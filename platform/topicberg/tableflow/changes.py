@@ -27,6 +27,7 @@ from pyiceberg.types import (
 from topicberg.formats import DECODED
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.layout import KEY, VALUE, Layout
 from topicberg.tableflow.reading import UNREADABLE
 from topicberg.tableflow.rows import (
@@ -36,6 +37,7 @@ from topicberg.tableflow.rows import (
     Types,
     Writers,
     decode_half,
+    generic,
     metadata_values,
     problem_of,
     problem_struct,
@@ -121,18 +123,28 @@ def decode_changes(
     table: Table,
     columns: SparkStruct,
     types: Types | None = None,
+    framing: Framing | None = None,
 ) -> Decoding:
     """Decode a batch of changes; the frame has :data:`CHANGE` as well.
 
-    The parameters are those of :func:`topicberg.tableflow.rows.decode`.
+    The other parameters are those of :func:`topicberg.tableflow.rows.decode`.
+
+    :param framing: what brings the records into the wire format; None: they are
     """
     from pyspark.sql import functions as F
 
     fields, known = table.schema().fields, {} if types is None else types
     keys = key_names(layout)
     is_upsert = spec.write_mode == "upsert"
+    if framing is not None:
+        records = framing.framed(records, layout)
     unreadable = F.when(F.col(VALUE).isNotNull(), F.col(UNREADABLE))
     problems = [F.when(unreadable.isNotNull(), problem_struct(unreadable))]
+    if framing is not None:
+        for half in (layout.key, layout.value):
+            if (unknown := framing.unknown(half.column)) is not None:
+                problem = problem_struct(generic(half), unknown)
+                problems.append(F.when(unknown.isNotNull(), problem))
     all_writers: list[Writers] = []
     found: dict[str, Column] = {}
     if layout.key.subject is None:
@@ -168,7 +180,9 @@ def decode_changes(
     frame = records.withColumns(
         {ROW: F.struct(*row), CHANGE: change, PROBLEM: F.coalesce(*problems, nothing)}
     )
-    return Decoding(frame, all_writers, fields)
+    if framing is not None:
+        frame = framing.restored(frame)
+    return Decoding(frame, all_writers, fields, framing)
 
 
 def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:

@@ -41,6 +41,7 @@ from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
 from topicberg.tableflow.folding import BatchCutError, Folding
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
+from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.layout import KEY, VALUE, Layout, read_layout, table_schema
@@ -168,7 +169,9 @@ class Ingestor:
         self.endpoints = endpoints
         self.config = config
         self._catalog = endpoints.catalog(config)
-        self._subjects = SubjectReader(registry or endpoints.schema_registry_client())
+        registry = registry or endpoints.schema_registry_client()
+        self._subjects = SubjectReader(registry)
+        self._framing = framing(spec, endpoints, registry)
         self._sessions = sessions or Sessions(endpoints, config)
         self._fitted: tuple[int | None, int | None] | None = None  # see Layout.fitted
         self._columns: tuple[tuple[object, int], StructType] | None = None
@@ -275,6 +278,8 @@ class Ingestor:
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
         topic_id, beginning, latest = log.topic_id, log.beginning, log.end
+        if self._framing is not None:
+            self._framing.learn_from(beginning, latest)
         layout = read_layout(self.spec, self._subjects)
         table = self._table(layout)
         head = table.current_snapshot()
@@ -614,8 +619,8 @@ class Ingestor:
         seen = _seen(frame, observation)
         if not (skipped := seen["problems"]):
             return staged
-        if self._foreign.look_up(seen["schema_ids"]):
-            raise SchemasFoundError("records name schemas of other subjects")
+        if self._look_up(frame, seen["schema_ids"]):
+            raise SchemasFoundError("records name, or have, schemas that were not known")
         self._check_abandoned()
         if self._dead_letters is not None:
             malformed = logged_records(decoding)
@@ -628,8 +633,26 @@ class Ingestor:
         self, records: DataFrame, layout: Layout, table: Table, columns: StructType
     ) -> Decoding:
         """Decode a batch."""
-        decoder = decode if self.spec.changelog is None else decode_changes
-        return decoder(records, self.spec, layout, self._foreign, table, columns, self._types)
+        given = records, self.spec, layout, self._foreign, table, columns, self._types
+        if self.spec.changelog is None:
+            return decode(*given)
+        return decode_changes(*given, self._framing)
+
+    def _look_up(self, frame: DataFrame, schema_ids: Sequence[int]) -> bool:
+        """Look up unknown schemas of a batch; return whether one was found.
+
+        :param schema_ids: ids of the registry; below zero: schemas that are in the records
+        """
+        from pyspark.sql import functions as F
+
+        found = self._foreign.look_up(one for one in schema_ids if one >= 0)
+        inside = [one for one in schema_ids if one < 0]
+        if self._framing is None or not inside:
+            return found
+        number = F.col(f"{PROBLEM}.schema_id")
+        of_each = frame.filter(number.isin(inside)).groupBy(number)
+        places = of_each.agg(F.min(F.struct("partition", "offset")).alias("at")).collect()
+        return self._framing.look_up(tuple(row["at"]) for row in places) or found
 
     def _columns_of(self, spark: SparkSession, table: Table) -> StructType:
         """Return the columns of the table as Spark has them."""
@@ -758,9 +781,12 @@ class Ingestor:
             return failures.explain(f"topic {name}", error)
         problem = json.loads(match[1])
         number = problem["schema_id"]
-        if number is not None and self._foreign.look_up([number]):
-            return SchemasFoundError(f"a record names schema {number} of another subject")
         partition, offset = problem["partition"], problem["offset"]
+        if number is not None and number >= 0 and self._foreign.look_up([number]):
+            return SchemasFoundError(f"a record names schema {number} of another subject")
+        is_inside = number is not None and number < 0
+        if is_inside and self._framing and self._framing.look_up([(partition, offset)]):
+            return SchemasFoundError("a record has a schema that was not known")
         return TableflowError(
             f"topic {name}, partition {partition}, offset {offset}: "
             + self._reason((partition, offset), problem),

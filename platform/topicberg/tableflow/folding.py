@@ -840,10 +840,12 @@ class _Chain:
         folding = self.folding
         try:
             parsed = json.loads(text)
+            if parsed.keys() == {"schema", "payload"}:  # by a JsonConverter of headers
+                parsed = parsed["payload"]
             types = _arrow_fields(folding.table, folding.keys)
             values = [parsed[name] for name in folding.keys]
             arrays = [pa.array([v]).cast(t) for v, t in zip(values, types, strict=True)]
-        except (ValueError, KeyError, TypeError, pa.ArrowException):
+        except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
             return None
         return tuple(array[0].as_py() for array in arrays)
 

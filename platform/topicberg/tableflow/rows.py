@@ -26,6 +26,7 @@ from topicberg.formats.subjects import (
     wire_prefix,
 )
 from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, twins
 from topicberg.tableflow.reading import UNREADABLE
 from topicberg.topics.spec import PARTITION, RAW_KEY
@@ -80,9 +81,15 @@ class Writers:
         """Return the ids of the accepted schemas that have a field for the column."""
         return [number for number, columns in self.columns.items() if column in columns]
 
-    def problem(self, raw: bytes, fields: Sequence[NestedField]) -> str:
+    def problem(
+        self, raw: bytes, fields: Sequence[NestedField], framing: Framing | None = None
+    ) -> str:
         """Return why the bytes are malformed, as Spark found them to be."""
         the = f"the {self.half.column}"
+        if framing is not None:
+            if why := framing.problem(self.half.column, raw):
+                return f"{the}: {why}"
+            raw = framing.of(self.half, raw)
         if len(raw) >= GLUE_BYTES and raw[:2] in GLUE_HEADERS:
             return (
                 f"{the} is in the wire format of AWS Glue Schema Registry, which is not supported"
@@ -108,6 +115,8 @@ class Decoding:
     frame: DataFrame
     writers: Sequence[Writers]
     fields: Sequence[NestedField]
+    framing: Framing | None = None
+    """What brought the records into the wire format; ``frame`` has their own bytes."""
 
     def reason(self, record: Mapping[str, Any]) -> str:
         """Return why a record is malformed.
@@ -116,8 +125,9 @@ class Decoding:
         """
         found: str = record[PROBLEM]["reason"]
         for writers in self.writers:
-            if found == _generic(writers.half):
-                return writers.problem(bytes(record[writers.half.column]), self.fields)
+            if found == generic(writers.half):
+                raw = bytes(record[writers.half.column])
+                return writers.problem(raw, self.fields, self.framing)
         return found
 
 
@@ -211,7 +221,7 @@ def problem_struct(reason: str | Column, schema_id: Column | None = None) -> Col
     return F.struct(F.lit(reason).alias("reason"), number.alias("schema_id"))
 
 
-def _generic(half: Half) -> str:
+def generic(half: Half) -> str:
     """Return the reason that Spark can give by itself."""
     return f"the {half.column} cannot be decoded"
 
@@ -394,7 +404,7 @@ def problem_of(writers: Writers, is_decoded: Column) -> Column:
     named = F.conv(F.hex(F.substring(raw, 2, 4)), 16, 10).cast("long")
     return F.when(
         raw.isNotNull() & ~(accepted & F.coalesce(is_decoded, F.lit(False))),
-        problem_struct(_generic(writers.half), F.when(is_new, named)),
+        problem_struct(generic(writers.half), F.when(is_new, named)),
     )
 
 

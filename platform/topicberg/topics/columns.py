@@ -52,16 +52,7 @@ def avro_columns(
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
         raise SpecError(f"{name} is not an Avro schema: {_reason(error)}") from None
     _check_names(name, schema)
-    registered = RegisteredSchema(0, "AVRO", text)
-    if changes is None:
-        return _columns(name, registered, avro_format.fields)
-    registered = with_connect_types(registered)
-
-    def fields(where: str, schema: RegisteredSchema, ids: Iterator[int]) -> list[NestedField]:
-        found = avro_format.fields(where, schema, ids)
-        return found if changes == "key" else changed_columns(where, found, changes)
-
-    return _columns(name, registered, fields)
+    return _columns(name, RegisteredSchema(0, "AVRO", text), avro_format.fields, changes)
 
 
 def _check_format(name: str, text: str, expected: str) -> None:
@@ -99,9 +90,16 @@ def _check_names(file: str, schema: Any) -> None:
                 _check_names(file, schema.get(inner))
 
 
-def json_columns(name: str, text: str, *, parses_times: bool = False) -> dict[str, str]:
+def json_columns(
+    name: str,
+    text: str,
+    changes: Changes | Literal["key"] | None = None,
+    *,
+    parses_times: bool = False,
+) -> dict[str, str]:
     """Return top-level columns of a JSON Schema.
 
+    :param changes: the records are changes of a database's table, or their keys
     :param parses_times: strings with ``format: date-time`` are times
     :raises SpecError: not JSON Schema, not an object with properties, recursive
     """
@@ -110,7 +108,7 @@ def json_columns(name: str, text: str, *, parses_times: bool = False) -> dict[st
     _check_format(name, text, "json")
     _json(name, text)
     schema = RegisteredSchema(0, "JSON", text, parses_times=parses_times)
-    return _columns(name, schema, json_schema.fields)
+    return _columns(name, schema, json_schema.fields, changes)
 
 
 def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str]:
@@ -131,10 +129,13 @@ def _columns(
     name: str,
     schema: RegisteredSchema,
     fields: Callable[[str, RegisteredSchema, Iterator[int]], list[NestedField]],
+    changes: Changes | Literal["key"] | None = None,
 ) -> dict[str, str]:
     """Return the columns that the Tableflow engine derives from a schema."""
     try:
-        found = fields(name, schema, count(1))
+        found = fields(name, with_connect_types(schema) if changes else schema, count(1))
+        if changes in ("rows", "changes"):
+            found = changed_columns(name, found, changes)
     except TableflowError as error:
         raise SpecError(error.message, hint=error.hint) from None
     return {field.name: _kind(field.field_type) for field in found}

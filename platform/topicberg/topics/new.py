@@ -1,8 +1,9 @@
-"""A topic spec from a subject of the schema registry."""
+"""A topic spec from a subject of the schema registry, or from the records of a topic."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import SpecError
+from topicberg.formats import connect_json
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.subjects import NOT_FOUND
 from topicberg.topics.loader import check_topics
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 _SUFFIXES = {"AVRO": "avsc", "JSON": "json", "PROTOBUF": "proto"}
+_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def new_topic(
@@ -42,13 +45,136 @@ def new_topic(
             f"subject {subject}: its schema refers to other subjects",
             hint="put the definitions into one schema, or write the spec manually",
         )
-    document = _document(name, subject, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
+    text = registered.schema_str or ""
+    key = _key_schema(subject, endpoints, kind) if is_envelope(text) else None
+    return _written(name, f"the subject {subject}", pipeline, kind, (text, key), config)
+
+
+def new_topic_from_kafka(
+    name: str,
+    read: Sequence[tuple[bytes | None, bytes | None]],
+    pipeline: str,
+    endpoints: Endpoints,
+    config: Settings,
+) -> tuple[tuple[Path, Path], list[str]]:
+    """Write the spec and the schema file of a topic by its newest records.
+
+    :param read: their keys and values, those of the newest record last
+    :return: the paths, and what was found
+    :raises SpecError: there are no records, or their values have no schema and are no changes
+    :raises TopicbergError: the registry does not answer
+    """
+    if not (values := [value for _, value in read if value is not None]):
+        raise SpecError(
+            f"topic {name} has no record with a value",
+            hint="wait for the first record, or use --from-subject",
+        )
+    where = f"the newest records of the topic {name}"
+    if values[-1][:1] == b"\0":
+        paths = new_topic(name, f"{name}-value", pipeline, endpoints, config)
+        return paths, [f"{where} name a schema of the registry"]
+    keys = [key for key, _ in read if key is not None]
+    begin = connect_json.opening(values[-1])
+    if begin is not None and begin.schema is not None:
+        text, notes = connect_json.json_schema(begin.schema), []
+        notes.append(f"{where} are JSON with a schema of Kafka Connect in each record")
+    else:
+        text, untyped = inferred_schema(values, f"{name}.Envelope")
+        notes = [
+            f"{where} are JSON without a schema: the schema file has the types that JSON shows. "
+            "Add columns that it lacks, and a `title` for dates and times: docs/cdc.md lists them"
+        ]
+        if untyped:
+            notes.append(f"null in all of these records, so set their types: {', '.join(untyped)}")
+    if not is_envelope(text):
+        raise SpecError(
+            f"{where} are JSON, but not Debezium's envelope (before, after, source, op)",
+            hint="let the producer use a serializer with a schema registry, or write a spec with "
+            "`schema: {format: none}`",
+        )
+    key = None
+    if keys:
+        own = connect_json.opening(keys[-1])
+        if own is not None and own.schema is not None:
+            key = connect_json.json_schema(own.schema)
+        elif keys[-1][:1] == b"{":
+            key, _ = inferred_schema(keys, f"{name}.Key")
+    return _written(name, where, pipeline, "JSON", (text, key), config), notes
+
+
+def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
+    """Return a JSON Schema that JSON records fit, and the columns that are null in all of them.
+
+    :raises SpecError: they are not JSON objects
+    """
+    values = []
+    for raw in records:
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
+            value = value["payload"]
+        if isinstance(value, dict):
+            values.append(value)
+    if not values:
+        raise SpecError(
+            "the newest records are neither in Confluent's wire format nor JSON objects",
+            hint="write the spec manually: docs/adding-topics.md",
+        )
+    if all(value.keys() >= {BEFORE, AFTER} for value in values):  # both are rows of one table
+        rows = [row for value in values for row in (value[BEFORE], value[AFTER]) if row]
+        values = [*values, *({BEFORE: row, AFTER: row} for row in rows)]
+    untyped: list[str] = []
+    found = {"title": title, **_inferred(values, "", untyped)}
+    inside = sorted({one.removeprefix(f"{AFTER}.") for one in untyped if one.startswith(AFTER)})
+    return json.dumps(found, indent=2), inside
+
+
+def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str, Any]:
+    present = [value for value in values if value is not None]
+    if not present:
+        untyped.append(path)
+        return {}
+    if all(isinstance(value, dict) for value in present):
+        names = dict.fromkeys(name for value in present for name in value)
+        inner = {
+            name: _inferred(
+                [value.get(name) for value in present], f"{path}.{name}".lstrip("."), untyped
+            )
+            for name in names
+        }
+        return {"type": "object", "properties": inner} if inner else {}
+    if all(isinstance(value, list) for value in present):
+        items = [item for value in present for item in value]
+        return {"type": "array", "items": _inferred(items, path, untyped)}
+    kinds = {_JSON_TYPES.get(type(value), "") for value in present}
+    if kinds == {"integer", "number"}:
+        kinds = {"number"}
+    return {"type": ["null", *kinds]} if len(kinds) == 1 and "" not in kinds else {}
+
+
+def _written(
+    name: str,
+    where: str,
+    pipeline: str,
+    kind: str,
+    schemas: tuple[str, str | None],
+    config: Settings,
+) -> tuple[Path, Path]:
+    """Write a spec and its schema files; return the paths of the spec and of the value's schema.
+
+    :param where: what the schemas come from
+    :param schemas: of the value; of the key, if the records are changes
+    :raises SpecError: a file exists already, or the spec is invalid
+    """
+    text, key = schemas
+    document = _document(name, where, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
     schema_file = config.schemas_dir / document["schema"]["file"]
     spec_file = config.topics_dir / f"{name}.yaml"
-    texts = {schema_file: f"{registered.schema_str}\n"}
-    if kind == "AVRO" and is_envelope(registered.schema_str or ""):
-        key = _key_schema(subject, endpoints)
-        _as_changelog(document, name, subject, key is not None)
+    texts = {schema_file: f"{text}\n"}
+    if kind in ("AVRO", "JSON") and is_envelope(text):
+        _as_changelog(document, where, key is not None)
         if key is not None:
             texts[config.schemas_dir / document["key"]["file"]] = f"{key}\n"
     for path in (spec_file, *texts):
@@ -67,18 +193,21 @@ def new_topic(
 
 
 def is_envelope(text: str) -> bool:
-    """Return whether an Avro schema is Debezium's envelope of a table's changes."""
+    """Return whether an Avro or JSON Schema is Debezium's envelope of a table's changes."""
     try:
         schema = json.loads(text)
     except ValueError:
         return False
-    if not isinstance(schema, dict) or schema.get("type") != "record":
+    if not isinstance(schema, dict):
         return False
-    names = {field.get("name") for field in schema.get("fields", ()) if isinstance(field, dict)}
+    names = set(schema.get("properties", ()))
+    if schema.get("type") == "record":
+        fields = (field for field in schema.get("fields", ()) if isinstance(field, dict))
+        names = {field.get("name") for field in fields}
     return names >= {BEFORE, AFTER, SOURCE, OPERATION}
 
 
-def _key_schema(subject: str, endpoints: Endpoints) -> str | None:
+def _key_schema(subject: str, endpoints: Endpoints, kind: str) -> str | None:
     """Return the newest schema of the keys; None: they have none."""
     name = f"{subject.removesuffix('-value')}-key"
     with registry_errors(f"the subject {name}"):
@@ -88,27 +217,32 @@ def _key_schema(subject: str, endpoints: Endpoints) -> str | None:
             if error.http_status_code == NOT_FOUND:
                 return None
             raise
-    is_usable = (found.schema_type or "AVRO") == "AVRO" and not found.references
+    is_usable = (found.schema_type or "AVRO") == kind and not found.references
     return found.schema_str if is_usable else None
 
 
-def _as_changelog(document: dict[str, Any], name: str, subject: str, has_key: bool) -> None:
+def _as_changelog(document: dict[str, Any], where: str, has_key: bool) -> None:
     """Let the spec keep the current rows of a source's table, or its changes if it has no keys."""
-    document["description"] = f"Changes of a database's table, of the subject {subject}."
+    document["description"] = f"Changes of a database's table, from {where}."
     document["changelog"] = {"format": "debezium"}
+    if (kind := document["schema"]["format"]) == "json":
+        # With BACKWARD, the registry refuses a new property of an open object.
+        document["schema"]["compatibility"] = "NONE"
     if has_key:
-        document["key"] = {"format": "avro", "file": f"{name}-key.avsc"}
+        stem, _, suffix = document["schema"]["file"].rpartition(".")
+        key = {"format": kind, "file": f"{stem}-key.{suffix}"}
+        document["key"] = key | ({"compatibility": "NONE"} if kind == "json" else {})
         document["write_mode"] = "upsert"
         # A row moves to the partition of each change; current rows are not read by hours.
         del document["table"], document["derived_partitions"]
 
 
-def _document(name: str, subject: str, pipeline: str, kind: str, file: str) -> dict[str, Any]:
+def _document(name: str, where: str, pipeline: str, kind: str, file: str) -> dict[str, Any]:
     """:raises SpecError: the name of the topic or the pipeline is invalid"""
     document = {
         "name": name,
         "pipeline": pipeline,
-        "description": f"Records of the subject {subject}.",
+        "description": f"Records of {where.removeprefix('the newest records of ')}.",
         "schema": {"format": kind, "file": file},
         "partitions": 6,
         "write_mode": "append",

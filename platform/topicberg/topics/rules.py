@@ -176,19 +176,22 @@ def _changelog(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
             "changelog",
             "is only for topicberg's engine: Confluent's Tableflow does not read envelopes",
         )
-    if spec.value_schema.format != "avro":
+    if spec.value_schema.format not in ("avro", "json"):
         yield (
             "schema.format",
-            f"is {spec.value_schema.format}; a changelog is read as avro: set the connector's "
-            "converters to an Avro converter with a schema registry",
+            f"is {spec.value_schema.format}; a changelog is read as avro or json: set the "
+            "connector's converters to an Avro, JSON Schema or JSON converter",
         )
-    if spec.key.format not in ("none", "avro"):
-        yield "key.format", f"is {spec.key.format}; the keys of a changelog are avro, or none"
+    if spec.key.format not in ("none", "avro", "json"):
+        yield (
+            "key.format",
+            f"is {spec.key.format}; the keys of a changelog are avro or json, or none",
+        )
     if spec.write_mode == "upsert" and spec.key.format == "none":
         yield (
             "write_mode",
-            "upsert of a changelog needs key.format avro; a source table without a primary key "
-            "has no keys: use write_mode append",
+            "upsert of a changelog needs key.format avro or json; a source table without a primary "
+            "key has no keys: use write_mode append",
         )
 
 

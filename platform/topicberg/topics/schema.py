@@ -83,7 +83,8 @@ def _read(
         case "avro":
             found = columns.avro_columns(path.name, text, changes)
         case "json":
-            found = columns.json_columns(path.name, text, parses_times=date_times == "timestamp")
+            parses_times = date_times == "timestamp"
+            found = columns.json_columns(path.name, text, changes, parses_times=parses_times)
         case _:
             found = columns.protobuf_columns(path.name, text, message)
     if not found:

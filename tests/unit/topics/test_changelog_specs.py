@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from debezium import ENVELOPE, KEY_SCHEMAS, schemas
+import yaml
+from debezium import ENVELOPE, KEY_SCHEMAS, captured_json, schemas
 from specs import Project, minimal
 
+from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError
+from topicberg.formats.connect_json import json_schema, opening
 from topicberg.tableflow.folding import Deletion, State, order_of
 from topicberg.topics import load_topic
-from topicberg.topics.new import is_envelope
+from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
 
 ORDERS, TRANSACTION, MESSAGE = 24, 35, 58
 
@@ -105,3 +108,64 @@ def test_state_of_unreadable_property_is_empty() -> None:
     state = State(deletes={"k": Deletion(partition=1, micros=2, position=3)})
     assert State.load({"topicberg.changelog": state.model_dump_json()}) == state
     assert State.load({"topicberg.changelog": "nonsense"}) == State()
+
+
+def test_changelog_in_json_has_the_columns_of_the_row(project: Project) -> None:
+    """The schema is what a connector writes into each record."""
+    record, *_ = captured_json("djsons.shop.orders")
+    for file, raw in (("changes.json", record.value), ("key.json", record.key)):
+        begin = opening(raw or b"")
+        assert begin is not None
+        assert begin.schema is not None
+        project.schema(file, json_schema(begin.schema))
+    changes(
+        project,
+        schema={"format": "json", "file": "changes.json"},
+        key={"format": "json", "file": "key.json"},
+    )
+    spec = load_topic("trades", project.config)
+    columns = spec.columns(project.config)
+    assert {name: columns[name] for name in ("region", "no", "qty", "note")} == {
+        "region": "string",
+        "no": "int",
+        "qty": "int",
+        "note": "string",
+    }
+
+
+def test_inferred_schema_has_the_types_of_all_records() -> None:
+    values = [one.value for one in captured_json("djson.shop.customers") if one.value]
+    text, untyped = inferred_schema(values, "Envelope")
+    assert is_envelope(text)
+    row = json.loads(text)["properties"]["after"]["properties"]
+    assert row == json.loads(text)["properties"]["before"]["properties"]
+    assert row["id"] == {"type": ["null", "integer"]}
+    assert row["bio"] == {"type": ["null", "string"]}
+    assert row["arr"] == {"type": "array", "items": {"type": ["null", "integer"]}}
+    assert untyped == ["pt.srid"]
+
+
+@pytest.mark.parametrize("raw", [b"1", b"nonsense", b"\xff", b"[1]"])
+def test_inferred_schema_of_other_records_is_refused(raw: bytes) -> None:
+    with pytest.raises(SpecError, match="nor JSON objects"):
+        inferred_schema([raw], "Envelope")
+
+
+def test_new_topic_of_json_with_schemas_keeps_current_rows(project: Project) -> None:
+    records = captured_json("djsons.shop.orders")
+    read = [(one.key, one.value) for one in records]
+    (spec_file, _), notes = new_topic_from_kafka(
+        "shop.orders", read, "shop", cast("Endpoints", None), project.config
+    )
+    document = yaml.safe_load(spec_file.read_text())
+    assert document["changelog"] == {"format": "debezium"}
+    assert document["write_mode"] == "upsert"
+    assert document["schema"]["format"] == document["key"]["format"] == "json"
+    assert "a schema of Kafka Connect in each record" in notes[0]
+
+
+def test_new_topic_of_other_json_is_refused(project: Project) -> None:
+    with pytest.raises(SpecError, match="not Debezium's envelope"):
+        new_topic_from_kafka(
+            "shop.orders", [(None, b'{"a": 1}')], "shop", cast("Endpoints", None), project.config
+        )

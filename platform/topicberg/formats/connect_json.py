@@ -1,0 +1,105 @@
+"""The schemas that Kafka Connect's JsonConverter writes into each record, as JSON Schemas.
+
+With ``schemas.enable``, a key or value is ``{"schema": …, "payload": …}``. The schema becomes the
+JSON Schema that Confluent's JSON Schema converter makes of the same types.
+
+Source: Kafka's ``JsonConverter`` and ``JsonSchema``, Confluent's ``JsonSchemaData``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from topicberg.errors import TableflowError
+from topicberg.formats import limits
+
+_INTEGERS = ("int8", "int16", "int32", "int64")
+_NUMBERS = {"float": "float32", "double": "float64"}
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_OPENING = re.compile(r"\s*\{\s*\"schema\"\s*:\s*")
+_PAYLOAD = re.compile(r"\s*,\s*\"payload\"\s*:\s*")
+OPENING = r'^\s*\{\s*"schema"\s*:\s*(?:\{|null\s*,)'
+"""How a record with a schema begins, as a pattern of Java as well."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The text of a record before its payload.
+
+    ``schema``: Connect's; None: the record has no schema, only the frame of one.
+    """
+
+    text: bytes
+    schema: dict[str, Any] | None
+
+
+def has_schema(raw: bytes) -> bool:
+    """Return whether a record begins with a schema of its own."""
+    return re.match(OPENING, raw[:200].decode(errors="replace")) is not None
+
+
+def opening(raw: bytes) -> Opening | None:
+    """Return what precedes the payload of a record; None: it has no schema of its own."""
+    try:
+        text = raw.decode()
+        if (begin := _OPENING.match(text)) is None:
+            return None
+        schema, end = json.JSONDecoder().raw_decode(text, begin.end())
+    except (ValueError, RecursionError):
+        return None
+    payload = _PAYLOAD.match(text, end)
+    if payload is None or not (schema is None or isinstance(schema, dict)):
+        return None
+    return Opening(text[: payload.end()].encode(), schema)
+
+
+def json_schema(schema: dict[str, Any]) -> str:
+    """Return the JSON Schema of a schema of Connect.
+
+    :raises TableflowError: it is not one, or has a type that JsonConverter writes as an array of
+        pairs
+    """
+    try:
+        found = _converted(schema)
+    except RecursionError:
+        raise limits.too_deep("the schema of the record") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TableflowError(
+            f"the schema of the record is not one of Kafka Connect: {type(error).__name__} {error}"
+        ) from None
+    return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **found})
+
+
+def _converted(schema: dict[str, Any]) -> dict[str, Any]:
+    kind, name = schema["type"], schema.get("name")
+    found: dict[str, Any] = {} if name is None else {"title": str(name)}
+    if isinstance(parameters := schema.get("parameters"), dict):
+        found["connect.parameters"] = parameters
+    if kind in _INTEGERS:
+        return found | {"type": "integer", "connect.type": kind}
+    if kind in _NUMBERS:
+        return found | {"type": "number", "connect.type": _NUMBERS[kind]}
+    match kind:
+        case "boolean" | "string":
+            return found | {"type": kind}
+        case "bytes":
+            is_number = name == _DECIMAL  # or base64, by the converter's decimal.format
+            return found | {"type": "number" if is_number else "string", "connect.type": "bytes"}
+        case "array":
+            return found | {"type": "array", "items": _converted(schema["items"])}
+        case "map" if schema["keys"]["type"] == "string" and not schema["keys"].get("optional"):
+            values = _converted(schema["values"])
+            return found | {"type": "object", "connect.type": "map", "additionalProperties": values}
+        case "struct":
+            properties = {
+                str(field["field"]): _converted(field) | {"connect.index": number}
+                for number, field in enumerate(schema["fields"])
+            }
+            return found | {"type": "object", "properties": properties}
+    raise TableflowError(
+        f"the schema of the record has the type {json.dumps(kind)}, which has no column",
+        hint="use a map with text keys, or leave the column out in the connector",
+    )

@@ -1,0 +1,101 @@
+"""Schemas that Kafka Connect's JsonConverter writes into records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from topicberg.errors import TableflowError
+from topicberg.formats import json_schema as json_format
+from topicberg.formats.connect import with_connect_types
+from topicberg.formats.connect_json import has_schema, json_schema, opening
+from topicberg.formats.subjects import RegisteredSchema
+
+TYPES = [
+    ({"type": "int16"}, "int"),
+    ({"type": "int64"}, "long"),
+    ({"type": "float"}, "float"),
+    ({"type": "double"}, "double"),
+    ({"type": "boolean"}, "boolean"),
+    ({"type": "bytes"}, "binary"),
+    ({"type": "int32", "name": "io.debezium.time.Date"}, "date"),
+    ({"type": "int64", "name": "io.debezium.time.MicroTimestamp"}, "timestamp"),
+    ({"type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"}, "timestamptz"),
+    ({"type": "string", "name": "io.debezium.time.ZonedTimestamp"}, "timestamptz"),
+    ({"type": "string", "name": "io.debezium.time.IsoDate"}, "date"),
+    ({"type": "int64", "name": "io.debezium.time.MicroTime"}, "long"),
+    ({"type": "string", "name": "io.debezium.data.Json"}, "string"),
+    (
+        {
+            "type": "bytes",
+            "name": "org.apache.kafka.connect.data.Decimal",
+            "parameters": {"scale": "2", "connect.decimal.precision": "9"},
+        },
+        "decimal(9, 2)",
+    ),
+    (
+        {
+            "type": "bytes",
+            "name": "org.apache.kafka.connect.data.Decimal",
+            "parameters": {"scale": "2"},
+        },
+        "string",
+    ),
+    ({"type": "array", "items": {"type": "int32"}}, "list<int>"),
+    (
+        {"type": "map", "keys": {"type": "string"}, "values": {"type": "boolean"}},
+        "map<string, boolean>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "expected"), TYPES)
+def test_json_schema_of_connect_has_the_type(schema: dict[str, Any], expected: str) -> None:
+    row = {"type": "struct", "fields": [{**schema, "field": "a"}, {"type": "string", "field": "b"}]}
+    registered = with_connect_types(RegisteredSchema(1, "JSON", json_schema(row)))
+    found = json_format.fields("s", registered, iter(range(1, 99)))
+    assert [field.name for field in found] == ["a", "b"]
+    assert str(found[0].field_type) == expected
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "any"},
+        {"type": "struct"},
+        {"type": "struct", "fields": [1]},
+        {"type": "array"},
+        {"type": "map", "keys": {"type": "int32"}, "values": {"type": "string"}},
+    ],
+)
+def test_json_schema_of_another_schema_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(TableflowError, match="the schema of the record"):
+        json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b'{"schema":{"type":"int32"},"payload":1}', b'{"schema":{"type":"int32"},"payload":'),
+        (b' { "schema" : null , "payload" : {}}', b' { "schema" : null , "payload" : '),
+        (b'{"schema":"public","id":1}', None),
+        (b'{"schema":{},"id":1}', None),
+        (b'{"before":null}', None),
+        (b"", None),
+        (b"\xff", None),
+        (b'{"schema":' + b"[" * 100_000, None),
+    ],
+)
+def test_opening_is_the_text_before_the_payload(raw: bytes, text: bytes | None) -> None:
+    found = opening(raw)
+    assert (found.text if found else None) == text
+    assert has_schema(raw) or text is None
+
+
+def test_opening_of_no_schema_has_none() -> None:
+    found = opening(json.dumps({"schema": None, "payload": {"a": 1}}).encode())
+    assert found is not None
+    assert found.schema is None
