@@ -373,6 +373,41 @@ def test_aborted_transactions_never_appear(make_topic: Callable[..., Topic]) -> 
     assert sorted(row["id"] for row in topic.rows("id")) == [*range(10), *range(20, 30)]
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("handling", ["SUSPEND", "LOG"])
+def test_batch_without_committed_records_is_passed(
+    make_topic: Callable[..., Topic], mode: str, handling: str
+) -> None:
+    """It holds aborted records and markers only, as small batches of dead-letter topics do."""
+    topic = make_topic(
+        write_mode=mode,
+        tableflow={"error_handling": {"mode": handling, "target": f"errors-{uuid.uuid4().hex[:8]}"}}
+        if handling == "LOG"
+        else {},
+    )
+    prefix, parsed = wire_prefix(topic.register(ORDER)), fastavro.parse_schema(ORDER)
+    producer = Producer({**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+
+    def transaction(number: int) -> None:
+        producer.begin_transaction()
+        value = prefix + encode(parsed, {"id": number, "note": ""})
+        producer.produce(topic.spec.name, value, str(number).encode(), 0)
+        producer.flush(30)
+
+    for number in range(3):  # the first batch, one in the middle, and a last one
+        transaction(2 * number)
+        producer.abort_transaction(30)
+        topic.ingest()
+        transaction(2 * number + 1)
+        producer.commit_transaction(30)
+        topic.ingest()
+    assert [row["id"] for row in topic.rows("id")] == [1, 3, 5]
+    held = commit.committed(topic.table(), topic.table().current_snapshot())
+    assert held.offsets is not None
+    assert held.offsets[0] >= 11
+
+
 def test_offsets_survive_other_commits(make_topic: Callable[..., Topic]) -> None:
     """A commit without offsets (compaction, a delete) does not make the engine read again."""
     topic = make_topic()

@@ -123,8 +123,8 @@ def read_few(
                 return None
     except consumer.DamagedRecordsError:
         return None
-    table = _arrow(found, spec)
-    return spark.createDataFrame(table) if table.nbytes <= FEW_BYTES else None  # headers count too
+    records = _arrow(found, spec)
+    return _frame(spark, records) if records.nbytes <= FEW_BYTES else None  # headers count too
 
 
 def read_by_client(
@@ -152,7 +152,7 @@ def read_by_client(
         reached = {p: start for p, (start, _) in batch.ranges.items()}
         reached |= {m.partition() or 0: (m.offset() or 0) + 1 for m in found}
         batch = batch.until(reached)
-    return spark.createDataFrame(_arrow(found, spec)), batch
+    return _frame(spark, _arrow(found, spec)), batch
 
 
 def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
@@ -188,7 +188,15 @@ def without_value(spark: SparkSession) -> DataFrame:
     """Return a record without value, which no topic contains: a test of whether Spark works."""
     columns = dict.fromkeys(_schema().names)
     record = {**columns, "key": b"", "partition": 0, "offset": 0, "timestampType": 0}
-    return spark.createDataFrame(_table([record]))
+    return _frame(spark, _table([record]))
+
+
+def _frame(spark: SparkSession, records: pa.Table) -> DataFrame:
+    """Return records for Spark, also if there are none: a batch may hold only the markers of
+    transactions, or records of aborted ones.
+    """
+    # Spark infers no columns from an empty table.
+    return spark.createDataFrame(records) if records.num_rows else without_value(spark).limit(0)
 
 
 def _arrow(messages: Sequence[Message], spec: TopicSpec) -> pa.Table:
