@@ -4,7 +4,7 @@ One operation creates what is selected, so that resources which do not need each
 at the same time, as on the command line, and a lease prevents two operations at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +85,10 @@ def _specs(config: Settings, specs: "list[TopicSpec]") -> "list[tuple[Resource, 
     """Return the wanted resources with their assets, which depend on wanted resources only."""
     wanted = {one.key: one for one in resources(config, specs) if one.wanted}
     owners = sorted({owner for spec in specs for owner in spec.owners})
-    return [(one, _spec(one, [*wanted], owners)) for one in wanted.values()]
+    return [(one, _spec(one, wanted, owners)) for one in wanted.values()]
 
 
-def _spec(resource: "Resource", wanted: list[str], owners: list[str]) -> dg.AssetSpec:
+def _spec(resource: "Resource", wanted: Collection[str], owners: list[str]) -> dg.AssetSpec:
     return dg.AssetSpec(
         asset_key(resource.key),
         deps=[asset_key(key) for key in resource.needs if key in wanted],

@@ -32,6 +32,9 @@ class CheckKeys:
             for table, system, checks in table_checks(lake)
             for check in checks
         ]
+        self._of_table: dict[str, list[int]] = {}
+        for place, (name, *_) in enumerate(self._known):
+            self._of_table.setdefault(name, []).append(place)
 
     def all(self) -> list[dg.AssetCheckKey]:
         """Return every check of :func:`table_checks`."""
@@ -39,7 +42,8 @@ class CheckKeys:
 
     def of_runs(self, names: Collection[str]) -> list[dg.AssetCheckKey]:
         """Return the checks that belong into each run that computes or registers these tables."""
-        keys = [key for name, *_, key in self._known if name in names]
+        places = sorted(place for name in set(names) for place in self._of_table.get(name, ()))
+        keys = [self._known[place][-1] for place in places]
         for derived in self._lake.derived:
             if derived.name in names:
                 asset = self._lake.table(derived).key("iceberg")
@@ -50,6 +54,6 @@ class CheckKeys:
         """Return the checks of a table that prevent runs from computing with it."""
         return [
             key
-            for table, system, check, key in self._known
-            if table == name and system == "iceberg" and check.blocking
+            for _, system, check, key in map(self._known.__getitem__, self._of_table.get(name, ()))
+            if system == "iceberg" and check.blocking
         ]

@@ -19,7 +19,6 @@ from typing import Any
 import click
 import dagster as dg
 import pytest
-import typer
 import yaml
 from dagster._cli import create_dagster_cli
 from dagster._core.storage.event_log import SqlEventLogStorage
@@ -27,6 +26,7 @@ from dagster._daemon.cli import create_dagster_daemon_cli
 from dagster_postgres.run_storage import PostgresRunStorage
 from dagster_webserver.cli import create_dagster_webserver_cli
 from pydantic_settings import BaseSettings
+from typer.testing import CliRunner
 
 from topicberg.alerts.settings import AlertSettings
 from topicberg.cli import app
@@ -243,10 +243,8 @@ def test_engines_share_a_directory_and_gain_no_rights() -> None:
     assert engines["template"]["spec"]["securityContext"] == deployment["podSecurityContext"]
     words = container["command"]
     assert words.pop(0) == "topicberg"
-    command = typer.main.get_command(app)
-    while isinstance(command, click.Group):
-        command = command.commands[words.pop(0)]
-    command.make_parser(click.Context(command)).parse_args(list(words))
+    done = CliRunner().invoke(app, [*words, "--help"])
+    assert done.exit_code == 0, done.output
     (claim,) = [v for v in engines["template"]["spec"]["volumes"] if "persistentVolumeClaim" in v]
     volume = found["PersistentVolumeClaim"]
     assert claim["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]

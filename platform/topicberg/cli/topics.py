@@ -116,7 +116,7 @@ def schema() -> None:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
+    name: Annotated[str, typer.Argument(help="The Kafka topic, or a pattern.")],
     subject: Annotated[
         str | None,
         typer.Option(
@@ -124,8 +124,19 @@ def new(
         ),
     ] = None,
     from_kafka: Annotated[
-        bool, typer.Option("--from-kafka", help="Read the schema from the topic's newest records.")
+        bool,
+        typer.Option(
+            "--from-kafka",
+            help="Read the schema from the topic's newest records; with a pattern as the name, "
+            "e.g. 'orders.*', find the topics in Kafka and their schemas in the registry.",
+        ),
     ] = False,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--as-pattern", help="With a pattern: write one file of this name for all its topics."
+        ),
+    ] = None,
     pipeline: Annotated[
         str | None, typer.Option(help="Group of its assets; default: the topic's name.")
     ] = None,
@@ -133,18 +144,24 @@ def new(
     """Write the spec of a topic whose schema is in the registry, or in its records.
 
     If the schema is Debezium's envelope, the table keeps the current rows of the source's table.
+    With a pattern, each topic that matches gets a spec; with --as-pattern, one file describes all
+    of them, also those that are created later.
     """
-    import re
-
     from topicberg.endpoints import load_endpoints
     from topicberg.peek import newest_messages
     from topicberg.settings import settings
     from topicberg.topics.new import chosen_for_changes, new_topic, new_topic_from_kafka
+    from topicberg.topics.patterns import is_pattern
 
     if from_kafka == (subject is not None):
         raise typer.BadParameter("use one of --from-subject and --from-kafka")
     config = settings()
-    group = pipeline or re.sub(r"[^a-z0-9_]", "_", name.lower())
+    if is_pattern(name) or file is not None:
+        if not from_kafka:
+            raise typer.BadParameter("use --from-kafka with a pattern")
+        _new_from_kafka(file, name, pipeline, config)
+        return
+    group = pipeline or _group(name)
     notes: list[str] = []
     if subject is not None:
         paths = new_topic(name, subject, group, load_endpoints(config), config)
@@ -160,6 +177,62 @@ def new(
     if chosen := chosen_for_changes(config, name):
         echo(chosen)
     echo("run `topicberg topics validate` to check it, then reload the code location in the UI")
+
+
+def _group(name: str) -> str:
+    import re
+
+    return re.sub(r"[^a-z0-9_]", "_", name.lower())
+
+
+def _new_from_kafka(name: str | None, pattern: str, pipeline: str | None, config: Settings) -> None:
+    """Write a spec for each topic that matches, or one file for all of them."""
+    from topicberg.endpoints import load_endpoints
+    from topicberg.kafka.discovery import find_topics
+    from topicberg.topics.new import new_pattern, new_topics
+
+    endpoints = load_endpoints(config)
+    if name is not None:
+        echo(f"wrote {new_pattern(name, pattern, pipeline or _group(name), config)}")
+        discover()
+        return
+    found, known = find_topics(pattern, endpoints, config)
+    for one in known:
+        echo(f"{one}: has a spec")
+    made, refused = new_topics(found, lambda one: pipeline or _group(one), endpoints, config)
+    for one in made:
+        echo(f"{one}: wrote {config.topics_dir / one}.yaml")
+    for one, reason in refused.items():
+        echo(f"{one}: no spec was written: {reason}", fg="yellow", err=True)
+    what = f"{count(len(made), 'spec')} written, {count(len(refused), 'topic')} left out"
+    if not (found or known):
+        what = f"no topic of Kafka matches {pattern}; internal topics never match"
+    echo(f"{what}; run `topicberg topics validate`, then reload the code location in the UI")
+
+
+@app.command()
+def discover() -> None:
+    """Look in Kafka and the registry for the topics of patterns; the engine does so every minute.
+
+    Definitions are loaded from what was found last.
+    """
+    from topicberg.endpoints import load_endpoints
+    from topicberg.kafka.discovery import discover as look
+    from topicberg.settings import settings
+    from topicberg.topics import check_topics
+    from topicberg.topics.discovery import read_discovery
+
+    config = settings()
+    new, gone = look(load_endpoints(config), config)
+    for name in new:
+        echo(f"{name}: found")
+    for name in gone:
+        echo(f"{name}: no longer there")
+    problems = [str(one) for one in check_topics(config)[1] if one.is_of_topic]
+    for problem in problems:
+        echo(problem, fg="yellow", err=True)
+    known = len(read_discovery(config).topics)
+    echo(f"{count(known, 'topic')} of patterns; reload the code location in the UI if it changed")
 
 
 @app.command("register")

@@ -279,9 +279,10 @@ def _integrations(names: Names) -> Iterator[Resource]:
 def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource]:
     name = spec.asset_name
     topic = f"confluent/topic/{name}"
-    yield Topic(topic, spec.name, (CLUSTER, "key/kafka_app_manager"), (CLUSTER,), spec=spec)
-    for role, right in (("app_producer", "WRITE"), ("app_consumer", "READ")):
-        yield _acl(f"{name}_{role}", role, right, "TOPIC", spec.name)
+    if not spec.external:
+        yield Topic(topic, spec.name, (CLUSTER, "key/kafka_app_manager"), (CLUSTER,), spec=spec)
+        for role, right in (("app_producer", "WRITE"), ("app_consumer", "READ")):
+            yield _acl(f"{name}_{role}", role, right, "TOPIC", spec.name)
     subjects = []
     for part, subject, schema, path in (
         ("value", spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
@@ -307,7 +308,7 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             message=schema.message,
             compatibility=schema.compatibility,
         )
-    before = [topic, *subjects]
+    before = [*([] if spec.external else [topic]), *subjects]
     quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
     has_source = bool(quickstart) and config.generators
     if quickstart:

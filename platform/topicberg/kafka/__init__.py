@@ -93,6 +93,8 @@ def ensure_topic(
 ) -> EnsuredTopic:
     """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
 
+    An external topic is left as it is.
+
     An append topic with fewer partitions than in its spec gets more; an upsert topic does not,
     because that would move keys to other partitions. Safe to call at any time, also concurrently.
 
@@ -101,6 +103,8 @@ def ensure_topic(
     :raises TopicDriftError: a difference that topicberg must not change
     :raises TopicbergError: the broker or the registry does not answer, or refuses
     """
+    if spec.external:
+        return EnsuredTopic(False, partition_count(endpoints, spec.name), None, None)
     admin = admin_client(endpoints, writes=True)
     created = _create_missing(admin, spec, endpoints, None if recreate else config or settings())
     if created:
@@ -125,10 +129,13 @@ def ensure_topic(
 def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None) -> None:
     """Create the topic if it is missing; an existing topic that differs from its spec stays.
 
+    An external topic is left as it is.
+
     :raises TopicbergError: the broker does not answer, or refuses
     """
     config = config or settings()
-    if _create_missing(admin_client(endpoints, writes=True), spec, endpoints, config):
+    admin = admin_client(endpoints, writes=True)
+    if not spec.external and _create_missing(admin, spec, endpoints, config):
         requests.topic_created(config, spec.name)
     await_topic(endpoints, spec.name)
 

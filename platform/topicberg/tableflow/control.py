@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -19,6 +18,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
+from topicberg.topics.discovery import index_file
 from topicberg.topics.requests import (
     Request,
     command_settings,
@@ -126,6 +126,10 @@ Files = tuple[tuple[str, int, int, int], ...]
 def _files(config: Settings) -> Files:
     """Return path, time of change, size and inode of all files of specs, schemas and requests."""
     found: list[tuple[str, int, int, int]] = []
+    index = index_file(config)
+    with suppress(FileNotFoundError):
+        stat = index.stat()
+        found.append((str(index), stat.st_mtime_ns, stat.st_size, stat.st_ino))
     for folder in (config.topics_dir, config.schemas_dir, requests_folder(config)):
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
@@ -152,7 +156,7 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
     :raises SpecError: there is no folder of topic specs
     """
     good, problems = check_topics(config)
-    wrong = {Path(problem.file).stem: str(problem) for problem in reversed(problems)}
+    wrong = {name: str(each) for each in reversed(problems) for name in each.names}
     requests = {}
     for topic in requested_topics(config):
         try:
@@ -189,7 +193,7 @@ def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
     :raises SpecError: the spec of this topic is invalid
     """
     specs, problems = check_topics(config)
-    if own := [str(problem) for problem in problems if Path(problem.file).stem == topic]:
+    if own := [str(problem) for problem in problems if topic in problem.names]:
         raise SpecError("\n".join(["the topic spec is invalid:", *own]))
     return {spec.name: spec for spec in specs}
 
@@ -197,7 +201,7 @@ def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
 def known_topics(config: Settings) -> set[str]:
     """Return the topics that have a spec, or that are dead-letter topics of enabled ones."""
     specs, problems = check_topics(config)
-    wrong = {Path(problem.file).stem for problem in problems}
+    wrong = {name for problem in problems for name in problem.names}
     return {spec.name for spec in specs} | wrong | enabled_topics(config).keys()
 
 

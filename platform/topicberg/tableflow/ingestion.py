@@ -299,8 +299,11 @@ class Ingestion:
     def _ensure_topic(self) -> None:
         """Create the topic if it is missing; if it differs from its spec, ingest it as it is.
 
-        A topic without a spec is not created: its number of partitions is not known.
+        A topic without a spec is not created: its number of partitions is not known. An external
+        topic is not either.
         """
+        if self.spec.external:
+            return
         described = self.spec.value_schema.file is not None
         if not described and self.spec.name not in {s.name for s in check_topics(self._config)[0]}:
             return

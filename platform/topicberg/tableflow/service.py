@@ -17,6 +17,7 @@ from contextlib import nullcontext, suppress
 
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TopicbergError
+from topicberg.kafka.discovery import Discoverer
 from topicberg.kafka.group import Member
 from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
@@ -188,8 +189,10 @@ def serve(
             engine=share.engine,
         )
     keeper = Keeper(endpoints, config, pool)
+    discoverer = Discoverer(endpoints, config)
     pool.start()
     keeper.start()
+    discoverer.start()
     requested = control.Requested(config)
     complaints: dict[str, str] = {}
     while not stopping.is_set():
@@ -216,6 +219,7 @@ def serve(
             if stopping.wait(TICK_SECONDS):
                 break
         share.changed.clear()
+    discoverer.stop()
     keeper.stop()
     share.stop()
 

@@ -43,7 +43,7 @@ def build_with_kept(
     reason: str | None = None
     if problems:
         reason = _joined(problems)
-        wrong = {Path(problem.file).stem for problem in problems}
+        wrong = {name for problem in problems for name in problem.names}
         specs = _completed(specs, [spec for name, spec in kept.items() if name in wrong])
     try:
         built = build(specs, reason)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +15,9 @@ from pydantic_core import ErrorDetails
 
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
-from topicberg.topics.deadletters import dead_letter_specs
+from topicberg.topics.deadletters import DEFAULT_TARGET, dead_letter_specs
+from topicberg.topics.discovery import read_discovery
+from topicberg.topics.patterns import FIELD, TopicPattern, document_of
 from topicberg.topics.rules import findings, suggestion
 from topicberg.topics.spec import TopicSpec
 from topicberg.topics.yamlfile import read_yaml
@@ -31,6 +33,18 @@ class Problem:
     file: str
     field: str
     reason: str
+    topics: frozenset[str] = frozenset()
+    """Of a pattern: the topics that have no spec because of this."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The topics that are concerned."""
+        return self.topics or frozenset({Path(self.file).stem})
+
+    @property
+    def is_of_topic(self) -> bool:
+        """Whether a single topic of a pattern has it, and not the file."""
+        return len(self.topics) == 1 and Path(self.file).stem not in self.topics
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.file, self.field, self.reason) if part)
@@ -46,6 +60,10 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
         )
     specs: list[tuple[TopicSpec, str]] = []
     problems: list[Problem] = []
+    patterns: list[tuple[TopicPattern, str]] = []
+    own: set[str] = set()
+    perhaps_patterns: set[str] = set()
+    """Invalid files that may be the patterns of topics."""
     for path in sorted(config.topics_dir.iterdir()):
         file = _shown(path, config)
         if path.suffix == ".yml":
@@ -55,14 +73,37 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
         document, yaml_errors = read_yaml(path)
         problems += [Problem(file, "", error) for error in yaml_errors]
         if document is None and yaml_errors:
+            own.add(path.stem)
+            perhaps_patterns.add(file)
             continue
+        if isinstance(document, dict) and FIELD in document:
+            pattern, found = check_pattern(document)
+            problems += [Problem(file, field, reason) for field, reason in found]
+            if pattern is None:
+                perhaps_patterns.add(file)
+            else:
+                patterns.append((pattern, file))
+            continue
+        own.add(path.stem)
         spec, found = _check_document(document, path.stem, config)
         problems += [Problem(file, field, reason) for field, reason in found]
         if spec is not None:
             specs.append((spec, file))
-    problems += _clashes(specs)
-    wrong = {problem.file for problem in problems}
-    good = [spec for spec, file in specs if file not in wrong]
+    if patterns:
+        discovered, found_problems = _by_pattern(patterns, own, [spec for spec, _ in specs], config)
+        problems += found_problems
+        specs += discovered
+    if perhaps_patterns and (discovered_names := read_discovery(config).topics.keys()):
+        claimed = own | {s.name for s, _ in specs} | {n for one in problems for n in one.topics}
+        lost = frozenset(discovered_names - claimed)
+        problems = [
+            replace(one, topics=lost | one.names) if one.file in perhaps_patterns else one
+            for one in problems
+        ]
+    problems += _clashes(specs, {file for _, file in patterns})
+    wrong = {problem.file for problem in problems if not problem.topics}
+    wrong_topics = {name for problem in problems for name in problem.topics}
+    good = [s for s, file in specs if file not in wrong and s.name not in wrong_topics]
     problems.sort(key=lambda problem: problem.file)
     good += dead_letter_specs(good, {spec.name for spec, _ in specs})
     return sorted(good, key=lambda spec: spec.name), problems
@@ -91,21 +132,124 @@ def load_topic(name: str, config: Settings | None = None) -> TopicSpec:
     return specs[name]
 
 
-def _clashes(specs: list[tuple[TopicSpec, str]]) -> list[Problem]:
+def wanted_topics(config: Settings, known: Collection[str] = ()) -> Callable[[str], bool] | None:
+    """Return whether a topic of Kafka needs discovery; None: no spec needs it.
+
+    :param known: topics that still need it while a file is invalid, which may be their pattern
+    """
+    patterns: list[TopicPattern] = []
+    wanted: set[str] = set()
+    for path in config.topics_dir.glob("*.yaml"):
+        document, _ = read_yaml(path)
+        if not isinstance(document, dict):
+            wanted |= set(known)
+        elif FIELD in document:
+            pattern = check_pattern(document)[0]
+            if pattern is None:
+                wanted |= set(known)
+            else:
+                patterns.append(pattern)
+        elif document.get("external") is True:
+            wanted.add(path.stem)
+    if not patterns and not wanted:
+        return None
+    return lambda name: name in wanted or any(pattern.matches(name) for pattern in patterns)
+
+
+def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[tuple[str, str]]]:
+    """Return the pattern, and its errors as (field, reason)."""
+    if len(document) > 1:
+        other = ", ".join(str(name) for name in document if name != FIELD)
+        reason = f"a file with `{FIELD}` has no other field: move {other} to {FIELD}.defaults"
+        return None, [(FIELD, reason)]
+    try:
+        pattern = TopicPattern.model_validate(document[FIELD])
+    except ValidationError as error:
+        found = _causes(error.errors())
+        known = list(TopicPattern.model_fields)
+        return None, [(_dotted((FIELD, *e["loc"])), _reason(e, known)) for e in found]
+    probe = {"pipeline": "filler", **pattern.defaults, "name": "filler"}
+    schema = probe.get("schema")
+    probe["schema"] = {"format": "none", **schema} if isinstance(schema, dict) else schema
+    if probe["schema"] is None:
+        probe["schema"] = {"format": "none"}
+    errors = _tolerant(probe)[1]
+    return (None if errors else pattern), [
+        (_dotted((FIELD, "defaults", *e["loc"])), _reason(e)) for e in errors
+    ]
+
+
+def _by_pattern(
+    patterns: list[tuple[TopicPattern, str]],
+    own: Collection[str],
+    specs: list[TopicSpec],
+    config: Settings,
+) -> tuple[list[tuple[TopicSpec, str]], list[Problem]]:
+    """Return the specs of the discovered topics that match, with their files, and the problems.
+
+    :param own: topics with a spec file of their own, which takes precedence
+    :param specs: those of these files
+    """
+    dead = {spec.name for spec in dead_letter_specs(specs, ())} | {DEFAULT_TARGET}
+    for pattern, _ in patterns:
+        handling = (pattern.defaults.get("tableflow") or {}).get("error_handling") or {}
+        dead.add(handling.get("target") or DEFAULT_TARGET)
+    taken = {*own, *dead}
+    found: list[tuple[TopicSpec, str]] = []
+    problems: list[Problem] = []
+    for name, topic in sorted(read_discovery(config).topics.items()):
+        matching = [each for each in patterns if name not in taken and each[0].matches(name)]
+        if not matching:
+            continue
+        (pattern, file), *more = matching
+        topics = frozenset({name})
+        if more:
+            files = " and ".join(other for _, other in more)
+            reason = (
+                f"also matches {files}: exclude it in all of them but one, or write {name}.yaml"
+            )
+            problems.append(Problem(file, f"topic {name}", reason, topics))
+            continue
+        pipeline = re.sub(r"[^a-z0-9_]", "_", Path(file).stem.lower())
+        document = document_of(pattern, pipeline, name, topic, config.own_engine)
+        if document is None:
+            reason = (
+                f"the registry has no subject {name}-value: register a schema, exclude the topic, "
+                "or keep raw bytes with `schema: {format: none}` in the defaults"
+            )
+            problems.append(Problem(file, f"topic {name}", reason, topics))
+            continue
+        spec, errors = _check_document(document, name, config)
+        problems += [
+            Problem(file, ": ".join(filter(None, (f"topic {name}", field))), reason, topics)
+            for field, reason in errors
+        ]
+        if spec is not None:
+            found.append((spec, file))
+    return found, problems
+
+
+def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) -> list[Problem]:
     """Return the problems of topics whose own names, or whose tables' names, are equal.
 
     Snowflake's names are the narrowest: names that differ there differ everywhere.
+
+    :param by_pattern: files that are patterns: one of their topics does not concern the others
     """
     problems: list[Problem] = []
     first: dict[str, tuple[TopicSpec, str]] = {}
     for spec, file in specs:
         other, other_file = first.setdefault(spec.snowflake_name, (spec, file))
-        if other_file == file:
+        if other is spec:
             continue
         reason = f"{spec.name} is also the topic of {other_file}"
         if other.name != spec.name:
             reason = f"{spec.name} and {other.name} of {other_file} would be one table in Snowflake"
-        problems.append(Problem(file, "name", reason))
+        if file in by_pattern:
+            reason = f"topic {reason}: exclude one of them"
+            problems.append(Problem(file, "", reason, frozenset({spec.name})))
+        else:
+            problems.append(Problem(file, "name", reason))
     return problems
 
 
@@ -182,10 +326,14 @@ def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
     return True
 
 
-def _reason(error: ErrorDetails) -> str:
-    """Return pydantic's message, with the invalid value or the field that may have been meant."""
+def _reason(error: ErrorDetails, known: Sequence[str] | None = None) -> str:
+    """Return pydantic's message, with the invalid value or the field that may have been meant.
+
+    :param known: the fields that there are, if the error is not of a topic spec
+    """
     if error["type"] == "extra_forbidden":
-        return f"unknown field{suggestion(str(error['loc'][-1]), _fields(error['loc'][:-1]))}"
+        fields = _fields(error["loc"][:-1]) if known is None else known
+        return f"unknown field{suggestion(str(error['loc'][-1]), fields)}"
     if error["type"] == "missing":
         return "is required"
     message = re.sub(r"^\w+ should ", "must ", error["msg"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -17,7 +17,8 @@ from topicberg.errors import SpecError
 from topicberg.formats import connect_json
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.subjects import NOT_FOUND
-from topicberg.topics.loader import check_topics
+from topicberg.topics.loader import check_pattern, check_topics
+from topicberg.topics.patterns import FIELD
 from topicberg.topics.spec import TopicSpec
 
 if TYPE_CHECKING:
@@ -29,11 +30,17 @@ _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def new_topic(
-    name: str, subject: str, pipeline: str, endpoints: Endpoints, config: Settings
+    name: str,
+    subject: str,
+    pipeline: str,
+    endpoints: Endpoints,
+    config: Settings,
+    has: InKafka | None = None,
 ) -> tuple[Path, Path]:
     """Write the spec and the schema file of a topic; return their paths.
 
     :param subject: its newest schema becomes the schema of the topic's values
+    :param has: see :func:`_written`
     :raises SpecError: a file exists already, the schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
@@ -47,7 +54,65 @@ def new_topic(
         )
     text = registered.schema_str or ""
     key = _key_schema(subject, endpoints, kind) if is_envelope(text) else None
-    return _written(name, f"the subject {subject}", pipeline, kind, (text, key), config)
+    return _written(name, f"the subject {subject}", pipeline, kind, (text, key), config, has)
+
+
+class InKafka(Protocol):
+    """What Kafka has of a topic."""
+
+    partitions: int
+    is_compacted: bool
+
+
+def new_topics(
+    names: Mapping[str, InKafka],
+    pipeline: Callable[[str], str],
+    endpoints: Endpoints,
+    config: Settings,
+) -> tuple[list[str], dict[str, str]]:
+    """Write the specs and the schema files of topics that Kafka has.
+
+    :param pipeline: returns that of a topic
+    :returns: the topics with a new spec, and why others have none
+    :raises TopicbergError: the registry does not answer
+    """
+    made: dict[str, set[Path]] = {}
+    refused: dict[str, str] = {}
+    with registry_errors("the subjects"):
+        subjects = set(endpoints.schema_registry_client().get_subjects())
+    for name, has in names.items():
+        if f"{name}-value" not in subjects:
+            refused[name] = f"the registry has no subject {name}-value"
+            continue
+        before = set(config.schemas_dir.iterdir())
+        try:
+            spec_file, _ = new_topic(name, f"{name}-value", pipeline(name), endpoints, config, has)
+        except SpecError as error:
+            refused[name] = error.message
+        else:
+            made[name] = {spec_file, *(set(config.schemas_dir.iterdir()) - before)}
+    for problem in check_topics(config)[1]:
+        if (name := Path(problem.file).stem) in made:
+            for path in made.pop(name):
+                path.unlink()
+            refused[name] = str(problem)
+    return list(made), refused
+
+
+def new_pattern(name: str, match: str, pipeline: str, config: Settings) -> Path:
+    """Write a file that describes all topics whose names match; return its path.
+
+    :raises SpecError: the file exists, or the pattern is invalid
+    """
+    path = config.topics_dir / f"{name}.yaml"
+    if path.exists():
+        raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
+    document = {FIELD: {"match": match, "defaults": {"pipeline": pipeline}}}
+    if found := check_pattern(document)[1]:
+        reasons = [f"{field}: {reason}" for field, reason in found]
+        raise SpecError("\n".join([f"no pattern was written for {match!r}:", *reasons]))
+    path.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    return path
 
 
 def new_topic_from_kafka(
@@ -161,11 +226,13 @@ def _written(
     kind: str,
     schemas: tuple[str, str | None],
     config: Settings,
+    has: InKafka | None = None,
 ) -> tuple[Path, Path]:
     """Write a spec and its schema files; return the paths of the spec and of the value's schema.
 
     :param where: what the schemas come from
     :param schemas: of the value; of the key, if the records are changes
+    :param has: what Kafka has of the topic, one of many, which are checked together later
     :raises SpecError: a file exists already, or the spec is invalid
     """
     text, key = schemas
@@ -177,12 +244,18 @@ def _written(
         _as_changelog(document, where, key is not None)
         if key is not None:
             texts[config.schemas_dir / document["key"]["file"]] = f"{key}\n"
+    if has is not None:
+        document["partitions"] = has.partitions
+        if has.is_compacted and "changelog" not in document:
+            document |= {"write_mode": "upsert", "key": {"format": "string"}}
     for path in (spec_file, *texts):
         if path.exists():
             raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
     for path, text in texts.items():
         path.write_text(text)
     spec_file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    if has is not None:
+        return spec_file, schema_file
     _, problems = check_topics(config)
     mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file.name]
     if mine:

@@ -52,7 +52,10 @@ _AS_A_TIME = {
 }
 """Remediation for an event time that is not a time, by the format of the schema."""
 
-_SCHEMA_FINDINGS = ("schema.format", "schema.file", "schema.message", "key.file", "key.message")
+_SCHEMA_FINDINGS = (
+    *("schema", "schema.format", "schema.file", "schema.message"),
+    *("key", "key.file", "key.message"),
+)
 
 Rule = Callable[[TopicSpec, Settings], Iterator[Finding]]
 TableRule = Callable[[TopicSpec, dict[str, str]], Iterator[Finding]]
@@ -114,8 +117,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 # --- within the spec ---
 
 
-@_rule("schema", "key", "changelog", "write_mode")
+@_rule("schema", "key", "changelog", "write_mode", "external")
 def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    if spec.external:
+        yield from _registered_schemas(spec, config)
+        return
     for section, schema, changes in (
         ("schema", spec.value_schema, spec.changes),
         ("key", spec.key, spec.key_changes),
@@ -128,6 +134,32 @@ def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
                 read_schema(path, schema.format, schema.message, changes=changes)
             except SpecError as error:
                 yield f"{section}.file", error.message
+
+
+def _registered_schemas(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    """Check the schemas of an external topic, as far as they are known."""
+    value, key = spec.value_schema, spec.key
+    for section, file in (("schema", value.file), ("key", key.file)):
+        if file is not None:
+            yield f"{section}.file", "is not for an external topic: its schema is in the registry"
+            return
+    try:
+        if path := spec.known_schema_path("value", config):
+            read_schema(path, value.format, value.message, value.date_times, spec.changes)
+    except SpecError as error:
+        yield "schema", error.message
+    try:
+        if path := spec.known_schema_path("key", config):
+            read_schema(path, key.format, key.message, key.date_times, spec.key_changes)
+    except SpecError as error:
+        yield "key", error.message
+
+
+@_rule("external", "generator", "publishes", "topic_config")
+def _external(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    for field in ("generator", "publishes", "topic_config"):
+        if spec.external and getattr(spec, field):
+            yield field, "is not for an external topic, which topicberg does not write or change"
 
 
 def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:

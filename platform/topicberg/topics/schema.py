@@ -64,7 +64,7 @@ def read_schema(
     return _read(path, changed, kind, message, date_times, changes)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8192)
 def _read(
     path: Path,
     _changed: int,

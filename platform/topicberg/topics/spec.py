@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from topicberg.naming import Names
 from topicberg.settings import Settings, settings
+from topicberg.topics.discovery import SUFFIXES, Part, schema_file
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
 from topicberg.topics.schema import SchemaFormat, read_schema
 
@@ -375,6 +376,9 @@ class TopicSpec(SpecModel):
     description: str = ""
     value_schema: ValueSchema = Field(alias="schema")
     key: KeySpec = KeySpec()
+    external: bool = Field(default=False, strict=True)
+    """The topic and its schemas belong to others: topicberg neither creates nor changes them, and
+    the newest versions in the registry take the place of schema files."""
     partitions: PositiveInt = Field(default=6, le=10_000)
     topic_config: Annotated[dict[str, str], BeforeValidator(_topic_config)] = {}
     """The topic's configuration in Kafka, e.g. ``retention.ms: 604800000``; the broker's settings
@@ -467,6 +471,19 @@ class TopicSpec(SpecModel):
         """Return the key's schema file, or None for keys without a schema."""
         return (config or settings()).schemas_dir / self.key.file if self.key.file else None
 
+    def known_schema_path(self, part: Part, config: Settings | None = None) -> Path | None:
+        """Return the schema file, or what was last read from the registry for an external topic.
+
+        None: there is no schema, or it is not known.
+        """
+        is_key = part == "key"
+        path = self.key_schema_path(config) if is_key else self.value_schema_path(config)
+        kind = self.key.format if is_key else self.value_schema.format
+        if path is not None or not self.external or kind not in SUFFIXES:
+            return path
+        found = schema_file(config or settings(), self.name, part, kind)
+        return found if found.is_file() else None
+
     # Names of the table in every catalog
 
     def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
@@ -523,12 +540,12 @@ class TopicSpec(SpecModel):
         :raises SpecError: a schema file is missing or invalid
         """
         columns = {"key": "binary"}
-        if path := self.key_schema_path(config):
+        if path := self.known_schema_path("key", config):
             assert self.key.format in ("avro", "json", "protobuf")  # noqa: S101
             key = self.key
             found = read_schema(path, key.format, key.message, key.date_times, self.key_changes)
             columns = dict(found.columns)
-        if path := self.value_schema_path(config):
+        if path := self.known_schema_path("value", config):
             value = self.value_schema
             columns |= read_schema(
                 path, value.format, value.message, value.date_times, self.changes

@@ -1,0 +1,125 @@
+"""Specs by pattern: one file describes all topics of Kafka whose names match.
+
+The file has the field ``topics`` only::
+
+    topics:
+      match: "orders.*"
+      exclude: ["*.dlq"]
+      defaults: {pipeline: shop, freshness: {warn_minutes: 15, fail_minutes: 60}}
+
+Each topic that was discovered (:mod:`topicberg.topics.discovery`) and matches gets a spec of these
+defaults and of what Kafka and the registry have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from topicberg.topics.discovery import FoundTopic
+from topicberg.topics.spec import SpecModel
+
+FIELD = "topics"
+INTERNAL = ("_", "topicberg.")
+"""Beginnings of the names of internal topics, which no pattern matches."""
+_OF_KAFKA = ("name", "partitions", "topic_config", "external", "generator", "publishes")
+_OF_REGISTRY = ("file", "subject", "compatibility")
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _pattern(text: str) -> str:
+    if len(text) > 1 and text.startswith("/") and text.endswith("/"):
+        try:
+            re.compile(text[1:-1])
+        except re.error as error:
+            raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    elif text.startswith(INTERNAL):
+        raise ValueError(
+            f"{text!r} can only match internal topics; write a spec of its own for such a topic"
+        )
+    return text
+
+
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1), AfterValidator(_pattern)], ...],
+    BeforeValidator(_listed),
+]
+
+
+def _defaults(values: dict[str, Any]) -> dict[str, Any]:
+    fields = [name for name in _OF_KAFKA if name in values]
+    for section in ("schema", "key"):
+        given = values.get(section)
+        if isinstance(given, dict):
+            fields += [f"{section}.{name}" for name in _OF_REGISTRY if name in given]
+    if fields:
+        raise ValueError(
+            f"{', '.join(fields)}: the topics exist, and Kafka and the registry say what they are; "
+            "remove this, or write a spec of its own for the topic"
+        )
+    return values
+
+
+class TopicPattern(SpecModel):
+    """The field ``topics`` of a file."""
+
+    match: Annotated[Patterns, Field(min_length=1)]
+    """Names with wildcards (``*``, ``?``, ``[…]``), or a regular expression between slashes."""
+    exclude: Patterns = ()
+    """Names that do not match, written in the same way."""
+    defaults: Annotated[dict[str, Any], AfterValidator(_defaults)] = Field(default_factory=dict)
+    """Fields of a topic spec, which each topic gets."""
+
+    def matches(self, name: str) -> bool:
+        """Return whether the pattern is for the topic; it never is for internal topics."""
+        if name.startswith(INTERNAL):
+            return False
+        return _matches(self.match, name) and not _matches(self.exclude, name)
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a text cannot be the name of a topic, but can match names."""
+    return text.startswith("/") or not set(text).isdisjoint("*?[")
+
+
+def _matches(patterns: Collection[str], name: str) -> bool:
+    for text in patterns:
+        if len(text) > 1 and text.startswith("/") and text.endswith("/"):
+            if re.fullmatch(text[1:-1], name):
+                return True
+        elif fnmatchcase(name, text):
+            return True
+    return False
+
+
+def document_of(
+    pattern: TopicPattern, pipeline: str, name: str, found: FoundTopic, own_engine: bool
+) -> dict[str, Any] | None:
+    """Return the spec of a topic that matches; None: the registry has no schema of its values.
+
+    :param pipeline: if the defaults name none
+    """
+    given = pattern.defaults
+    schema = dict(given.get("schema") or {})
+    if schema.get("format") != "none":
+        if found.value is None:
+            return None
+        schema["format"] = found.value.format
+    document: dict[str, Any] = {"pipeline": pipeline, **given, "schema": schema}
+    document |= {"name": name, "external": True, "partitions": found.partitions}
+    key_format = found.key.format if found.key else "string" if found.is_compacted else "none"
+    document["key"] = {"format": key_format, **(given.get("key") or {})}
+    is_change = bool(own_engine and found.value and found.value.is_envelope)
+    if is_change and schema["format"] != "none" and "changelog" not in given:
+        document["changelog"] = {"format": "debezium"}
+    if "write_mode" not in given:
+        is_upsert = key_format == "avro" if document.get("changelog") else found.is_compacted
+        document["write_mode"] = "upsert" if is_upsert else "append"
+    return document
