@@ -84,6 +84,7 @@ class Member(threading.Thread):
         self._partitions = PARTITIONS
         self._held: frozenset[int] | None = None
         self._is_replaced = False
+        self._is_topicless = False
         self._stop_requested = threading.Event()
 
     @property
@@ -145,7 +146,7 @@ class Member(threading.Thread):
         """
         from confluent_kafka import Consumer
 
-        self._is_replaced = False
+        self._is_replaced = self._is_topicless = False
         consumer = Consumer(
             {
                 "log_level": 2,
@@ -169,7 +170,7 @@ class Member(threading.Thread):
                 on_revoke=self._revoked,
                 on_lost=self._lost,
             )
-            while not (self._stop_requested.is_set() or self._is_replaced):
+            while not (self._stop_requested.is_set() or self._is_replaced or self._is_topicless):
                 message = consumer.poll(_POLL_SECONDS)
                 if message is not None and (error := message.error()):
                     self._check(error)
@@ -195,6 +196,8 @@ class Member(threading.Thread):
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         ):
             raise TopicbergError(f"Kafka refused the consumer group {self._group}: {error.str()}")
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            self._is_topicless = True  # it was deleted, so create it again
         self._note_fatal(error)
         logger.debug("consumer group %s: %s", self._group, error.str())
 

@@ -104,3 +104,10 @@ def test_member_without_rights_has_all_names() -> None:
     member._hold_everything(raised.value)
     assert member.holds("orders")
     assert member.holds("trades")
+
+
+def test_member_creates_a_deleted_topic_again() -> None:
+    member = member_of(Consumer())
+    member._check(cast("Any", KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert member._is_topicless
+    assert not member._is_replaced
