@@ -11,7 +11,13 @@ from assets.metadata import copied_columns, documentation, table_metadata
 from assets.retries import retried
 from resources import Lakehouse, Snowflake
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import Names, describe, sync
+from topicberg.catalogs.snowflake import (
+    TablePath,
+    describe,
+    find_table_path,
+    sync,
+    table_path,
+)
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
@@ -112,6 +118,7 @@ def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
 
 def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
     """The Iceberg table in Snowflake, refreshed to what Glue has."""
+    path = table_path(settings(), table.snowflake_name, table.glue_table)
 
     @dg.asset(
         key=table.key("snowflake"),
@@ -120,10 +127,9 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
         kinds={"snowflake", "iceberg"},
         owners=list(table.owners),
         pool="snowflake",
-        description=f"Snowflake Iceberg table `{table.snowflake_name}`, read through the Glue "
-        "catalog integration and the external volume; no data is copied.",
+        description=_description(path),
         metadata={
-            "dagster/table_name": _snowflake_name(table),
+            "dagster/table_name": str(path),
             **documentation("concepts.md"),
         },
     )
@@ -138,7 +144,8 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
                 table.glue_table,
                 iceberg.location(),
             )
-            columns = describe(connection, lakehouse.config, table.snowflake_name)
+            where = (table.snowflake_name, table.glue_table)
+            columns = describe(connection, find_table_path(connection, lakehouse.config, *where))
         folded = {field.name.upper(): field.name for field in iceberg.schema().fields}
         return dg.MaterializeResult(
             metadata={
@@ -150,7 +157,7 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
                 ),
                 "dagster/column_lineage": copied_columns(
                     table.key("glue"),
-                    {c.name: folded[c.name] for c in columns if c.name in folded},
+                    {c.name: folded[c.name.upper()] for c in columns if c.name.upper() in folded},
                 ),
                 "dagster/table_name": seen.name,
                 "dagster/row_count": seen.rows,
@@ -161,6 +168,13 @@ def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
     return refresh
 
 
-def _snowflake_name(table: LakeTable) -> str:
-    names = Names.of(settings())
-    return f"{names.database}.{names.schema}.{table.snowflake_name}"
+def _description(path: TablePath) -> str:
+    if path.is_linked:
+        return (
+            f"Table `{path.table}` of the catalog-linked database `{path.database}`, which "
+            "Snowflake discovers by itself; no data is copied."
+        )
+    return (
+        f"Snowflake Iceberg table `{path.table}`, read through the Glue catalog integration and "
+        "the external volume; no data is copied."
+    )

@@ -52,7 +52,14 @@ class Settings(BaseSettings):
     cluster_id: str = Field(
         default="lkc-local",
         pattern=r"^[a-z0-9][a-z0-9_-]*$",
-        description="id of the Kafka cluster: namespace of its tables, name of its Glue database",
+        description="id of the Kafka cluster: namespace of its tables and name of its Glue "
+        "database, unless they have a name of their own",
+    )
+    tableflow_namespace: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,254}$",
+        description="namespace and Glue database of the topics' tables, in the place of the "
+        "cluster's id; choose it before the first table exists",
     )
     cluster_type: Literal["Basic", "Standard"] | None = Field(
         default=None,
@@ -116,7 +123,17 @@ class Settings(BaseSettings):
         description="how often Snowflake asks the catalog for new snapshots of refreshed tables",
     )
     snowflake_linked_database: bool = Field(
-        default=False, description="a database that follows that catalog by itself; not with glue"
+        default_factory=lambda fields: fields["deployment"] == "cloud",
+        description="Snowflake finds the topics' tables by itself, in a catalog-linked database; "
+        "without it, `topicberg deploy` and the assets create each of them; a cloud deployment "
+        "that was created without it stays without it by default",
+    )
+    snowflake_vended_credentials: bool = Field(
+        default_factory=lambda fields: (
+            fields["snowflake_catalog"] in ("open_catalog", "iceberg_rest")
+        ),
+        description="that database reads S3 with credentials that the catalog vends, not by an "
+        "external volume; Glue vends those of AWS Lake Formation only",
     )
     generators: bool = Field(
         default=True,
@@ -204,6 +221,27 @@ class Settings(BaseSettings):
         return self.compute == "emr" or (self.compute is None and self.spark_remote is None)
 
     @property
+    def topics_namespace(self) -> str:
+        """Namespace and Glue database of the topics' tables.
+
+        https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/user-defined-namespaces.html
+        """
+        return self.tableflow_namespace or self.cluster_id
+
+    @property
+    def snowflake_namespace(self) -> str:
+        """The same in the catalog in which Snowflake finds the tables: of catalogs that Tableflow
+        does not publish to, its own one, which only has the cluster's id.
+        """
+        own = self.snowflake_catalog == "iceberg_rest" and not self.own_engine
+        return self.cluster_id if own else self.topics_namespace
+
+    @property
+    def topics_in_glue(self) -> bool:
+        """Whether Snowflake finds the topics' tables in Glue, not in another REST catalog."""
+        return self.snowflake_catalog in ("glue", "glue_rest")
+
+    @property
     def own_engine(self) -> bool:
         """Whether topicberg's engine writes the tables."""
         return self.deployment == "local" or self.tableflow == "topicberg"
@@ -277,6 +315,10 @@ DEPLOYED_FILE = "deployment.json"
 DEPLOYED_EMR = "emr"
 """In that file: the settings of the EMR Serverless application that ``deploy`` created."""
 DEPLOYED_NAMES = ("cluster_id", "bucket", "derived_bucket", "aws_account_id")
+DEPLOYED_LINK = "snowflake_linked_database"
+"""In that file: the choice of the deployment, which outlasts a new default."""
+DEPLOYED_NAMESPACE = "tableflow_namespace"
+"""In that file: the topics' namespace, if it is not the cluster's id."""
 
 
 class DeployedSettings(Settings):
@@ -304,6 +346,8 @@ def settings() -> Settings:
     if stated.deployment == "local":
         return stated
     found = noted(stated)[0]
+    if found:  # a file without the choice is of a deployment whose tables were created
+        found.setdefault(DEPLOYED_LINK, False)
     return DeployedSettings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
 
 

@@ -29,7 +29,7 @@ from assets import Lake, find_derived
 from resources import Snowflake
 from topicberg import kafka
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import Names, SnowflakeTable, read_back
+from topicberg.catalogs.snowflake import SnowflakeTable, read_back, table_path
 from topicberg.checks import catalogs
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
@@ -302,7 +302,7 @@ def test_derived_table_dropped(stack: Endpoints) -> None:
 def test_snowflake_table_dropped(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICBERG_CATALOGS_PATIENCE_SECONDS", "0")
     settings.cache_clear()
-    name = Names.of(settings()).table(SPEC.snowflake_name)
+    name = table_path(settings(), SPEC.snowflake_name, (settings().cluster_id, SPEC.glue_name)).sql
     with Snowflake().connection() as connection:
         connection.cursor().execute(f"DROP ICEBERG TABLE {name}")
     command = operator.diagnose(f"{SNOWFLAKE}:parity", "Snowflake has no Iceberg table")

@@ -37,6 +37,7 @@ from emulators.confluent.account import Account as Organization
 from emulators.confluent.account import Delays
 from emulators.snowflake.account import Account, Context
 from emulators.snowflake.logins import Logins
+from emulators.snowflake.refresher import Refresher
 from emulators.snowflake.server import Server
 from emulators.snowflake.session import Session
 from topicberg.deploy import engine, rsa
@@ -100,7 +101,8 @@ class Vendors:
 
     def open(self, *topics: str, **changes: Any) -> tuple[DeployContext, list[Resource]]:
         """A deployment of these topics, as a new process sees it."""
-        given = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE}
+        given: dict[str, Any] = {"deployment": "cloud", "prefix": "demo", "emr_image": IMAGE}
+        given |= {"snowflake_linked_database": False}
         config = Settings.model_validate(given | changes)
         deploy = DeploySettings.model_validate(
             {
@@ -258,8 +260,11 @@ def _with_moto(
     confluent.engine = vendors.materialize
     _admin(account, vendors.client("secretsmanager"))
     server = Server(account, Logins(account, "ROOT", "secret"))
+    refresher = Refresher(account)
+    refresher.start()
     with served(confluent.application(), ours), served(server.application(), theirs):
         yield vendors
+    refresher.stop()
     account.close()
     organization.close()
     moto.stop()

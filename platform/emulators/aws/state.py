@@ -21,7 +21,7 @@ import cloudpickle
 from emulators.aws.own import OWN
 from topicberg.errors import StackError
 
-SERVICES = (*OWN, "glue", "iam", "secretsmanager", "ssm", "sts")
+SERVICES = (*OWN, "glue", "iam", "lakeformation", "secretsmanager", "ssm", "sts")
 FILE = "aws-state.bin"
 
 Backends = dict[str, dict[str, dict[str, Any]]]

@@ -60,7 +60,7 @@ class Tables(threading.Thread):
         """Where the table is; None: the engine has not made it yet."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        name = (self._account.config.cluster_id, table.name[1])
+        name = (self._account.config.topics_namespace, table.name[1])
         try:
             return str(self._account.catalog().load_table(name).location())
         except NoSuchTableError:

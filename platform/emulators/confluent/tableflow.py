@@ -242,7 +242,7 @@ def _start_anew(call: Call, name: str) -> None:
     account = call.account
     endpoints = account.endpoints()
     catalog = endpoints.catalog(account.config)
-    identifier = (account.config.cluster_id, name)
+    identifier = (account.config.topics_namespace, name)
     try:
         table = catalog.load_table(identifier)
     except NoSuchTableError:

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from emulators.snowflake.engine import Engine
-from emulators.snowflake.errors import already_exists, does_not_exist, no_current
+from emulators.snowflake.errors import (
+    already_exists,
+    does_not_exist,
+    invalid_request,
+    no_current,
+    unsupported,
+)
 from emulators.snowflake.grammar import Statement
 from emulators.snowflake.results import Rows
 from emulators.snowflake.sources import Sources
@@ -73,11 +79,55 @@ class Account:
         with self.store.lock:
             return self._refreshing[name]
 
+    def linked(self, database: str) -> Stored | None:
+        """Return a catalog-linked database; None: there is no such one."""
+        found = self.store.get(DATABASE, (database,))
+        return found if found is not None and "LINKED_CATALOG" in found.properties else None
+
+    def canonical(self, name: Name) -> Name:
+        """Return the name of a schema or table as it is stored.
+
+        In a database that is linked to a case-insensitive catalog it may be written in any case.
+        https://docs.snowflake.com/en/user-guide/tables-iceberg-catalog-linked-database
+        """
+        database = self.linked(name[0]) if len(name) > 1 else None
+        if (
+            database is None
+            or database.properties["CATALOG_CASE_SENSITIVITY"] != "CASE_INSENSITIVE"
+        ):
+            return name
+        folded = [part.lower() for part in name[1:]]
+        known = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
+        known += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
+        same = (one for one in known if [part.lower() for part in one[1:]] == folded)
+        return next(same, name)
+
+    def refuse_write(self, name: Name, what: str) -> None:
+        """
+        :param what: a statement that would have to be committed to the catalog
+        :raises ProgrammingError: the name is of a catalog-linked database
+        """
+        database = self.linked(name[0]) if name else None
+        if database is None:
+            return
+        called = display(name[:1])
+        if database.properties["LINKED_CATALOG"]["ALLOWED_WRITE_OPERATIONS"] == "NONE":
+            raise invalid_request(
+                f"{what} failed: catalog-linked database '{called}' is read-only "
+                "(ALLOWED_WRITE_OPERATIONS = NONE)."
+            )
+        raise unsupported(f"{what} in catalog-linked database {called}, as a write to its catalog")
+
     def tables_using(self, option: str, name: str) -> list[str]:
         """Iceberg tables whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
         return [
             display(t.name) for t in self.store.all(TABLE, lambda t: t.properties[option] == name)
         ]
+
+    def databases_using(self, option: str, name: str) -> list[str]:
+        """Databases whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this, if they are linked."""
+        found = self.store.all(DATABASE, lambda d: d.properties.get(option) == name)
+        return [display(one.name) for one in found if "LINKED_CATALOG" in one.properties]
 
     def require(self, kind: str, name: Name) -> Stored:
         found = self.store.get(kind, name)

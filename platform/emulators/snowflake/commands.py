@@ -7,6 +7,7 @@ from collections.abc import Callable
 from emulators.snowflake import (
     databases,
     integrations,
+    linked,
     privileges,
     relations,
     roles,
@@ -15,7 +16,7 @@ from emulators.snowflake import (
     users,
     volumes,
 )
-from emulators.snowflake.account import Account, Context
+from emulators.snowflake.account import TABLE, Account, Context, resolve
 from emulators.snowflake.errors import unsupported
 from emulators.snowflake.grammar import Kind, Statement, parse_object_statement
 from emulators.snowflake.principal_grammar import (
@@ -64,6 +65,7 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("SHOW", "ICEBERG TABLE"): table_views.show_tables,
     ("DESCRIBE", "ICEBERG TABLE"): table_views.describe_table,
     ("CREATE", "DATABASE"): databases.create_database,
+    ("ALTER", "DATABASE"): linked.alter_database,
     ("DROP", "DATABASE"): databases.drop_database,
     ("SHOW", "DATABASE"): databases.show_databases,
     ("CREATE", "SCHEMA"): databases.create_schema,
@@ -99,6 +101,8 @@ SYSTEM_FUNCTIONS: dict[str, Callable[[Account, Context, Name], str]] = {
     "SYSTEM$VERIFY_CATALOG_INTEGRATION": integrations.verify_integration,
     "SYSTEM$GET_ICEBERG_TABLE_INFORMATION": table_views.table_information,
     "SYSTEM$AUTO_REFRESH_STATUS": table_views.auto_refresh_information,
+    "SYSTEM$CATALOG_LINK_STATUS": linked.link_status,
+    "SYSTEM$GET_CATALOG_LINKED_DATABASE_CONFIG": linked.link_config,
 }
 
 
@@ -118,6 +122,9 @@ def run(account: Account, context: Context, statement: Statement) -> Rows:
     """
     :raises ProgrammingError: it fails, or the session's role may not do it
     """
+    if statement.kind == TABLE and statement.name and statement.verb != "CREATE":
+        name = resolve(statement.name, context, f"{statement.verb} {TABLE}")
+        statement.name = account.canonical(name)
     privileges.check(account, context, statement)
     return COMMANDS[statement.verb, statement.kind](account, context, statement)
 

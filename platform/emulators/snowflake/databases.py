@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from emulators.snowflake import linked
 from emulators.snowflake.account import (
     DATABASE,
     INTEGRATION,
@@ -22,6 +23,7 @@ from emulators.snowflake.account import (
 )
 from emulators.snowflake.errors import already_exists, does_not_exist, no_current, unsupported
 from emulators.snowflake.grammar import Kind, Statement
+from emulators.snowflake.linked_grammar import alter_linked, is_linked, read_linked
 from emulators.snowflake.options import Spec, integer, reference, text
 from emulators.snowflake.privileges import PUBLIC
 from emulators.snowflake.results import Rows
@@ -44,8 +46,9 @@ _SCHEMA = Spec("SCHEMA", {"DATA_RETENTION_TIME_IN_DAYS": integer, "COMMENT": tex
 
 
 def _create_database(stream: Stream, statement: Statement) -> None:
-    if stream.at("LINKED_CATALOG"):
-        raise unsupported("CREATE DATABASE … LINKED_CATALOG")
+    if is_linked(stream):
+        read_linked(stream, statement)
+        return
     if stream.at("CLONE") or stream.at("FROM") or stream.at("AS"):
         raise unsupported(f"CREATE DATABASE … {stream.peek().value}")
     statement.properties = _DATABASE.read(stream)
@@ -60,16 +63,25 @@ def _create_schema(stream: Stream, statement: Statement) -> None:
     statement.properties = _SCHEMA.read(stream)
 
 
-DATABASE_KIND = Kind("DATABASE", create=_create_database, plural="DATABASES", in_account=False)
+DATABASE_KIND = Kind(
+    "DATABASE", create=_create_database, alter=alter_linked, plural="DATABASES", in_account=False
+)
 SCHEMA_KIND = Kind("SCHEMA", parts=2, create=_create_schema, plural="SCHEMAS", in_account=False)
 
 
 def create_database(account: Account, context: Context, statement: Statement) -> Rows:
-    """CREATE DATABASE makes the schema PUBLIC too, and both become the session's."""
+    """CREATE DATABASE makes the schema PUBLIC too, and both become the session's.
+
+    One that links a catalog has the catalog's namespaces instead.
+    """
     (name,) = statement.name
     for option, kind in (("EXTERNAL_VOLUME", VOLUME), ("CATALOG", INTEGRATION)):
         if option in statement.properties:
             account.require(kind, (statement.properties[option],))
+    properties = statement.properties
+    links = "LINKED_CATALOG" in properties
+    if links:
+        properties = linked.properties_of(account, properties)
     if not _PLAIN.fullmatch(name) or name in _RESERVED:
         raise unsupported(f"a database of the name {display(statement.name)}")
     with account.store.lock:
@@ -80,11 +92,12 @@ def create_database(account: Account, context: Context, statement: Statement) ->
                 raise already_exists(name)
             _drop_database(account, name)
         account.engine.attach(name)
-        account.engine.cursor().execute(f"CREATE SCHEMA IF NOT EXISTS {name}.PUBLIC")
         owned = {OWNER: context.role}
-        account.store.put(Stored(DATABASE, (name,), statement.properties | owned))
-        account.store.put(Stored(SCHEMA, (name, PUBLIC), owned))
-    context.database, context.schema = name, "PUBLIC"
+        account.store.put(Stored(DATABASE, (name,), properties | owned))
+        if not links:
+            account.engine.cursor().execute(f"CREATE SCHEMA IF NOT EXISTS {name}.PUBLIC")
+            account.store.put(Stored(SCHEMA, (name, PUBLIC), owned))
+    context.database, context.schema = name, None if links else "PUBLIC"
     return Rows.status(f"Database {name} successfully created.")
 
 
@@ -121,6 +134,7 @@ def _schema_name(statement: Statement, context: Context, command: str) -> tuple[
 
 def create_schema(account: Account, context: Context, statement: Statement) -> Rows:
     database, schema = _schema_name(statement, context, "CREATE SCHEMA")
+    account.refuse_write((database,), "CREATE SCHEMA")
     with account.store.lock:
         if database not in account.engine.databases():
             raise does_not_exist("Database", display((database,)))
@@ -147,6 +161,7 @@ def _drop_schema(account: Account, database: str, schema: str) -> None:
 
 def drop_schema(account: Account, context: Context, statement: Statement) -> Rows:
     database, schema = _schema_name(statement, context, "DROP SCHEMA")
+    account.refuse_write((database,), "DROP SCHEMA")
     with account.store.lock:
         if not account.engine.has_schema(database, schema):
             if statement.if_exists:
@@ -205,7 +220,7 @@ def show_databases(account: Account, context: Context, statement: Statement) -> 
             one.properties.get("COMMENT", ""),
             "",
             one.properties.get("DATA_RETENTION_TIME_IN_DAYS", 1),
-            "STANDARD",
+            "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in one.properties else "STANDARD",
             "ROLE",
         )
         for one in chosen(statement, found)

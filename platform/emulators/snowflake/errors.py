@@ -113,7 +113,7 @@ def in_use(kind: str, name: str, by: list[str]) -> ProgrammingError:
     return _error(
         93083,
         "55000",
-        f"{PREFIX}\n{kind} '{name}' cannot be dropped or replaced because Iceberg table(s) use it: "
+        f"{PREFIX}\n{kind} '{name}' cannot be dropped or replaced because other objects use it: "
         f"{', '.join(by)}.",
     )
 
@@ -134,6 +134,10 @@ def invalid_public_key() -> ProgrammingError:
 
 def invalid_privilege(name: str, kind: str) -> ProgrammingError:
     return _error(3008, "42601", f"{PREFIX}\nInvalid privilege '{name}' for object type '{kind}'.")
+
+
+def not_linked(database: str) -> ProgrammingError:
+    return invalid_request(f"Database '{database}' is not a catalog-linked database.")
 
 
 def unsupported(what: str) -> ProgrammingError:

@@ -1,7 +1,8 @@
 """An Iceberg table's metadata, as Snowflake sees it: names, types, and how DuckDB reads it.
 
 Types as in https://docs.snowflake.com/en/user-guide/tables-iceberg-data-types. Column names become
-upper case, as Snowflake stores them for a table of an external catalog in a standard database;
+upper case, as Snowflake stores them for a table of an external catalog in a standard database, and
+stay as they are in a catalog-linked one;
 DuckDB finds a column in any case, so ``"$$offset"`` and ``"$$OFFSET"`` are both answered.
 """
 
@@ -45,10 +46,7 @@ class Column:
     type: IcebergType
     required: bool
     comment: str | None
-
-    @property
-    def snowflake_name(self) -> str:
-        return self.name.upper()
+    snowflake_name: str
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,18 @@ class Metadata:
     """The parts of a metadata file that Snowflake works with."""
 
     content: dict[str, Any]
+    keeps_case: bool = False
 
     @staticmethod
-    def parse(location: str, data: bytes) -> Metadata:
-        """:raises ProgrammingError: it is not Iceberg metadata that Snowflake can read"""
+    def parse(location: str, data: bytes, *, keeps_case: bool = False) -> Metadata:
+        """
+        :param keeps_case: of columns, as in a catalog-linked database
+        :raises ProgrammingError: it is not Iceberg metadata that Snowflake can read
+        """
         try:
             plain = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
             content = json.loads(plain)
-            metadata = Metadata(content)
+            metadata = Metadata(content, keeps_case)
             version = content["format-version"]
             metadata.columns()
         except (ValueError, KeyError, TypeError, StopIteration, OSError) as error:
@@ -99,7 +101,10 @@ class Metadata:
         schemas = self.content.get("schemas") or [self.content["schema"]]
         schema = next(s for s in schemas if s.get("schema-id", 0) == self.schema_id)
         return [
-            Column(f["name"], f["type"], f.get("required", False), f.get("doc"))
+            Column(
+                *(f["name"], f["type"], f.get("required", False), f.get("doc")),
+                snowflake_name=f["name"] if self.keeps_case else f["name"].upper(),
+            )
             for f in schema["fields"]
         ]
 
@@ -110,7 +115,7 @@ class Metadata:
         """:raises ProgrammingError: two columns would have one name in Snowflake"""
         seen: dict[str, str] = {}
         for column in self.columns():
-            other = seen.setdefault(column.snowflake_name, column.name)
+            other = seen.setdefault(column.snowflake_name.upper(), column.name)
             if other != column.name:
                 raise invalid_request(
                     f"duplicate column name '{column.snowflake_name}': "

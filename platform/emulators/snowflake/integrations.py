@@ -94,8 +94,34 @@ def unreachable(integration: Stored) -> str | None:
     return f"the local stack cannot reach a catalog at {config['CATALOG_URI']}"
 
 
+def vends(integration: Stored) -> bool:
+    """Return whether the catalog gives credentials for its tables' storage."""
+    config = integration.properties.get("REST_CONFIG", {})
+    return bool(config.get("ACCESS_DELEGATION_MODE") == "VENDED_CREDENTIALS")
+
+
+def list_problem(account: Account, integration: Stored, namespaces: list[str]) -> str | None:
+    """Why the namespaces' tables cannot be listed; None: they can."""
+    if not integration.properties["ENABLED"]:
+        return f"Catalog integration '{display(integration.name)}' is not enabled."
+    if problem := unreachable(integration):
+        return problem
+    needs = [("glue:GetDatabases", "catalog")]
+    needs += [("glue:GetTables", f"database/{namespace}") for namespace in namespaces]
+    return _role_problem(account, integration, *needs)
+
+
 def role_of(account: Account, integration: Stored, table: Properties) -> str | None:
     """Why the integration's role cannot look for a table in Glue; None: it can."""
+    name = f"{table['CATALOG_NAMESPACE']}/{table['CATALOG_TABLE_NAME']}"
+    return _role_problem(account, integration, ("glue:GetTable", f"table/{name}"))
+
+
+def _role_problem(account: Account, integration: Stored, *needs: tuple[str, str]) -> str | None:
+    """Why the integration's role cannot be used for these actions on Glue; None: it can.
+
+    :param needs: action, and resource in the catalog
+    """
     properties = integration.properties
     if properties["CATALOG_SOURCE"] == "GLUE":
         arn, external_id = properties["GLUE_AWS_ROLE_ARN"], properties["GLUE_AWS_EXTERNAL_ID"]
@@ -104,9 +130,9 @@ def role_of(account: Account, integration: Stored, table: Properties) -> str | N
         login = properties["REST_AUTHENTICATION"]
         arn, external_id = login["SIGV4_IAM_ROLE"], properties["EXTERNAL_ID"]
         catalog, region = arn.split(":")[4], login["SIGV4_SIGNING_REGION"]
-    name = f"{table['CATALOG_NAMESPACE']}/{table['CATALOG_TABLE_NAME']}"
-    need = ("glue:GetTable", f"arn:aws:glue:{region}:{catalog}:table/{name}")
-    return account.sources.role_problem(arn, IAM_USER_ARN, external_id, need)
+    begin = f"arn:aws:glue:{region}:{catalog}:"
+    full = [(action, f"{begin}{resource}") for action, resource in needs]
+    return account.sources.role_problem(arn, IAM_USER_ARN, external_id, *full)
 
 
 def verify_integration(account: Account, _context: Context, name: Name) -> str:
@@ -127,6 +153,7 @@ def verify_integration(account: Account, _context: Context, name: Name) -> str:
 
 def _check_unused(account: Account, integration: Stored) -> None:
     used_by = account.tables_using("CATALOG", integration.name[0])
+    used_by += account.databases_using("CATALOG", integration.name[0])
     if used_by:
         raise in_use("Integration", display(integration.name), used_by)
 

@@ -23,14 +23,16 @@ class Spec:
     readers: Mapping[str, Reader]
     required: tuple[str, ...] = ()
 
-    def read(self, stream: Stream, *, until: tuple[str, ...] = ()) -> Properties:
+    def read(
+        self, stream: Stream, *, until: tuple[str, ...] = (), commas: bool = False
+    ) -> Properties:
         """Properties up to the end of the statement, or up to one of the words ``until``.
 
-        Within parentheses commas may stand between them.
+        :param commas: they may stand between the properties, as they may within parentheses
         """
         found: Properties = {}
         while stream.peek().kind != "end" and not any(stream.at(word) for word in until):
-            if found and ")" in until:
+            if found and (commas or ")" in until):
                 stream.take(",")
             token = stream.peek()
             if token.kind not in ("word", "quoted"):

@@ -6,7 +6,8 @@ of Iceberg tables. As of a session with its primary role alone: secondary roles 
 https://docs.snowflake.com/en/user-guide/security-access-control-overview,
 https://docs.snowflake.com/en/user-guide/security-access-control-privileges and, of the privileges
 on the volume and the integration of an Iceberg table, its CREATE, ALTER and DROP, and
-https://docs.snowflake.com/en/release-notes/bcr-bundles/2026_04/bcr-2247
+https://docs.snowflake.com/en/release-notes/bcr-bundles/2026_04/bcr-2247, and in catalog-linked
+databases https://docs.snowflake.com/en/release-notes/bcr-bundles/2025_07/bcr-2114
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def check_read(account: Account, context: Context, name: Name) -> None:
     session.may_reach(name)
     if not (session.may("SELECT", TABLE, name) or session.may("SELECT", "TABLE", name)):
         raise does_not_exist("Object", display(name))
+    if account.linked(name[0]) is not None:
+        session.owner_may_use_what_it_uses(name[0])
     if not may_use_warehouse(account, context, context.warehouse):
         raise no_warehouse()
 
@@ -195,10 +198,13 @@ class _Session:
 
     def may_use_what_it_uses(self, table: Name) -> None:
         """An Iceberg table is changed with its volume and integration, by the role and, of the
-        volume, by the table's owner.
+        volume, by the table's owner; in a catalog-linked database by the database's owner.
         """
         properties = self._account.require(TABLE, table).properties
         self.may_reach(table)
+        if self._account.linked(table[0]) is not None:
+            self.owner_may_use_what_it_uses(table[0])
+            return
         for kind, name in (
             (VOLUME, (properties["EXTERNAL_VOLUME"],)),
             (INTEGRATION, (properties["CATALOG"],)),
@@ -210,6 +216,19 @@ class _Session:
             _USAGE, VOLUME, volume, roles
         ):
             raise _refused(VOLUME, volume)
+
+    def owner_may_use_what_it_uses(self, database: str) -> None:
+        """
+        https://docs.snowflake.com/en/release-notes/bcr-bundles/2025_07/bcr-2114
+        """
+        properties = self._account.require(DATABASE, (database,)).properties
+        roles = inherited(self._account, {self.owner(DATABASE, (database,))})
+        for kind, option in ((VOLUME, "EXTERNAL_VOLUME"), (INTEGRATION, "CATALOG")):
+            name = (str(properties.get(option)),)
+            if properties.get(option) is not None and not (
+                self.owner(kind, name) in roles or self._granted(_USAGE, kind, name, roles)
+            ):
+                raise _refused(kind, name)
 
     def may_grant(self, statement: Statement) -> None:
         """Whether it owns what is granted, or has MANAGE GRANTS."""

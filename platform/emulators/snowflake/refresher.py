@@ -1,4 +1,4 @@
-"""Automated refresh: tables with AUTO_REFRESH follow their catalog.
+"""Automated refresh: tables with AUTO_REFRESH follow their catalog, as linked databases do.
 
 https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh: Snowflake polls the catalog
 every ``REFRESH_INTERVAL_SECONDS`` of the integration, only while a table wants it; what fails makes
@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 
-from emulators.snowflake.account import INTEGRATION, TABLE, Account
+from emulators.snowflake.account import DATABASE, INTEGRATION, TABLE, Account
+from emulators.snowflake.linked import discover, is_due
 from emulators.snowflake.tables import refresh
 from emulators.snowflake.tokens import display
 from emulators.store import Stored
@@ -40,11 +41,20 @@ class Refresher:
     def _run(self) -> None:
         polled: dict[tuple[str, ...], float] = {}
         while not self._stop.wait(_LOOK_SECONDS):
+            self._discover()
             for table in self._account.store.all(TABLE, lambda t: t.properties["AUTO_REFRESH"]):
                 due = polled.get(table.name, 0.0) + self._interval(table)
                 if time.monotonic() >= due:
                     self._poll(table)
                     polled[table.name] = time.monotonic()
+
+    def _discover(self) -> None:
+        for database in self._account.store.all(DATABASE):
+            if "LINKED_CATALOG" in database.properties and is_due(database):
+                try:
+                    discover(self._account, database.name[0])
+                except Exception:
+                    logger.exception("discovery of %s", display(database.name))
 
     def _interval(self, table: Stored) -> float:
         integration = self._account.store.get(INTEGRATION, (table.properties["CATALOG"],))

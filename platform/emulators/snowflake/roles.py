@@ -314,7 +314,7 @@ def use(account: Account, context: Context, statement: Statement) -> Rows:
         has_public = account.engine.has_schema(name[0], "PUBLIC")
         context.schema = "PUBLIC" if has_public else None
     elif statement.kind == "SCHEMA":
-        full = resolve((*name, ""), context, "USE SCHEMA")[:2]
+        full = account.canonical(resolve((*name, ""), context, "USE SCHEMA")[:2])
         if not account.engine.has_schema(full[0], full[1]):
             raise does_not_exist("Schema", display(full))
         context.database, context.schema = full

@@ -93,10 +93,7 @@ class Session:
         command = self._on_iceberg_table(tree)
         if command is not None:
             return self._command(command)
-        for table in tree.find_all(exp.Table):
-            name = passing.table_name(table)
-            if self._iceberg(name):
-                check_read(self.account, self.context, resolve(name, self.context, "query"))
+        self._check_tables(tree)
         if describe_only and isinstance(tree, exp.Query):
             for placeholder in list(tree.find_all(exp.Placeholder)):
                 placeholder.replace(exp.Null())
@@ -116,6 +113,7 @@ class Session:
         """
         written = passing.written_table(tree)
         if written is not None and self._iceberg(written):
+            self.account.refuse_write(self._full(written) or (), f"{tree.key.upper()}")
             raise read_only(written[-1])
         table = tree.find(exp.Table)
         if table is None or not isinstance(tree, exp.Create | exp.Drop | exp.Describe):
@@ -132,12 +130,35 @@ class Session:
             return Statement("DROP", TABLE, name, if_exists=bool(tree.args.get("exists")))
         return Statement("DESCRIBE", TABLE, name)
 
-    def _iceberg(self, name: Name) -> bool:
+    def _check_tables(self, tree: exp.Expr) -> None:
+        """
+        :raises ProgrammingError: the role may not query a table, or the table's name has another
+            case than in the case-sensitive catalog (DuckDB ignores case), or the statement would
+            write to a catalog
+        """
+        within = {query.alias_or_name for query in tree.find_all(exp.CTE)}
+        for table in tree.find_all(exp.Table):
+            full = self._full(passing.table_name(table))
+            if full is None or (table.name in within and not table.db):
+                continue
+            if self.account.store.get(TABLE, full) is not None:
+                check_read(self.account, self.context, full)
+            elif self.account.linked(full[0]) is not None and len(full) == 3:
+                if isinstance(tree, exp.Create | exp.Drop | exp.Alter):
+                    self.account.refuse_write(full, f"{tree.key.upper()} {tree.args.get('kind')}")
+                if full[1].upper() != "INFORMATION_SCHEMA":
+                    raise does_not_exist("Object", display(full))
+
+    def _full(self, name: Name) -> Name | None:
+        """Return the table's whole name as it is stored; None: the context lacks a part."""
         try:
-            full = resolve(name, self.context, "statement")
+            return self.account.canonical(resolve(name, self.context, "statement"))
         except ProgrammingError:
-            return False
-        return self.account.store.get(TABLE, full) is not None
+            return None
+
+    def _iceberg(self, name: Name) -> bool:
+        full = self._full(name)
+        return full is not None and self.account.store.get(TABLE, full) is not None
 
     def _pass_on(self, sql: str, parameters: Any, tree: exp.Expr) -> Answer:
         statement_type = statement_type_id(tree)

@@ -93,6 +93,52 @@ class Sources:
             return f"Failed to access the AWS Glue catalog: {error}"
         return None
 
+    def namespaces(self) -> list[str]:
+        """Return the names of Glue's databases.
+
+        :raises ProgrammingError: Glue does not answer
+        """
+        return [one["Name"] for one in self._pages("get_databases", "DatabaseList")]
+
+    def iceberg_tables(self, namespace: str) -> list[str]:
+        """Return the names of the Iceberg tables in one of Glue's databases.
+
+        :raises ProgrammingError: Glue does not answer
+        """
+        return [
+            one["Name"]
+            for one in self._pages("get_tables", "TableList", DatabaseName=namespace)
+            if one.get("Parameters", {}).get("table_type", "").upper() == "ICEBERG"
+        ]
+
+    def _pages(self, call: str, key: str, **arguments: str) -> list[Any]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            pages = self._client("glue").get_paginator(call).paginate(**arguments)
+            return [one for page in pages for one in page[key]]
+        except (BotoCoreError, ClientError) as error:
+            raise catalog_failure(f"Failed to list the AWS Glue catalog: {error}") from None
+
+    def vending_problem(self, url: str) -> str | None:
+        """Why Glue would vend no credentials for a location; None: it would.
+
+        Glue vends those of AWS Lake Formation, for locations that are registered there.
+        https://docs.aws.amazon.com/lake-formation/latest/dg/register-data-lake.html
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        bucket, key = split_url(url)
+        try:
+            found = self._client("lakeformation").list_resources()["ResourceInfoList"]
+        except (BotoCoreError, ClientError) as error:
+            return f"AWS Lake Formation does not answer: {error}"
+        for one in found:
+            base = one["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/")
+            if f"{bucket}/{key}".startswith(f"{base}/"):
+                return None
+        return f"AWS Glue vends no credentials for '{url}': not registered with Lake Formation"
+
     def role_problem(
         self, arn: str, principal: str, external_id: str, *needs: tuple[str, str]
     ) -> str | None:

@@ -115,7 +115,8 @@ def scope(account: Account, context: Context, statement: Statement) -> Name:
             return ()
         prefix: Name = (database,)
     else:
-        prefix = resolve((*(name or (context.schema or "",)), ""), context, "SHOW")[:2]
+        full = resolve((*(name or (context.schema or "",)), ""), context, "SHOW")
+        prefix = account.canonical(full[:2])
     if prefix[0] not in account.engine.databases():
         raise does_not_exist("Database", display(prefix[:1]))
     if len(prefix) > 1 and not account.engine.has_schema(*prefix):
@@ -150,13 +151,15 @@ def describe_table(account: Account, context: Context, statement: Statement) -> 
 
 
 def table_information(account: Account, context: Context, name: Name) -> str:
-    table = account.require(TABLE, resolve(name, context, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION"))
+    full = resolve(name, context, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION")
+    table = account.require(TABLE, account.canonical(full))
     answer = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
     return json.dumps(answer)
 
 
 def auto_refresh_information(account: Account, context: Context, name: Name) -> str:
-    table = account.require(TABLE, resolve(name, context, "SYSTEM$AUTO_REFRESH_STATUS"))
+    full = resolve(name, context, "SYSTEM$AUTO_REFRESH_STATUS")
+    table = account.require(TABLE, account.canonical(full))
     return auto_refresh_status(account, table)
 
 

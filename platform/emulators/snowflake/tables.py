@@ -19,6 +19,7 @@ from typing import Any
 from emulators.snowflake.account import (
     DATABASE,
     INTEGRATION,
+    OWNER,
     TABLE,
     VOLUME,
     Account,
@@ -36,7 +37,7 @@ from emulators.snowflake.errors import (
 )
 from emulators.snowflake.grammar import Statement
 from emulators.snowflake.iceberg import Metadata, select
-from emulators.snowflake.integrations import role_of, unreachable
+from emulators.snowflake.integrations import role_of, unreachable, vends
 from emulators.snowflake.results import Rows
 from emulators.snowflake.tokens import Name, display
 from emulators.snowflake.volumes import check_inside, role_problem
@@ -56,6 +57,7 @@ class Version:
 
 def create_table(account: Account, context: Context, statement: Statement) -> Rows:
     name = resolve(statement.name, context, "CREATE ICEBERG TABLE")
+    account.refuse_write(name, "CREATE ICEBERG TABLE")
     _require_schema(account, name)
     properties = _defaults(account, name, statement.properties)
     old = account.store.get(TABLE, name)
@@ -65,7 +67,7 @@ def create_table(account: Account, context: Context, statement: Statement) -> Ro
         return create(account, context, statement, name, lambda _: properties)
     if old is not None and not statement.or_replace:
         raise already_exists(display(name))
-    version = _fetch(account, properties, _locate(account, properties))
+    version = _fetch(account, name, properties, _locate(account, properties))
     with account.refreshing(name):
         properties |= _position(version)
         _keep(account, properties, version)
@@ -93,11 +95,15 @@ def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, 
     properties = {"AUTO_REFRESH": False, "REPLACE_INVALID_CHARACTERS": False, "COMMENT": ""}
     properties |= {k: inherited[k] for k in ("EXTERNAL_VOLUME", "CATALOG") if inherited.get(k)}
     properties |= given
-    missing = [k for k in ("EXTERNAL_VOLUME", "CATALOG") if k not in properties]
-    if missing:
-        raise missing_options(missing)
-    account.require(VOLUME, (str(properties["EXTERNAL_VOLUME"]),))
+    if "CATALOG" not in properties:
+        raise missing_options([k for k in ("EXTERNAL_VOLUME", "CATALOG") if k not in properties])
     integration = account.require(INTEGRATION, (str(properties["CATALOG"]),))
+    if "EXTERNAL_VOLUME" in properties:
+        account.require(VOLUME, (str(properties["EXTERNAL_VOLUME"]),))
+    elif vends(integration):
+        properties["EXTERNAL_VOLUME"] = None
+    else:
+        raise missing_options(["EXTERNAL_VOLUME"])
     if not properties.get("CATALOG_NAMESPACE"):
         properties["CATALOG_NAMESPACE"] = integration.properties["CATALOG_NAMESPACE"]
     if not properties["CATALOG_NAMESPACE"]:
@@ -117,15 +123,24 @@ def _locate(account: Account, properties: dict[str, Any]) -> str:
     )
 
 
-def _fetch(account: Account, properties: dict[str, Any], location: str) -> Version:
-    """A metadata file, checked for what Snowflake cannot read."""
-    volume = account.require(VOLUME, (properties["EXTERNAL_VOLUME"],))
-    check_inside(volume, location)
-    if problem := role_problem(account, volume, "s3:GetObject"):
+def _fetch(account: Account, name: Name, properties: dict[str, Any], location: str) -> Version:
+    """A metadata file, checked for what Snowflake cannot read.
+
+    It is read by the table's external volume, or with credentials that the catalog vends.
+    """
+    vended = properties["EXTERNAL_VOLUME"] is None
+    volume = None if vended else account.require(VOLUME, (properties["EXTERNAL_VOLUME"],))
+    if volume is None:
+        problem = account.sources.vending_problem(location)
+    else:
+        check_inside(volume, location)
+        problem = role_problem(account, volume, "s3:GetObject")
+    if problem:
         raise catalog_failure(f"Failed to read '{location}': {problem}")
     data = account.sources.read(location)
-    metadata = Metadata.parse(location, data)
-    check_inside(volume, metadata.location.rstrip("/") + "/")
+    metadata = Metadata.parse(location, data, keeps_case=account.linked(name[0]) is not None)
+    if volume is not None:
+        check_inside(volume, metadata.location.rstrip("/") + "/")
     metadata.check_names()
     version = Version(location, data, metadata)
     _refuse_equality_deletes(account, version)
@@ -172,6 +187,7 @@ def _position(version: Version) -> dict[str, Any]:
         "SNAPSHOT_MS": snapshot["timestamp-ms"] if snapshot else None,
         "SNAPSHOT_SUMMARY": snapshot.get("summary", {}) if snapshot else {},
         "SCHEMA_ID": str(metadata.schema_id),
+        "TABLE_UUID": metadata.content.get("table-uuid"),
         "PARTITION_SPECS": metadata.partition_specs(),
         "PARTITION_SPEC_ID": metadata.content.get("default-spec-id", 0),
         "FORMAT_VERSION": metadata.format_version,
@@ -210,7 +226,31 @@ def _publish(account: Account, name: Name, properties: dict[str, Any], metadata:
 def load_metadata(account: Account, table: Stored) -> Metadata:
     """The metadata that the table was last refreshed to."""
     file = account.metadata_folder / table.properties["METADATA_FILE"]
-    return Metadata.parse(table.properties["METADATA_LOCATION"], file.read_bytes())
+    keeps_case = account.linked(table.name[0]) is not None
+    location = table.properties["METADATA_LOCATION"]
+    return Metadata.parse(location, file.read_bytes(), keeps_case=keeps_case)
+
+
+def link(account: Account, database: Stored, name: Name) -> None:
+    """Show a table that discovery found in the catalog of its database.
+
+    :raises ProgrammingError: it cannot be read
+    """
+    given = {"CATALOG_NAMESPACE": name[1], "CATALOG_TABLE_NAME": name[2], "AUTO_REFRESH": True}
+    properties = _defaults(account, name, given) | {OWNER: database.properties[OWNER]}
+    version = _fetch(account, name, properties, _locate(account, properties))
+    properties |= _position(version)
+    _keep(account, properties, version)
+    with account.refreshing(name), account.store.lock:
+        if account.linked(name[0]) is not None:
+            account.store.put(Stored(TABLE, name, properties))
+            _publish(account, name, properties, version.metadata)
+
+
+def unlink(account: Account, name: Name) -> None:
+    """Forget a table of a catalog-linked database, which the catalog no longer has."""
+    account.engine.hide_iceberg_table(name)
+    drop(account, TABLE, name)
 
 
 def refresh(account: Account, name: Name) -> None:
@@ -224,8 +264,14 @@ def refresh(account: Account, name: Name) -> None:
         if location == table.properties["METADATA_LOCATION"]:  # a metadata file never changes
             _note_success(account, name)
             return
-        version = _fetch(account, table.properties, location)
+        version = _fetch(account, name, table.properties, location)
         properties = {**table.properties, **_position(version)}
+        if account.linked(name[0]) and properties["TABLE_UUID"] != table.properties["TABLE_UUID"]:
+            unlink(account, name)
+            raise catalog_failure(
+                f"The table-uuid of '{display(name)}' is not that of the table in the catalog: it "
+                "is dropped from the catalog-linked database."
+            )
         _keep(account, properties, version)
         with account.store.lock:
             if account.store.get(TABLE, name) is None:
@@ -286,6 +332,7 @@ def alter_table(account: Account, context: Context, statement: Statement) -> Row
 
 def drop_table(account: Account, context: Context, statement: Statement) -> Rows:
     name = resolve(statement.name, context, "DROP ICEBERG TABLE")
+    account.refuse_write(name, "DROP ICEBERG TABLE")
     with account.refreshing(name), account.store.lock:
         if account.store.get(TABLE, name) is None and statement.if_exists:
             return Rows.status("Drop statement executed successfully.")

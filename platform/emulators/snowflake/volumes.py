@@ -80,6 +80,7 @@ def _remove(account: Account, volume: Stored, name: str) -> None:
 
 def _check_unused(account: Account, volume: Stored) -> None:
     used_by = account.tables_using("EXTERNAL_VOLUME", volume.name[0])
+    used_by += account.databases_using("EXTERNAL_VOLUME", volume.name[0])
     if used_by:
         raise in_use("External volume", display(volume.name), used_by)
 

@@ -3,12 +3,14 @@
 Names are quoted and values escaped here and nowhere else.
 Source: Snowflake SQL reference, ``CREATE EXTERNAL VOLUME``, ``CREATE CATALOG INTEGRATION (Apache
 Iceberg, AWS Glue; Iceberg REST; Snowflake Open Catalog)``, ``CREATE ICEBERG TABLE (AWS Glue)``,
-``ALTER ICEBERG TABLE … REFRESH``, ``CREATE DATABASE (catalog-linked)``.
+``ALTER ICEBERG TABLE … REFRESH``, ``CREATE DATABASE (catalog-linked)``, ``ALTER DATABASE
+(catalog-linked)``.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +33,14 @@ NOT_THERE = (2003, 2043)
 """Snowflake's error numbers for an object that does not exist (or that one may not see)."""
 NOT_ALLOWED = 3001
 LIBRARY = "snowflake.connector"
-LINKED_SECONDS = 60
-"""Between two looks of a catalog-linked database."""
+MIN_SYNC_SECONDS = 30
+"""Snowflake's shortest interval between two discoveries of a catalog-linked database.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked
+"""
+DISCOVERY_POLL_SECONDS = 2.0
+DISCOVERY_SECONDS = 180.0
+"""How long to wait at most for a table that the next discovery should find."""
 
 
 def quote(*names: str) -> str:
@@ -60,6 +68,8 @@ class Names:
     """Of Glue."""
     rest_integration: str
     """Of another REST catalog, where the topics' tables are in one."""
+    linked_integration: str
+    """Of the REST catalog that the linked database follows."""
     linked_database: str
 
     @staticmethod
@@ -74,11 +84,81 @@ class Names:
             derived_location=config.snowflake_name("derived_location"),
             integration=config.snowflake_name("catalog_integration"),
             rest_integration=config.snowflake_name("rest_catalog_integration"),
+            linked_integration=config.snowflake_name("linked_catalog_integration"),
             linked_database=config.snowflake_name("linked_database"),
         )
 
     def table(self, name: str) -> str:
         return quote(self.database, self.schema, name)
+
+
+@dataclass(frozen=True)
+class TablePath:
+    """Where Snowflake has a table.
+
+    :param is_linked: in a catalog-linked database, which finds it by itself
+    """
+
+    database: str
+    schema: str
+    table: str
+    is_linked: bool = False
+
+    @property
+    def sql(self) -> str:
+        return quote(self.database, self.schema, self.table)
+
+    @property
+    def within(self) -> str:
+        """Its schema, in SQL."""
+        return quote(self.database, self.schema)
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.schema}.{self.table}"
+
+
+def table_path(config: Settings, table: str, glue: tuple[str, str]) -> TablePath:
+    """Return where Snowflake has a table of the lake.
+
+    Names in the linked database are the catalog's, whose case they keep: quote them.
+
+    :param table: its name in Snowflake where it is created
+    :param glue: database and table in Glue
+    """
+    names = Names.of(config)
+    if config.snowflake_linked_database and glue[0] == config.topics_namespace:
+        schema = config.snowflake_namespace
+        return TablePath(names.linked_database, schema, glue[1], is_linked=True)
+    return _created_path(names, table)
+
+
+def _created_path(names: Names, table: str) -> TablePath:
+    return TablePath(names.database, names.schema, table)
+
+
+def find_table_path(
+    connection: SnowflakeConnection, config: Settings, table: str, glue: tuple[str, str]
+) -> TablePath:
+    """Return where Snowflake has a table of the lake: :func:`table_path`, but for a deployment
+    whose tables were created one by one before a linked database became the default, and whose
+    host knows nothing of that choice.
+    """
+    path = table_path(config, table, glue)
+    if not path.is_linked or _has_database(connection, path.database):
+        return path
+    created = _created_path(Names.of(config), table)
+    return path if _volume_of(connection, created) is None else created
+
+
+def _has_database(connection: SnowflakeConnection, name: str) -> bool:
+    columns, rows = ask(connection, f"SHOW DATABASES LIKE {_like(name)}")
+    column = [head.lower() for head in columns].index("name")
+    return name in {row[column] for row in rows}
+
+
+def _like(name: str) -> str:
+    """Return the pattern of exactly this name, in any case."""
+    return text(name.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%"))
 
 
 def role_arn(config: Settings) -> str:
@@ -103,15 +183,21 @@ def create_volume(config: Settings, *, derived: bool = False) -> str:
     )
 
 
-def create_integration(config: Settings) -> str:
-    """With Glue, or with its Iceberg REST API."""
-    begin = f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(Names.of(config).integration)} "
-    if config.snowflake_catalog == "glue_rest":
+def create_integration(config: Settings, *, linked: bool = False) -> str:
+    """With Glue, or with its Iceberg REST API.
+
+    :param linked: for the linked database, which needs a REST catalog
+    """
+    names = Names.of(config)
+    name = names.linked_integration if linked else names.integration
+    begin = f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(name)} "
+    if linked or config.snowflake_catalog == "glue_rest":
         return (
             f"{begin}CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG "
-            f"CATALOG_NAMESPACE = {text(config.cluster_id)} "
+            f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} "
             f"REST_CONFIG = (CATALOG_URI = {text(glue_rest_uri(config))} "
-            f"CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = {text(config.aws_account_id)}) "
+            f"CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = {text(config.aws_account_id)}"
+            f"{_delegation(config) if linked else ''}) "
             f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = {text(role_arn(config))} "
             f"SIGV4_SIGNING_REGION = {text(config.aws_region)} "
             f"SIGV4_EXTERNAL_ID = {text(config.prefix)}) {_polling(config)}"
@@ -121,8 +207,21 @@ def create_integration(config: Settings) -> str:
         f"GLUE_AWS_ROLE_ARN = {text(role_arn(config))} "
         f"GLUE_CATALOG_ID = {text(config.aws_account_id)} "
         f"GLUE_REGION = {text(config.aws_region)} "
-        f"CATALOG_NAMESPACE = {text(config.cluster_id)} {_polling(config)}"
+        f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} {_polling(config)}"
     )
+
+
+def delegation(config: Settings) -> str:
+    """Return how the linked database gets at the tables' storage.
+
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-vended-credentials
+    """
+    vended = config.snowflake_vended_credentials
+    return "VENDED_CREDENTIALS" if vended else "EXTERNAL_VOLUME_CREDENTIALS"
+
+
+def _delegation(config: Settings) -> str:
+    return f" ACCESS_DELEGATION_MODE = {delegation(config)}"
 
 
 def _polling(config: Settings) -> str:
@@ -151,17 +250,22 @@ class RestLogin:
     token_uri: str | None = None
 
 
-def create_rest_integration(config: Settings, login: RestLogin) -> str:
-    """With Snowflake Open Catalog, or with another REST catalog."""
+def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool = False) -> str:
+    """With Snowflake Open Catalog, or with another REST catalog.
+
+    :param linked: for the linked database
+    """
+    names = Names.of(config)
     source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
     catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
     token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
     return (
         "CREATE CATALOG INTEGRATION IF NOT EXISTS "
-        f"{quote(Names.of(config).rest_integration)} "
+        f"{quote(names.linked_integration if linked else names.rest_integration)} "
         f"CATALOG_SOURCE = {source} TABLE_FORMAT = ICEBERG "
-        f"CATALOG_NAMESPACE = {text(config.cluster_id)} "
-        f"REST_CONFIG = (CATALOG_URI = {text(login.uri)}{catalog}) "
+        f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} "
+        f"REST_CONFIG = (CATALOG_URI = {text(login.uri)}{catalog}"
+        f"{_delegation(config) if linked else ''}) "
         f"REST_AUTHENTICATION = (TYPE = OAUTH {token}"
         f"OAUTH_CLIENT_ID = {text(login.client_id)} "
         f"OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())} "
@@ -169,9 +273,9 @@ def create_rest_integration(config: Settings, login: RestLogin) -> str:
     )
 
 
-def set_rest_secret(config: Settings, login: RestLogin) -> str:
+def set_rest_secret(integration: str, login: RestLogin) -> str:
     return (
-        f"ALTER CATALOG INTEGRATION {quote(Names.of(config).rest_integration)} SET "
+        f"ALTER CATALOG INTEGRATION {quote(integration)} SET "
         "REST_AUTHENTICATION = "
         f"(OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())})"
     )
@@ -180,18 +284,31 @@ def set_rest_secret(config: Settings, login: RestLogin) -> str:
 def topic_integration(config: Settings) -> str:
     """The integration by which Snowflake finds the topics' tables."""
     names = Names.of(config)
-    by_glue = config.snowflake_catalog in ("glue", "glue_rest")
-    return names.integration if by_glue else names.rest_integration
+    return names.integration if config.topics_in_glue else names.rest_integration
+
+
+def sync_seconds(config: Settings) -> int:
+    """Return the interval between two discoveries of the linked database."""
+    return max(MIN_SYNC_SECONDS, config.snowflake_refresh_seconds)
 
 
 def create_linked_database(config: Settings) -> str:
-    """A database of what the catalog has of the cluster, which follows it by itself."""
+    """A read-only database of what the catalog has of the cluster, which follows it by itself.
+
+    Glue is a case-insensitive catalog, Open Catalog is a case-sensitive one.
+    https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked
+    """
     names = Names.of(config)
+    vended = config.snowflake_vended_credentials
+    volume = "" if vended else f" EXTERNAL_VOLUME = {text(names.volume)}"
+    case = "CASE_INSENSITIVE" if config.topics_in_glue else "CASE_SENSITIVE"
     return (
-        f"CREATE DATABASE IF NOT EXISTS {quote(names.linked_database)} "
-        f"LINKED_CATALOG = (CATALOG = {text(topic_integration(config))}, "
-        f"ALLOWED_NAMESPACES = ({text(config.cluster_id)}), ALLOWED_WRITE_OPERATIONS = NONE, "
-        f"SYNC_INTERVAL_SECONDS = {LINKED_SECONDS}), EXTERNAL_VOLUME = {text(names.volume)}"
+        f"CREATE DATABASE {quote(names.linked_database)} "
+        f"LINKED_CATALOG = (CATALOG = {text(names.linked_integration)}, "
+        f"ALLOWED_NAMESPACES = ({text(config.snowflake_namespace)}), "
+        f"ALLOWED_WRITE_OPERATIONS = NONE, "
+        f"SYNC_INTERVAL_SECONDS = {sync_seconds(config)}){volume} "
+        f"CATALOG_CASE_SENSITIVITY = {case}"
     )
 
 
@@ -219,8 +336,8 @@ def create_table(
     )
 
 
-def refresh_table(names: Names, table: str) -> str:
-    return f"ALTER ICEBERG TABLE {names.table(table)} REFRESH"
+def refresh_table(path: TablePath) -> str:
+    return f"ALTER ICEBERG TABLE {path.sql} REFRESH"
 
 
 def bootstrap(config: Settings) -> list[str]:
@@ -237,6 +354,11 @@ def bootstrap(config: Settings) -> list[str]:
         create_volume(config, derived=True),
         create_integration(config),
     ]
+
+
+def bootstrap_linked(config: Settings) -> list[str]:
+    """Return what the local stack needs for a linked database, after :func:`bootstrap`."""
+    return [create_integration(config, linked=True), create_linked_database(config)]
 
 
 @dataclass(frozen=True)
@@ -289,8 +411,8 @@ def sync(
 ) -> SnowflakeTable:
     """Make the Iceberg table if it is missing, refresh it to what Glue has, and read it back.
 
-    One whose Iceberg table was created again in the other bucket is replaced: it is a pointer, and
-    its volume cannot change.
+    In a linked database wait for its discovery instead. A table whose Iceberg table was created
+    again in the other bucket is replaced: it is a pointer, and its volume cannot change.
 
     :param table: its name in Snowflake
     :param glue: database and table in Glue
@@ -298,23 +420,117 @@ def sync(
     """
     from snowflake.connector.errors import ProgrammingError
 
+    path = find_table_path(connection, config, table, glue)
+    if path.is_linked:
+        _wait_for_discovery(connection, config, path)
+    else:
+        _require(connection, config, path, glue, location)
+    try:
+        ask(connection, refresh_table(path))
+    except ProgrammingError as error:
+        # A topic's table that belongs to another role follows by itself. One that was created again
+        # in the catalog is dropped by Snowflake, and discovered again.
+        if path.is_linked and _volume_of(connection, path) is None:
+            _wait_for_discovery(connection, config, path)
+        elif error.errno != NOT_ALLOWED:
+            raise
+    return read_back(connection, path)
+
+
+def _require(
+    connection: SnowflakeConnection,
+    config: Settings,
+    path: TablePath,
+    glue: tuple[str, str],
+    location: str,
+) -> None:
+    """Make the table if it is missing, or if it is on another volume than its files."""
     names = Names.of(config)
     derived = config.derived_bucket != config.bucket and location.startswith(
         config.derived_warehouse
     )
     volume = names.derived_volume if derived else names.volume
-    held = _volume_of(connection, names, table)
+    held = _volume_of(connection, path)
     if held is not None and held != volume:
-        ask(connection, f"DROP ICEBERG TABLE IF EXISTS {names.table(table)}")
+        ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
     if held != volume:
-        _create(connection, config, create_table(names, table, *glue, volume=volume))
+        _create(connection, config, create_table(names, path.table, *glue, volume=volume))
+
+
+def _wait_for_discovery(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:
+    """
+    :raises TopicbergError: Snowflake does not discover the table, with what it says of it
+    """
+    if _volume_of(connection, path) is not None:
+        return
+    status = link_status(connection, config)
+    deadline = time.monotonic() + min(DISCOVERY_SECONDS, 3.0 * sync_seconds(config))
+    while status.state != "SUSPENDED" and time.monotonic() < deadline:
+        time.sleep(DISCOVERY_POLL_SECONDS)
+        if _volume_of(connection, path) is not None:
+            return
+    status = link_status(connection, config)
+    alter = f"ALTER DATABASE {quote(path.database)} RESUME DISCOVERY"
+    raise NoSuchIcebergTableError(
+        f"Snowflake has not discovered table {path}: discovery of the catalog-linked database is "
+        f"{status.state}{status.reason(path)}",
+        hint=f"run {alter}, or `topicberg deploy create`"
+        if status.state == "SUSPENDED"
+        else f"read SELECT SYSTEM$CATALOG_LINK_STATUS({text(quote(path.database))}), fix the cause,"
+        f" and run {alter} to discover at once",
+    )
+
+
+@dataclass(frozen=True)
+class LinkStatus:
+    """What Snowflake says of a linked database's discovery.
+
+    https://docs.snowflake.com/en/sql-reference/functions/system_catalog_link_status
+
+    :param state: RUNNING, FAILED or SUSPENDED, if the function does not fail
+    :param failure: of discovery as a whole
+    :param tables: namespace and name of a table that it cannot show → why
+    """
+
+    state: str
+    failure: str
+    tables: dict[str, str]
+
+    def reason(self, path: TablePath) -> str:
+        """Return why the table is missing, as far as Snowflake says so."""
+        found = self.tables.get(f"{path.schema}.{path.table}") or self.failure
+        return f": {' '.join(found.split())}" if found else ""
+
+
+def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus:
+    """Return the state of the linked database; in the local stack make it first, if it is missing.
+
+    :raises TopicbergError: there is no such database
+    """
+    from snowflake.connector.errors import ProgrammingError
+
+    database = Names.of(config).linked_database
+    look = f"SELECT SYSTEM$CATALOG_LINK_STATUS({text(quote(database))})"
     try:
-        ask(connection, refresh_table(names, table))
+        found = parsed(_value(connection, look), look)
     except ProgrammingError as error:
-        # A topic's table, which `topicberg deploy` created for another role: it follows by itself.
-        if error.errno != NOT_ALLOWED:
-            raise
-    return read_back(connection, config, table)
+        if error.errno not in NOT_THERE:  # known to fail where the catalog is Glue
+            return LinkStatus("of unknown state", str(error.msg), {})
+        if config.deployment == "cloud":
+            raise TopicbergError(
+                f"Snowflake has no catalog-linked database {database} that this user may use",
+                hint="run `topicberg deploy create`, or set TOPICBERG_SNOWFLAKE_LINKED_DATABASE="
+                "false to use tables that are created one by one",
+            ) from None
+        for each in [*bootstrap(config), *bootstrap_linked(config)]:
+            ask(connection, each)
+        found = parsed(_value(connection, look), look)
+    failures = found.get("failureDetails") or []
+    return LinkStatus(
+        str(found["executionState"]),
+        str(found.get("failedExecutionStateReason") or ""),
+        {str(one.get("qualifiedEntityName")): str(one.get("errorMessage")) for one in failures},
+    )
 
 
 def _create(connection: SnowflakeConnection, config: Settings, statement: str) -> None:
@@ -339,15 +555,14 @@ def _create(connection: SnowflakeConnection, config: Settings, statement: str) -
             ask(connection, each)
 
 
-def read_back(connection: SnowflakeConnection, config: Settings, table: str) -> SnowflakeTable:
+def read_back(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
     """Rows, columns and metadata location of the table as Snowflake has it now.
 
     :raises NoSuchIcebergTableError: there is none
     """
-    names = Names.of(config)
-    if _volume_of(connection, names, table) is None:
-        raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {names.table(table)}")
-    name = names.table(table)
+    name = path.sql
+    if _volume_of(connection, path) is None:
+        raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {name}")
     look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})"
     information = parsed(_value(connection, look), look)
     rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
@@ -364,24 +579,24 @@ class SnowflakeColumn:
     comment: str | None
 
 
-def describe(
-    connection: SnowflakeConnection, config: Settings, table: str
-) -> list[SnowflakeColumn]:
+def describe(connection: SnowflakeConnection, path: TablePath) -> list[SnowflakeColumn]:
     """The columns of the table as Snowflake has it now."""
-    columns, found = ask(connection, f"DESCRIBE ICEBERG TABLE {Names.of(config).table(table)}")
+    columns, found = ask(connection, f"DESCRIBE ICEBERG TABLE {path.sql}")
     heads = [column.lower() for column in columns]
     rows = (dict(zip(heads, row, strict=True)) for row in found)
     return [SnowflakeColumn(row["name"], row["type"], row.get("comment")) for row in rows]
 
 
-def _volume_of(connection: SnowflakeConnection, names: Names, table: str) -> str | None:
-    """Return the external volume of an Iceberg table; None: there is no such table."""
+def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
+    """Return the external volume of an Iceberg table; None: there is no such table.
+
+    It is empty where the catalog vends credentials.
+    """
     from snowflake.connector.errors import ProgrammingError
 
-    pattern = text(table.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%"))
-    scope = quote(names.database, names.schema)
+    show = f"SHOW ICEBERG TABLES LIKE {_like(path.table)} IN SCHEMA {path.within}"
     try:
-        columns, rows = ask(connection, f"SHOW ICEBERG TABLES LIKE {pattern} IN SCHEMA {scope}")
+        columns, rows = ask(connection, show)
     except ProgrammingError as error:
         if error.errno in NOT_THERE:  # no such schema yet
             return None
@@ -389,7 +604,8 @@ def _volume_of(connection: SnowflakeConnection, names: Names, table: str) -> str
     heads = [column.lower() for column in columns]
     found = (dict(zip(heads, row, strict=True)) for row in rows)
     # LIKE ignores case.
-    return next((str(r["external_volume_name"]) for r in found if r["name"] == table), None)
+    same = (row for row in found if row["name"] == path.table)
+    return next((str(row["external_volume_name"] or "") for row in same), None)
 
 
 def parsed(value: Any, statement: str) -> Answer:

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table import StaticTable
 
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import NoSuchIcebergTableError, read_back
+from topicberg.catalogs.snowflake import (
+    NoSuchIcebergTableError,
+    TablePath,
+    find_table_path,
+    read_back,
+)
 from topicberg.checks.check import CheckedTable, Probe, TableCheck
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.iceberg.position_deletes import live_rows
@@ -24,8 +29,6 @@ if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
     from pyiceberg.table import Table
     from snowflake.connector import SnowflakeConnection
-
-    from topicberg.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,7 @@ def parity_check(table: CheckedTable) -> TableCheck:
                 probe.deployment.glue(),
                 table.glue_table,
                 connection,
-                probe.config,
-                table.snowflake_name,
+                find_table_path(connection, probe.config, table.snowflake_name, table.glue_table),
                 table.sync,
                 probe.now,
                 probe.catalogs_patience,
@@ -184,8 +186,7 @@ def check_parity(
     client: GlueClient,
     glue_table: tuple[str, str],
     connection: SnowflakeConnection,
-    config: Settings,
-    name: str,
+    path: TablePath,
     remediation: str,
     now: datetime,
     patience: timedelta,
@@ -200,7 +201,7 @@ def check_parity(
     found = glue.get_table(client, *glue_table)
     in_glue = glue.metadata_location(found) if found else None
     try:
-        seen = read_back(connection, config, name)
+        seen = read_back(connection, path)
     except NoSuchIcebergTableError as error:
         return _missing(error.message, table, remediation, now, patience)
     table.refresh()

@@ -143,12 +143,13 @@ def _counts(
     tables: Sequence[LakeTable], engine: Engine, endpoints: Endpoints, config: Settings
 ) -> dict[str, int]:
     """Return table → rows, of all tables with one query."""
+    from topicberg.catalogs.snowflake import table_path
     from topicberg.endpoints import CATALOG
     from topicberg.query import run_query
 
     def called(table: LakeTable) -> str:
         if engine == "snowflake":
-            return table.snowflake_name
+            return table_path(config, table.snowflake_name, table.glue_table).sql
         quote = '"' if engine == "duckdb" else "`"
         return ".".join(f"{quote}{name}{quote}" for name in (CATALOG, *table.identifier))
 

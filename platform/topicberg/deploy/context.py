@@ -27,7 +27,9 @@ from topicberg.naming import Names
 from topicberg.settings import (
     DEPLOYED_EMR,
     DEPLOYED_FILE,
+    DEPLOYED_LINK,
     DEPLOYED_NAMES,
+    DEPLOYED_NAMESPACE,
     Settings,
     derived_from,
     noted,
@@ -115,6 +117,11 @@ class DeployContext:
     @property
     def cluster(self) -> str:
         return self.need(CLUSTER).id
+
+    @property
+    def namespace(self) -> str:
+        """Glue database of the topics' tables."""
+        return self.config.tableflow_namespace or self.cluster
 
     # --- Confluent ---
 
@@ -254,7 +261,10 @@ class DeployContext:
         """Write down what only the accounts know, so that everything else finds the deployment."""
         if self.config.deployment == "local" or CLUSTER not in self.live:
             return
-        seen = {name: getattr(self.seen, name) for name in ("prefix", *DEPLOYED_NAMES)}
+        names = ("prefix", *DEPLOYED_NAMES, DEPLOYED_LINK)
+        seen = {name: getattr(self.seen, name) for name in names}
+        if self.config.tableflow_namespace:
+            seen[DEPLOYED_NAMESPACE] = self.config.tableflow_namespace
         from topicberg.deploy.aws.emr import runtime_settings
 
         emr = runtime_settings(self)

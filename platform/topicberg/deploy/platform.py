@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from topicberg.catalogs.snowflake import Names as SnowflakeNames
-from topicberg.catalogs.snowflake import topic_integration
 from topicberg.deploy.aws import emr
 from topicberg.deploy.aws.athena import Workgroup
 from topicberg.deploy.aws.bucket import Bucket, ComputeBucket, DerivedBucket
@@ -34,13 +33,21 @@ from topicberg.deploy.confluent.organization import Cluster, Environment, Schema
 from topicberg.deploy.confluent.tableflow import TableflowTopic
 from topicberg.deploy.context import CLUSTER, ENVIRONMENT, REGISTRY
 from topicberg.deploy.resource import Resource
-from topicberg.deploy.snowflake.principals import KEYS, Grant, RoleGrant, User, UserKeys
+from topicberg.deploy.snowflake.principals import (
+    KEYS,
+    OF_TOPICS,
+    Grant,
+    RoleGrant,
+    User,
+    UserKeys,
+)
 from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
 from topicberg.deploy.snowflake.storage import (
     Container,
     IcebergTable,
     Integration,
     LinkedDatabase,
+    LinkedTable,
     ReadingRole,
     RestIntegration,
     Volume,
@@ -65,6 +72,8 @@ OWN_PREFIX = "topicberg"
 """Of the topics, groups and transactional ids that topicberg itself uses."""
 ROLE_TO_SYSADMIN = "snowflake/role_grant/to_sysadmin"
 CONNECTOR_ACL = "confluent/acl/app_connector"
+LINKED_INTEGRATION = "snowflake/linked_integration"
+LINKED_DATABASE = "snowflake/linked_database"
 
 
 def account(role: str) -> str:
@@ -419,13 +428,19 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         (CLUSTER,),
         rest,
     )
-    of_topics = _topic_integration(config)
+    linked = config.snowflake_linked_database
+    begin = (LINKED_INTEGRATION, called.linked_integration)
+    if rest:
+        needs = (CLUSTER, "confluent/catalog_integration")
+        yield RestIntegration(*begin, needs, (CLUSTER,), linked, linked=True)
+    else:
+        yield Integration(*begin, (CLUSTER,), (CLUSTER,), linked, linked=True)
     yield LinkedDatabase(
-        "snowflake/linked_database",
+        LINKED_DATABASE,
         called.linked_database,
-        (of_topics, "snowflake/volume", "aws/role/snowflake"),
-        (of_topics, "snowflake/volume"),
-        config.snowflake_linked_database,
+        (LINKED_INTEGRATION, "snowflake/volume", "aws/role/snowflake"),
+        (LINKED_INTEGRATION,),
+        linked,
     )
     yield Policy(
         "aws/policy/snowflake",
@@ -436,11 +451,14 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield ReadingRole(
         "aws/role/snowflake",
         names.snowflake_role,
-        ("aws/policy/snowflake", *used),
+        ("aws/policy/snowflake", *used, *((LINKED_INTEGRATION,) if linked and not rest else ())),
         trust=snowflake_trust,
         policy="aws/policy/snowflake",
         volumes=(called.volume, called.derived_volume),
-        integration=called.integration,
+        integrations=(
+            *((called.integration,) if config.snowflake_catalog == "glue_rest" else ()),
+            *((called.linked_integration,) if linked and not rest else ()),
+        ),
     )
     for on, target, needed in (
         ("WAREHOUSE", (called.warehouse,), "snowflake/warehouse"),
@@ -464,15 +482,14 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         target = (called.rest_integration,)
         grant = _grant(role, "USAGE", "INTEGRATION", target, "snowflake/rest_integration", *holder)
         yield replace(grant, wanted=rest)
-    linked = ("snowflake/linked_database", "snowflake/role/system_admin")
-    usage = _grant(reader, "USAGE", "DATABASE", (called.linked_database,), *linked)
-    yield replace(usage, wanted=config.snowflake_linked_database)
+    needs = (LINKED_DATABASE, "snowflake/role/system_admin")
+    usage = _grant(reader, "USAGE", "DATABASE", (called.linked_database,), *needs)
+    yield replace(usage, wanted=linked)
 
 
 def _topic_integration(config: Settings) -> str:
     """Key of the integration by which Snowflake finds the topics' tables."""
-    rest = topic_integration(config) == SnowflakeNames.of(config).rest_integration
-    return "snowflake/rest_integration" if rest else "snowflake/integration"
+    return "snowflake/integration" if config.topics_in_glue else "snowflake/rest_integration"
 
 
 def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str) -> Grant:
@@ -493,6 +510,9 @@ def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: 
 
 
 def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Iterator[Resource]:
+    if config.snowflake_linked_database:
+        yield from _linked_table(spec, config, has_source=has_source)
+        return
     called = SnowflakeNames.of(config)
     table = f"snowflake/table/{spec.asset_name}"
     integration = _topic_integration(config)
@@ -520,3 +540,30 @@ def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> 
     role = "snowflake/role/system_admin"
     select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
     yield replace(select, wanted=spec.tableflow.enabled)
+
+
+def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Iterator[Resource]:
+    """The table as Snowflake discovers it, and what the reader needs to query it.
+
+    Tables that were created one by one stay: they hold no data, and their readers move when they
+    want to.
+    """
+    if not spec.tableflow.enabled:
+        return
+    table = f"snowflake/table/{spec.asset_name}"
+    name = spec.glue_name if config.topics_in_glue else spec.name
+    path = (SnowflakeNames.of(config).linked_database, OF_TOPICS, name)
+    yield LinkedTable(
+        table,
+        name,
+        (CLUSTER, LINKED_DATABASE, f"confluent/tableflow/{spec.asset_name}", "aws/glue_database"),
+        (CLUSTER, LINKED_DATABASE),
+        spec=spec,
+        has_source=has_source,
+    )
+    reader = config.snowflake_name("system_admin_role")
+    needs = (CLUSTER, "snowflake/role/system_admin")
+    usage = _grant(reader, "USAGE", "SCHEMA", path[:2], table, *needs)
+    select = _grant(reader, "SELECT", "ICEBERG TABLE", path, table, *needs)
+    yield replace(usage, key=f"{usage.key}_schema")
+    yield select

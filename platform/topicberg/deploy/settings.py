@@ -86,18 +86,12 @@ def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list
         "open_catalog": ("uri", "name", "client_id", "client_secret", "scope"),
         "iceberg_rest": ("uri", "client_id", "client_secret", "scope"),
     }.get(config.snowflake_catalog, ())
-    problems = [
+    return [
         f"TOPICBERG_CATALOG_{name.upper()}: missing; TOPICBERG_SNOWFLAKE_CATALOG is "
         f"{config.snowflake_catalog}"
         for name in needed
         if not getattr(known, f"catalog_{name}")
     ]
-    if config.snowflake_linked_database and config.snowflake_catalog == "glue":
-        problems.append(
-            "TOPICBERG_SNOWFLAKE_LINKED_DATABASE: needs a REST catalog, so set "
-            "TOPICBERG_SNOWFLAKE_CATALOG, e.g. to glue_rest"
-        )
-    return problems
 
 
 def _cloud_problems(known: DeploySettings | _Stated) -> list[str]:

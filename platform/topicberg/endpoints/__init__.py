@@ -130,7 +130,7 @@ class LakeEndpoints(HoldsSecrets):
             **self.login.pyiceberg(config.aws_region),
         }
         if not config.own_engine:
-            properties[READ_ONLY] = config.cluster_id
+            properties[READ_ONLY] = config.topics_namespace
         if self.s3:
             properties["s3.endpoint"] = self.s3
             properties["s3.force-virtual-addressing"] = "false"

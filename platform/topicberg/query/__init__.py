@@ -3,7 +3,7 @@
 Unqualified names work in all of them: topic tables and derived tables are found by their name only
 (a topic's table first, if a pipeline has one of the same name). Names with dots or hyphens are
 quoted as the engine requires: ``"airline.sunset"`` in DuckDB, `` `airline.sunset` `` in Spark; in
-Snowflake it is ``AIRLINE_SUNSET``.
+Snowflake it is ``AIRLINE_SUNSET``, also where the table is in a catalog-linked database.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from topicberg.settings import Settings, settings
 if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
+    from snowflake.connector import SnowflakeConnection
+
+    from topicberg.catalogs.snowflake import TablePath
 
 __all__ = [
     "Engine",
@@ -109,13 +112,13 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         f"ATTACH {_literal(endpoints.warehouse(config) or config.warehouse)} AS {CATALOG} "
         f"(TYPE iceberg, READ_ONLY, ENDPOINT {_literal(endpoints.iceberg_rest)}, {options})"
     )
-    schemas = [config.cluster_id] + [
+    schemas = [config.topics_namespace] + [
         row[0]
         for row in connection.execute(
             "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ? ORDER BY ALL",
             [CATALOG],
         ).fetchall()
-        if row[0] != config.cluster_id
+        if row[0] != config.topics_namespace
     ]
     path = ",".join(quote(CATALOG, schema) for schema in schemas)
     connection.execute(f"SET search_path = {_literal(path)}")
@@ -141,7 +144,7 @@ def _ask_spark(
     conf, _ = endpoints.spark_session(config)
     session = new_session(endpoints.spark_connect, conf, give_up_after=LOGIN_SECONDS)
     try:
-        session.sql(f"USE {quote(CATALOG, config.cluster_id)}")
+        session.sql(f"USE {quote(CATALOG, config.topics_namespace)}")
         for namespace, table in _mentioned_elsewhere(sql, endpoints, config):
             session.table(quote(CATALOG, namespace, table)).createOrReplaceTempView(quote(table))
         frame = session.sql(sql)
@@ -177,8 +180,28 @@ def _ask_snowflake(
             **address,
         )
     with connection:
+        if config.snowflake_linked_database:
+            sql = _in_linked_database(sql, connection, config)
         columns, rows = ask(connection, sql, None if max_rows is None else max_rows + 1)
         return _limited(columns, rows, max_rows)
+
+
+def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Settings) -> str:
+    """Return the query with the names that tables of topics have in the linked database."""
+    from topicberg.catalogs.snowflake import find_table_path
+    from topicberg.query.linked import qualify
+    from topicberg.topics import load_topics
+
+    topics = {spec.snowflake_name: spec for spec in load_topics(config)}
+
+    def find(name: str) -> TablePath | None:
+        if (spec := topics.get(name)) is None:
+            return None
+        glue = (config.topics_namespace, spec.glue_name)
+        path = find_table_path(connection, config, name, glue)
+        return path if path.is_linked else None
+
+    return qualify(sql, find)
 
 
 def _ask_athena(
@@ -205,10 +228,10 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
     """
     words = set(re.findall(r"[\w.$-]+", sql.lower()))
     catalog = endpoints.catalog(config)
-    topics = {table for _, table in catalog.list_tables(config.cluster_id)}
+    topics = {table for _, table in catalog.list_tables(config.topics_namespace)}
     found: dict[str, str] = {}
     for (namespace,) in catalog.list_namespaces():
-        if namespace == config.cluster_id:
+        if namespace == config.topics_namespace:
             continue
         for _, table in catalog.list_tables(namespace):
             if table.lower() in words and table not in topics:

@@ -50,7 +50,10 @@ def ask(
         query = client.start_query_execution(
             QueryString=sql,
             WorkGroup=workgroup,
-            QueryExecutionContext={"Catalog": "AwsDataCatalog", "Database": config.cluster_id},
+            QueryExecutionContext={
+                "Catalog": "AwsDataCatalog",
+                "Database": config.topics_namespace,
+            },
         )["QueryExecutionId"]
         _wait(client, query, sleep)
         return _rows(client, query, max_rows)

@@ -289,7 +289,7 @@ def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 @_rule("pipeline")
 def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    if config.is_deployed and spec.namespace(config) == config.cluster_id:
+    if config.is_deployed and spec.namespace(config) == config.topics_namespace:
         yield (
             "pipeline",
             f"{spec.pipeline} is the id of the cluster: its namespace holds the topics",

@@ -487,11 +487,12 @@ class TopicSpec(SpecModel):
     # Names of the table in every catalog
 
     def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
-        """Return Iceberg's (namespace, table): cluster id and topic name, as Tableflow does.
+        """Return Iceberg's (namespace, table): cluster id and topic name, as Tableflow does, or the
+        user-defined namespace.
 
         Quote both in SQL: `` lake.`lkc-local`.`airline.sunset` `` is one table.
         """
-        return (config or settings()).cluster_id, self.name
+        return (config or settings()).topics_namespace, self.name
 
     def namespace(self, config: Settings | None = None) -> str:
         """Return the Iceberg namespace and Glue database of the tables derived from the topic's."""

@@ -33,7 +33,7 @@ from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.context import ENVIRONMENT, DeployContext
 from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Live, Resource
+from topicberg.deploy.resource import Action, Live, Resource
 from topicberg.deploy.rotate import rotate
 from topicberg.deploy.settings import DeploySettings
 from topicberg.local import state
@@ -124,9 +124,12 @@ def quiet(*_: object) -> None:
     pass
 
 
-def with_tableflow(server: Stackless, catalog: str) -> tuple[DeployContext, list[Resource]]:
+def with_tableflow(
+    server: Stackless, catalog: str, namespace: str | None = None
+) -> tuple[DeployContext, list[Resource]]:
     """The least that Tableflow's API needs is there."""
     context, graph = opened(server, catalog)
+    context.config.tableflow_namespace = namespace
     account = "confluent/service_account/app_manager"
     made = (ENVIRONMENT, contexts.CLUSTER, account, ADMIN, "key/tableflow")
     engine.create([one for one in graph if one.key in made], context, quiet)
@@ -180,6 +183,24 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
     # Schemas go with the environment: no account has the right to delete them, or needs it.
     assert not any(one.method == "DELETE" and "/subjects" in one.path for one in server.asked)
     assert {one.operation for one in server.asked if one.method != "GET"} >= CHANGING
+
+
+def test_namespace_of_catalog_integration_is_sent(server: Stackless) -> None:
+    """When it is created, when it changes, and when it becomes the cluster's id again."""
+    catalogs = server.open_catalogs = {}
+    context, graph = with_tableflow(server, "open_catalog", "finance")
+    (catalog,) = [one for one in graph if one.key == "confluent/catalog_integration"]
+    engine.converge(catalog, context, quiet)
+    config = catalogs["tci-1"]["spec"]["config"]
+    assert config["custom_namespace"] == "finance"
+    for namespace in ("customer360", None):
+        context.config.tableflow_namespace = namespace
+        step = engine.examine(catalog, context)
+        assert (step.action, set(step.changes)) == (Action.CHANGE, {"namespace"})
+        engine.converge(catalog, context, quiet)
+        config = catalogs["tci-1"]["spec"]["config"]
+        assert config["custom_namespace"] == (namespace or context.cluster)
+    assert [one for one in server.asked if one.status in MALFORMED] == []
 
 
 def test_requests_to_open_catalog(server: Stackless) -> None:

@@ -54,6 +54,7 @@ def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> 
     noted = json.loads((context.config.state_dir / DEPLOYED_FILE).read_text())
     assert noted["cluster_id"] == "lkc-1"
     assert noted["bucket"] == "demo-123456789012"
+    assert noted["snowflake_linked_database"] is True
 
 
 def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(context: DeployContext) -> None:

@@ -35,7 +35,8 @@ class Facts:
     derived_bucket = "demo-bucket-derived"
     region = "us-east-1"
     account = "123456789012"
-    cluster = "lkc-1"
+    cluster = namespace = "lkc-1"
+    config = Settings(prefix="demo")
     names = Names("demo")
     specs: ClassVar[list[TopicSpec]] = [SPEC]
     live: ClassVar[dict[str, Live]] = {

@@ -16,7 +16,7 @@ from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
-from topicberg.deploy.snowflake.storage import IcebergTable
+from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topic, load_topics
@@ -310,6 +310,27 @@ def test_tables_come_after_the_integration_that_finds_them(catalog: str, integra
     assert integration in graph["snowflake/table/stock_trades"].needs
     assert graph["snowflake/rest_integration"].wanted == ("rest_" in integration)
     assert not graph["snowflake/linked_database"].wanted
+
+
+@pytest.mark.parametrize("catalog", ["glue", "glue_rest", "open_catalog", "iceberg_rest"])
+def test_linked_tables_leave_created_ones_in_place(catalog: str) -> None:
+    """What tables that were created one by one use is kept: nothing of it is unwanted."""
+    settings = {"prefix": "demo", "snowflake_catalog": catalog}
+    created, linked = (
+        {
+            one.key: one
+            for one in resources(
+                Settings.model_validate(settings | {"snowflake_linked_database": is_linked}),
+                load_topics(),
+            )
+        }
+        for is_linked in (False, True)
+    )
+    assert not {key for key, one in created.items() if one.wanted and not linked[key].wanted}
+    assert linked["snowflake/linked_database"].wanted
+    assert isinstance(linked["snowflake/table/stock_trades"], LinkedTable)
+    assert linked["snowflake/linked_integration"].wanted
+    assert linked["snowflake/linked_database"].needs[0] == "snowflake/linked_integration"
 
 
 def test_every_need_is_there_and_comes_first() -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -49,8 +50,8 @@ def logged_in(context: DeployContext) -> Iterator[SnowflakeConnection]:
         connection.close()
 
 
-def seen(vendors: Vendors) -> DeployContext:
-    context, graph = vendors.open(*TOPICS)
+def seen(vendors: Vendors, **changes: Any) -> DeployContext:
+    context, graph = vendors.open(*TOPICS, **changes)
     engine.plan(graph, context)
     return context
 
@@ -194,7 +195,69 @@ def older(vendors: Vendors) -> None:
             )
 
 
+LINKED = {"snowflake_linked_database": True}
+
+
+def test_6_host_without_the_choice_uses_the_created_tables(vendors: Vendors) -> None:
+    """E.g. one that has all names in its environment, after an upgrade."""
+    context = seen(vendors)
+    unaware = context.seen.model_copy(update=LINKED)
+    topics, folder = (
+        (context.cluster, "stock_trades"),
+        f"s3://{context.bucket}/10011010/stock_trades",
+    )
+    with logged_in(context) as connection:
+        table = snowflake.sync(connection, unaware, "STOCK_TRADES", topics, folder)
+        assert table.name == snowflake.Names.of(context.config).table("STOCK_TRADES")
+        with pytest.raises(TopicbergError, match="no catalog-linked database"):
+            snowflake.sync(connection, unaware, "NEW", (context.cluster, "new"), folder)
+
+
+def test_7_linked_database_is_added_beside_the_tables(vendors: Vendors) -> None:
+    """The plan shows it; no data moves, and what was there can be read at any moment."""
+    before = vendors.objects()
+    plan = {key: step.action.value for key, step in vendors.plan(*TOPICS, **LINKED).items()}
+    assert plan.pop("aws/role/snowflake") == "change"
+    assert set(plan.values()) == {"create"}
+    assert plan.keys() >= {
+        *(
+            "snowflake/linked_integration",
+            "snowflake/linked_database",
+            "snowflake/table/stock_trades",
+        ),
+        "snowflake/grant/reader/table/stock_trades_schema",
+    }
+    vendors.create(*TOPICS, **LINKED)
+    assert vendors.plan(*TOPICS, **LINKED) == {}
+    assert vendors.objects() == before
+    context = seen(vendors, **LINKED)
+    created = snowflake.Names.of(context.config).table("STOCK_TRADES")
+    topics = (context.cluster, "stock_trades")
+    path = snowflake.table_path(context.seen, "STOCK_TRADES", topics)
+    assert path.is_linked
+    with logged_in(context) as connection:
+        of_topics = f"s3://{context.bucket}/10011010/stock_trades"
+        table = snowflake.sync(connection, context.seen, "STOCK_TRADES", topics, of_topics)
+        assert (table.name, table.rows) == (path.sql, 1)
+        assert snowflake.ask(connection, f"SELECT count(*) FROM {created}")[1] == [(1,)]
+        with pytest.raises(ProgrammingError, match="Insufficient privileges"):
+            snowflake.ask(connection, f"ALTER DATABASE {path.database} SUSPEND DISCOVERY")
+    vendors.sql(f"ALTER DATABASE {path.database} SUSPEND DISCOVERY")
+    found = vendors.plan(*TOPICS, **LINKED)
+    assert set(found) == {"snowflake/linked_database"}
+    vendors.create(*TOPICS, **LINKED)
+    assert vendors.plan(*TOPICS, **LINKED) == {}
+
+
+def test_8_without_the_linked_database_tables_are_as_before(vendors: Vendors) -> None:
+    plan = {key: step.action.value for key, step in vendors.plan(*TOPICS).items()}
+    assert plan.keys() >= {"snowflake/linked_integration", "snowflake/linked_database"}
+    vendors.create(*TOPICS)
+    assert vendors.plan(*TOPICS) == {}
+    vendors.create(*TOPICS, **LINKED)
+
+
 def test_9_delete_leaves_nothing(vendors: Vendors) -> None:
     assert vendors.left() != set()
-    assert vendors.delete(*TOPICS) == {}
+    assert vendors.delete(*TOPICS, **LINKED) == {}
     assert vendors.left() == set()

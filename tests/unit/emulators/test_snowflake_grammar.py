@@ -120,6 +120,10 @@ DOCUMENTED = [
 ]
 
 
+def linked(more: str = "") -> str:
+    return f"CREATE DATABASE d LINKED_CATALOG = (CATALOG = 'ci'{more})"
+
+
 @pytest.mark.parametrize("sql", DOCUMENTED)
 def test_documented_statements_are_read(sql: str) -> None:
     assert isinstance(parse(sql), Statement)
@@ -176,7 +180,18 @@ def test_a_word_too_many_is_a_syntax_error(sql: str) -> None:
         ("ALTER USER u UNSET RSA_PUBLIC_KEY_3", 1420, "RSA_PUBLIC_KEY_3"),
         ("GRANT ROLE r USER u", 1003, "USER"),
         ("GRANT USAGE, USGE ON DATABASE d TO ROLE r", 3008, "USGE"),
-        ("CREATE DATABASE d LINKED_CATALOG = (CATALOG = 'ci')", 2, "LINKED_CATALOG"),
+        ("CREATE DATABASE d LINKED_CATALOG = (SYNC_INTERVAL_SECONDS = 30)", 2029, "CATALOG"),
+        (linked(", SYNC_INTERVAL_SECONDS = 29"), 1422, "29"),
+        (linked(", SYNC_INTERVAL_SECONDS = 86401"), 1422, "86401"),
+        (linked(", NAMESPACE_MODE = FLATTEN_NESTED_NAMESPACE"), 2029, "DELIMITER"),
+        (linked(", NAMESPACE_FLATTEN_DELIMITER = 'x'"), 1422, "x"),
+        (linked(", CATALOG_NAME = 'x'"), 1420, "CATALOG_NAME"),
+        (linked() + " DATA_RETENTION_TIME_IN_DAYS = 1", 1420, "DATA_RETENTION"),
+        (linked() + " WITH TAG (a = 'b')", 2, "tags"),
+        ("ALTER DATABASE d RENAME TO e", 2, "RENAME"),
+        ("ALTER DATABASE d SUSPEND", 2, "SUSPEND"),
+        ("ALTER DATABASE d UPDATE LINKED_CATALOG SET SYNC_INTERVAL_SECONDS = 1", 1422, "1"),
+        ("ALTER DATABASE d UPDATE LINKED_CATALOG ADD ('n') TO NAMESPACES", 1422, "NAMESPACES"),
         ("CREATE ICEBERG TABLE t (a INT)", 2, "with columns"),
         (table(more="BASE_LOCATION = 'x'"), 2, "Snowflake"),
         (table(more="WITH TAG (a = 'b')"), 2, "tags"),

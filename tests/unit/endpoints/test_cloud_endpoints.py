@@ -19,7 +19,7 @@ from topicberg.clients.secrets import Secrets
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.settings import DEPLOYED_FILE, Settings, settings
+from topicberg.settings import DEPLOYED_FILE, DEPLOYED_LINK, Settings, settings
 from topicberg.spark import check_spark
 from topicberg.tableflow import confluent
 from topicberg.tableflow.status import FailingFormat
@@ -121,6 +121,32 @@ def test_the_environment_comes_before_the_note(
     monkeypatch.setenv("TOPICBERG_CLUSTER_ID", "lkc-8")
     (tmp_path / DEPLOYED_FILE).write_text(json.dumps({"prefix": PREFIX, "cluster_id": "lkc-7"}))
     assert settings().cluster_id == "lkc-8"
+
+
+@pytest.mark.parametrize(
+    ("noted", "stated", "linked"),
+    [
+        (None, None, True),
+        ({"cluster_id": "lkc-7"}, None, False),  # of a deployment before there was a choice
+        ({"cluster_id": "lkc-7"}, "true", True),
+        ({"cluster_id": "lkc-7", DEPLOYED_LINK: True}, None, True),
+        ({"cluster_id": "lkc-7", DEPLOYED_LINK: True}, "false", False),
+    ],
+)
+def test_linked_database_is_default_of_new_deployments_only(
+    account: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    noted: dict[str, Any] | None,
+    stated: str | None,
+    linked: bool,
+) -> None:
+    """An upgrade leaves the tables of a deployment where they are."""
+    if noted is not None:
+        (tmp_path / DEPLOYED_FILE).write_text(json.dumps({"prefix": PREFIX, **noted}))
+    if stated is not None:
+        monkeypatch.setenv("TOPICBERG_SNOWFLAKE_LINKED_DATABASE", stated)
+    assert settings().snowflake_linked_database is linked
 
 
 def test_keys_are_those_of_the_secrets(account: Any) -> None:

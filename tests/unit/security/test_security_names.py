@@ -109,7 +109,7 @@ def test_statements_for_snowflake_are_single(table: str, database: str) -> None:
     names = snowflake.Names.of(Settings())
     made = [
         snowflake.create_table(names, table, database, table),
-        snowflake.refresh_table(names, table),
+        snowflake.refresh_table(snowflake.TablePath(database, database, table)),
         *snowflake.bootstrap(Settings()),
     ]
     for statement in made:

@@ -85,7 +85,7 @@ def emr_policy(context: DeployContext) -> Document:
         {
             "Effect": "Allow",
             "Action": GLUE_READS,
-            "Resource": glue_arns(context, context.cluster, *databases),
+            "Resource": glue_arns(context, context.namespace, *databases),
         },
         {
             "Effect": "Allow",

@@ -21,7 +21,7 @@ def pipelines(specs: Iterable[TopicSpec]) -> list[str]:
 @dataclass(frozen=True)
 class GlueDatabase(Resource):
     """
-    :param database: its name; empty: the cluster's id, as Tableflow calls it
+    :param database: its name; empty: the topics', the cluster's id unless it has a name of its own
     """
 
     database: str = ""
@@ -30,7 +30,7 @@ class GlueDatabase(Resource):
     kind = "Glue database"
 
     def find(self, context: DeployContext) -> Live | None:
-        glue, name = context.aws("glue"), self.database or context.cluster
+        glue, name = context.aws("glue"), self.database or context.namespace
         try:
             glue.get_database(Name=name)
         except glue.exceptions.EntityNotFoundException:
@@ -38,7 +38,7 @@ class GlueDatabase(Resource):
         return Live(name)
 
     def create(self, context: DeployContext) -> None:
-        glue, name = context.aws("glue"), self.database or context.cluster
+        glue, name = context.aws("glue"), self.database or context.namespace
         try:
             glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
         except glue.exceptions.AlreadyExistsException:

@@ -75,7 +75,11 @@ def confluent_trust(context: DeployContext) -> Document:
 def snowflake_trust(context: DeployContext) -> Document:
     """The volumes have the external id that we give them; the integration has one of its own."""
     statements: list[Document] = []
-    for key in ("snowflake/volume", "snowflake/derived_volume", "snowflake/integration"):
+    keys = ["snowflake/volume", "snowflake/derived_volume", "snowflake/integration"]
+    config = context.config
+    if config.snowflake_linked_database and config.topics_in_glue:
+        keys.append("snowflake/linked_integration")
+    for key in keys:
         facts = context.need(key).facts
         statement = trusted_by(facts["principal"], facts["external_id"])
         if statement not in statements:
@@ -138,10 +142,18 @@ def tableflow_policy(context: DeployContext) -> Document:
 
 
 def snowflake_policy(context: DeployContext) -> Document:
-    """Only reading: the external volumes allow no writes. Derived tables are read as well."""
+    """Only reading: the external volumes allow no writes. Derived tables are read as well.
+
+    Credentials that Glue vends are those of Lake Formation.
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-glue
+    """
     buckets = [f"arn:aws:s3:::{name}" for name in (context.bucket, context.derived_bucket)]
     derived = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
+    config = context.config
+    vends = config.snowflake_linked_database and config.snowflake_vended_credentials
+    lake = {"Effect": "Allow", "Action": ["lakeformation:GetDataAccess"], "Resource": "*"}
     return document(
+        *((lake,) if vends and config.topics_in_glue else ()),
         {
             "Effect": "Allow",
             "Action": ["s3:GetBucketLocation", "s3:ListBucket"],
@@ -155,7 +167,7 @@ def snowflake_policy(context: DeployContext) -> Document:
         {
             "Effect": "Allow",
             "Action": GLUE_READS,
-            "Resource": glue_arns(context, context.cluster, *derived),
+            "Resource": glue_arns(context, context.namespace, *derived),
         },
     )
 

@@ -103,11 +103,13 @@ class CatalogIntegration(Resource):
         if config.get("kind") == "AwsGlue":
             fields |= {
                 "provider_integration": config.get("provider_integration_id"),
+                "namespace": config.get("custom_database") or context.cluster,
                 "failed": failed,
             }
         else:
             names = ("endpoint", "warehouse", "allowed_scope")
             fields |= {name: config.get(name) for name in names}
+            fields["namespace"] = config.get("custom_namespace") or context.cluster
             fields["login_failed"] = failed
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
         return Live(found["id"], fields, facts)
@@ -115,11 +117,12 @@ class CatalogIntegration(Resource):
     def desired(self, context: DeployContext) -> Fields:
         if _in_open_catalog(context):
             common = {"kind": "Snowflake", "suspended": False, "login_failed": False}
-            return {**common, **_open_catalog(context)}
+            return {**common, **_open_catalog(context), "namespace": context.namespace}
         return {
             "kind": "AwsGlue",
             "suspended": False,
             "provider_integration": context.need(PROVIDER_INTEGRATION).id,
+            "namespace": context.namespace,
             "failed": False,
         }
 
@@ -127,9 +130,11 @@ class CatalogIntegration(Resource):
         config = {
             "kind": "AwsGlue",
             "provider_integration_id": context.need(PROVIDER_INTEGRATION).id,
+            **_namespace(context, "custom_database"),
         }
         if _in_open_catalog(context):
             config = {"kind": "Snowflake", **_open_catalog(context), **_client(context)}
+            config |= _namespace(context, "custom_namespace")
         spec = {
             "display_name": self.name,
             "environment": {"id": context.environment},
@@ -146,7 +151,15 @@ class CatalogIntegration(Resource):
         if "suspended" in changes:
             spec["suspended"] = False
         if set(changes) != {"suspended"}:
-            spec["config"] = {"kind": "Snowflake", **_open_catalog(context), **_client(context)}
+            moved = "namespace" in changes
+            if _in_open_catalog(context):
+                spec["config"] = {
+                    **{"kind": "Snowflake", **_open_catalog(context), **_client(context)},
+                    **_namespace(context, "custom_namespace", always=moved),
+                }
+            else:
+                of_glue = _namespace(context, "custom_database", always=moved)
+                spec["config"] = {"kind": "AwsGlue", **of_glue}
         context.tableflow.patch(f"/tableflow/v1/catalog-integrations/{live.id}", {"spec": spec})
 
     def settle(self, context: DeployContext, live: Live) -> None:
@@ -184,6 +197,18 @@ def _open_catalog(context: DeployContext) -> dict[str, str]:
         "warehouse": deploy.catalog_name or "",
         "allowed_scope": deploy.catalog_scope or "",
     }
+
+
+def _namespace(context: DeployContext, name: str, *, always: bool = False) -> dict[str, str]:
+    """The user-defined namespace, if there is one: Tableflow's default is the cluster's id.
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/user-defined-namespaces.html
+
+    :param name: of the field
+    :param always: also if it is the default
+    """
+    given = always or context.config.tableflow_namespace
+    return {name: context.namespace} if given else {}
 
 
 def _client(context: DeployContext) -> dict[str, str]:

@@ -217,12 +217,16 @@ class RoleGrant(Resource):
             session.run(statement, OWNER)
 
 
+OF_TOPICS = "(topics)"
+"""Part of the name of what a privilege is on: the namespace of the topics' tables."""
+
+
 @dataclass(frozen=True)
 class Grant(Resource):
     """One privilege of a role on one object.
 
     :param on: its kind, e.g. ``EXTERNAL VOLUME``
-    :param target: its name, in parts
+    :param target: its name, in parts; :data:`OF_TOPICS` stands for a namespace
     """
 
     role: str = ""
@@ -235,7 +239,7 @@ class Grant(Resource):
     def find(self, context: DeployContext) -> Live | None:
         with context.snowflake() as session:
             rows = session.find(f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)
-        name = ".".join(self.target)
+        name = ".".join(self._path(context))
         for row in rows or []:
             if row["privilege"] == self.privilege and row["name"].replace('"', "") == name:
                 return Live(f"{self.privilege} ON {self.on} {name}")
@@ -247,7 +251,13 @@ class Grant(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         self._run(context, "REVOKE", "FROM")
 
+    def _path(self, context: DeployContext) -> tuple[str, ...]:
+        if OF_TOPICS not in self.target:
+            return self.target
+        namespace = context.seen.snowflake_namespace
+        return tuple(namespace if part == OF_TOPICS else part for part in self.target)
+
     def _run(self, context: DeployContext, verb: str, to: str) -> None:
-        on = f"{self.privilege} ON {self.on} {quote(*self.target)}"
+        on = f"{self.privilege} ON {self.on} {quote(*self._path(context))}"
         with context.snowflake() as session:
             session.run(f"{verb} {on} {to} ROLE {quote(self.role)}", GRANTOR)

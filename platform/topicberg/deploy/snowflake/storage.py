@@ -10,19 +10,22 @@ from pydantic import SecretStr
 
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import (
-    LINKED_SECONDS,
     Names,
     RestLogin,
+    TablePath,
     create_integration,
     create_linked_database,
     create_rest_integration,
     create_table,
     create_volume,
+    delegation,
+    link_status,
     parsed,
     quote,
     role_arn,
     set_polling,
     set_rest_secret,
+    sync_seconds,
     text,
     topic_integration,
 )
@@ -205,10 +208,15 @@ class Volume(Resource):
 
 @dataclass(frozen=True)
 class Integration(Resource):
-    """The catalog integration with AWS Glue, or with its Iceberg REST API."""
+    """The catalog integration with AWS Glue, or with its Iceberg REST API.
+
+    :param linked: of the catalog-linked database
+    """
+
+    linked: bool = False
 
     kind = "Snowflake catalog integration"
-    replaced_for = frozenset({"source", "role", "catalog", "region", "namespace"})
+    replaced_for = frozenset({"source", "role", "catalog", "region", "namespace", "delegation"})
 
     def find(self, context: DeployContext) -> Live | None:
         properties = _describe(context, self.name)
@@ -226,6 +234,7 @@ class Integration(Resource):
                 "catalog": config["CATALOG_NAME"] if rest else properties["GLUE_CATALOG_ID"],
                 "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
                 "namespace": properties["CATALOG_NAMESPACE"],
+                "delegation": config.get("ACCESS_DELEGATION_MODE"),
                 "enabled": properties["ENABLED"].lower(),
                 "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
             },
@@ -236,20 +245,20 @@ class Integration(Resource):
         )
 
     def desired(self, context: DeployContext) -> Fields:
-        rest = context.config.snowflake_catalog == "glue_rest"
-        return {
+        rest = self.linked or context.config.snowflake_catalog == "glue_rest"
+        return _delegated(context, self.linked) | {
             "source": glue_rest_uri(context.seen) if rest else "GLUE",
             "role": role_arn(context.seen),
             "catalog": context.account,
             "region": context.region,
-            "namespace": context.cluster,
+            "namespace": context.seen.snowflake_namespace,
             "enabled": "true",
             "refresh_seconds": context.config.snowflake_refresh_seconds,
         }
 
     def create(self, context: DeployContext) -> None:
         with context.snowflake() as session:
-            session.run(create_integration(context.seen), INTEGRATOR)
+            session.run(create_integration(context.seen, linked=self.linked), INTEGRATOR)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         _enable(context, self.name)
@@ -259,7 +268,7 @@ class Integration(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in our database that derived assets created with it."""
-        _drop_integration(context, self.name)
+        _drop_integration(context, self.name, linked=self.linked)
 
 
 @dataclass(frozen=True)
@@ -268,10 +277,16 @@ class RestIntegration(Resource):
 
     Snowflake never returns the secret. A wrong one is found when the integration is verified, and
     is then set again.
+
+    :param linked: of the catalog-linked database
     """
 
+    linked: bool = False
+
     kind = "Snowflake catalog integration"
-    replaced_for = frozenset({"source", "uri", "catalog", "client", "scopes", "namespace"})
+    replaced_for = frozenset(
+        {"source", "uri", "catalog", "client", "scopes", "namespace", "delegation"}
+    )
 
     def find(self, context: DeployContext) -> Live | None:
         properties = _describe(context, self.name)
@@ -288,6 +303,7 @@ class RestIntegration(Resource):
                 "client": login.get("OAUTH_CLIENT_ID", ""),
                 "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
                 "namespace": properties["CATALOG_NAMESPACE"],
+                "delegation": config.get("ACCESS_DELEGATION_MODE"),
                 "enabled": properties["ENABLED"].lower(),
                 "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
             },
@@ -296,20 +312,21 @@ class RestIntegration(Resource):
     def desired(self, context: DeployContext) -> Fields:
         login = rest_login(context)
         open_catalog = context.config.snowflake_catalog == "open_catalog"
-        return {
+        return _delegated(context, self.linked) | {
             "source": "POLARIS" if open_catalog else "ICEBERG_REST",
             "uri": login.uri,
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",
-            "namespace": context.cluster,
+            "namespace": context.seen.snowflake_namespace,
             "enabled": "true",
             "refresh_seconds": context.config.snowflake_refresh_seconds,
         }
 
     def create(self, context: DeployContext) -> None:
         login = rest_login(context)
-        _run_with_secret(context, create_rest_integration(context.seen, login), login)
+        statement = create_rest_integration(context.seen, login, linked=self.linked)
+        _run_with_secret(context, statement, login)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         _enable(context, self.name)
@@ -318,14 +335,14 @@ class RestIntegration(Resource):
         if not _verify(context, self.name):
             return
         login = rest_login(context)
-        _run_with_secret(context, set_rest_secret(context.seen, login), login)
+        _run_with_secret(context, set_rest_secret(self.name, login), login)
         wait_until_verified(context, self.name)
 
     def contents(self, context: DeployContext) -> list[str]:
         return [".".join(table) for table in _tables(context, "catalog_name", self.name)]
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        _drop_integration(context, self.name)
+        _drop_integration(context, self.name, linked=self.linked)
 
 
 def rest_login(context: DeployContext) -> RestLogin:
@@ -375,9 +392,18 @@ def _enable(context: DeployContext, name: str) -> None:
         session.run(set_polling(context.config, name), INTEGRATOR)
 
 
-def _drop_integration(context: DeployContext, name: str) -> None:
+def _delegated(context: DeployContext, linked: bool) -> Fields:
+    """What is compared of the linked database's integration only: others have an older default."""
+    return {"delegation": delegation(context.config)} if linked else {}
+
+
+def _drop_integration(context: DeployContext, name: str, *, linked: bool = False) -> None:
+    """With what uses it: tables, or the linked database, none of which holds data."""
     _drop_tables(context, "catalog_name", name)
     with context.snowflake() as session:
+        if linked:
+            database = quote(Names.of(context.config).linked_database)
+            session.run(f"DROP DATABASE IF EXISTS {database}", INTEGRATOR)
         session.run(f"DROP CATALOG INTEGRATION IF EXISTS {quote(name)}", INTEGRATOR)
 
 
@@ -415,10 +441,12 @@ def wait_until_verified(context: DeployContext, integration: str) -> None:
 
 @dataclass(frozen=True)
 class LinkedDatabase(Resource):
-    """A database of what the catalog has of the cluster; Snowflake looks by itself."""
+    """A database of what the catalog has of the cluster; Snowflake looks by itself.
+
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-catalog-linked-database
+    """
 
     kind = "Snowflake catalog-linked database"
-    replaced_for = frozenset({"namespaces"})
 
     def find(self, context: DeployContext) -> Live | None:
         like = text(_pattern(self.name))
@@ -431,7 +459,9 @@ class LinkedDatabase(Resource):
         return Live(
             self.name,
             {
-                "namespaces": answer.get("allowed_namespaces"),
+                "namespaces": [
+                    str(one).strip("'") for one in answer.get("allowed_namespaces") or []
+                ],
                 "sync_interval_seconds": int(answer["sync_interval_seconds"]),
                 "suspended": str(answer["is_suspended"]).lower(),
             },
@@ -439,8 +469,8 @@ class LinkedDatabase(Resource):
 
     def desired(self, context: DeployContext) -> Fields:
         return {
-            "namespaces": [context.cluster],
-            "sync_interval_seconds": LINKED_SECONDS,
+            "namespaces": [context.seen.snowflake_namespace],
+            "sync_interval_seconds": sync_seconds(context.config),
             "suspended": "false",
         }
 
@@ -450,12 +480,42 @@ class LinkedDatabase(Resource):
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         alter = f"ALTER DATABASE {quote(self.name)}"
-        change = f"UPDATE LINKED_CATALOG SET SYNC_INTERVAL_SECONDS = {LINKED_SECONDS}"  # noqa: S608
+        of_link = f"{alter} UPDATE LINKED_CATALOG"
+        interval = sync_seconds(context.config)
         with context.snowflake() as session:
             if "sync_interval_seconds" in changes:
-                session.run(f"{alter} {change}", INTEGRATOR)
+                session.run(f"{of_link} SET SYNC_INTERVAL_SECONDS = {interval}", INTEGRATOR)
+            if "namespaces" in changes:  # first the new ones: an empty list would allow all
+                before, after = changes["namespaces"]
+                for verb, names in (
+                    ("ADD ({}) TO", set(after) - set(before)),
+                    ("REMOVE ({}) FROM", set(before) - set(after)),
+                ):
+                    if names:
+                        listed = verb.format(", ".join(map(text, sorted(names))))
+                        session.run(f"{of_link} {listed} ALLOWED_NAMESPACES", INTEGRATOR)
             if "suspended" in changes:
                 session.run(f"{alter} RESUME DISCOVERY", INTEGRATOR)
+
+    def settle(self, context: DeployContext, live: Live) -> None:
+        """
+        :raises TopicbergError: discovery fails, with Snowflake's reason
+        """
+        reason = ""
+
+        def follows() -> bool:
+            nonlocal reason
+            with context.snowflake() as session:
+                session.take(INTEGRATOR)
+                status = link_status(session.connection, context.config)
+            reason = status.failure
+            return status.state != "FAILED"
+
+        what = f"{self.title} follows its catalog"
+        try:
+            until(follows, what, VERIFY_SECONDS, sleep=context.sleep)
+        except PatienceError as error:
+            raise TopicbergError(f"{error.message}: {reason}", hint=error.hint) from error
 
     def delete(self, context: DeployContext, live: Live) -> None:
         with context.snowflake() as session:
@@ -464,17 +524,20 @@ class LinkedDatabase(Resource):
 
 @dataclass(frozen=True)
 class ReadingRole(iam.Role):
-    """The IAM role by which Snowflake reads: it is there when Snowflake can take it."""
+    """The IAM role by which Snowflake reads: it is there when Snowflake can take it.
+
+    :param integrations: with Glue's REST API
+    """
 
     volumes: tuple[str, ...] = ()
-    integration: str = ""
+    integrations: tuple[str, ...] = ()
 
     def settle(self, context: DeployContext, live: Live) -> None:
         iam.Role.settle(self, context, live)
         for volume in self.volumes:
             self._verify(context, volume)
-        if context.config.snowflake_catalog == "glue_rest":
-            wait_until_verified(context, self.integration)
+        for integration in self.integrations:
+            wait_until_verified(context, integration)
 
     def _verify(self, context: DeployContext, volume: str) -> None:
         """:raises TopicbergError: Snowflake cannot take the role to read the volume"""
@@ -535,7 +598,7 @@ class IcebergTable(Resource):
         return {
             "catalog": topic_integration(context.config),
             "volume": names.volume,
-            "glue_table": [context.cluster, self._topic().glue_name],
+            "glue_table": [context.seen.snowflake_namespace, self._topic().glue_name],
             "auto_refresh": True,
         }
 
@@ -552,8 +615,9 @@ class IcebergTable(Resource):
         names, name = Names.of(context.config), self._topic().glue_name
         integration = topic_integration(context.config)
         self._wait_for_catalog(context)
+        namespace = context.seen.snowflake_namespace
         statement = create_table(
-            names, self.name, context.cluster, name, integration=integration, auto_refresh=True
+            names, self.name, namespace, name, integration=integration, auto_refresh=True
         )
         with context.snowflake() as session:
             session.run(f"USE WAREHOUSE {quote(names.warehouse)}", OWNER)
@@ -571,7 +635,7 @@ class IcebergTable(Resource):
         if topic_integration(context.config) != Names.of(context.config).integration:
             syncs = self._status(context).get("catalog_sync_statuses") or []
             return {one.get("sync_status") for one in syncs} == {"SYNCED"}
-        table = glue.get_table(context.aws("glue"), context.cluster, self._topic().glue_name)
+        table = glue.get_table(context.aws("glue"), context.namespace, self._topic().glue_name)
         return table is not None and glue.metadata_location(table) is not None
 
     def _wait_for_catalog(self, context: DeployContext) -> None:
@@ -592,22 +656,82 @@ class IcebergTable(Resource):
                 )
             return False
 
-        name = f"{context.cluster}.{self._topic().glue_name}"
+        name = f"{context.namespace}.{self._topic().glue_name}"
         try:
             until(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=context.sleep)
         except PatienceError as error:
-            found = ", ".join(sorted(tables(context, context.cluster))) or "no table"
+            found = ", ".join(sorted(tables(context, context.namespace))) or "no table"
             raise TopicbergError(
-                f"{self.title}: {error.message}; Glue database {context.cluster} has {found}",
+                f"{self.title}: {error.message}; Glue database {context.namespace} has {found}",
                 hint=error.hint,
             ) from error
 
+    def _sql(self, context: DeployContext) -> str:
+        return Names.of(context.config).table(self.name)
+
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        table = Names.of(context.config).table(self.name)
+        alter = f"ALTER ICEBERG TABLE {self._sql(context)} SET AUTO_REFRESH = TRUE"
         with context.snowflake() as session:
-            session.run(f"ALTER ICEBERG TABLE {table} SET AUTO_REFRESH = TRUE", INTEGRATOR)
+            session.run(alter, INTEGRATOR)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         table = Names.of(context.config).table(self.name)
         with context.snowflake() as session:
             session.run(f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)
+
+
+@dataclass(frozen=True)
+class LinkedTable(IcebergTable):
+    """A topic's table in the catalog-linked database: it is created by Snowflake's discovery."""
+
+    kind = "Snowflake table, discovered,"
+    replaced_for = frozenset()
+
+    def _path(self, context: DeployContext) -> TablePath:
+        """In Glue, names are in lower case; another catalog has the topic's name."""
+        spec, config = self._topic(), context.config
+        name = spec.glue_name if config.topics_in_glue else spec.name
+        database, schema = Names.of(config).linked_database, context.seen.snowflake_namespace
+        return TablePath(database, schema, name, is_linked=True)
+
+    def _sql(self, context: DeployContext) -> str:
+        return self._path(context).sql
+
+    def find(self, context: DeployContext) -> Live | None:
+        path = self._path(context)
+        like = text(_pattern(path.table))
+        with context.snowflake() as session:
+            show = f"SHOW ICEBERG TABLES LIKE {like} IN SCHEMA {path.within}"
+            rows = session.find(show, INTEGRATOR)
+        found = next((row for row in rows or [] if row["name"] == path.table), None)
+        if found is None:
+            return None
+        return Live(str(path), {"auto_refresh": bool(found["auto_refresh_status"])})
+
+    def desired(self, context: DeployContext) -> Fields:
+        return {"auto_refresh": True}
+
+    def create(self, context: DeployContext) -> None:
+        """Wait until the catalog has the table, and then until Snowflake has discovered it."""
+        self._wait_for_catalog(context)
+        path, config = self._path(context), context.config
+        patience = 3.0 * sync_seconds(config) + VERIFY_SECONDS
+        try:
+            until(
+                lambda: self.find(context) is not None,
+                f"Snowflake discovers {path}",
+                patience,
+                sleep=context.sleep,
+            )
+        except PatienceError as error:
+            with context.snowflake() as session:
+                session.take(INTEGRATOR)
+                status = link_status(session.connection, config)
+            raise TopicbergError(
+                f"{error.message}: discovery is {status.state}{status.reason(path)}",
+                hint=error.hint,
+            ) from error
+
+    def is_ours(self, context: DeployContext) -> bool:
+        """It goes with its database."""
+        return False
