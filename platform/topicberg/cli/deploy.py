@@ -535,9 +535,14 @@ def _show(steps: list[Step], *, everything: bool) -> int:
 
 
 def _preview(context: DeployContext, graph: list[Resource]) -> None:
-    """Print what the whole deployment costs and which quotas it meets."""
+    """Print manual steps, what the whole deployment costs, and which quotas it meets."""
     from topicberg.deploy.costs import AS_OF, costs, usage
+    from topicberg.deploy.open_catalog import manual_steps
 
+    if steps := manual_steps(context):
+        echo("to do manually in Snowflake Open Catalog:", bold=True)
+        for place, step in enumerate(steps, 1):
+            echo(f"  {place}. {step}")
     found = costs(graph, context.config, context.live)
     total = sum(one.usd for one in found)
     kinds: dict[str, list[Any]] = {}

@@ -46,6 +46,12 @@ class DeploySettings(Addresses):
     """E.g. ``PRINCIPAL_ROLE:ALL``."""
     catalog_token_uri: str | None = Field(default=None, pattern=r"^https?://.+$")
     """By default the catalog's own."""
+    catalog_iam_user_arn: str | None = Field(
+        default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(user|role|root)[!-~]*$"
+    )
+    """Who reads the bucket for Open Catalog, as its catalog's details show it."""
+    catalog_external_id: str | None = Field(default=None, min_length=2, max_length=1224)
+    """Of the same catalog."""
 
     day_count: int = Field(default=30, ge=1)
     """Days between two rotations of every key."""
@@ -86,7 +92,12 @@ def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list
         "open_catalog": ("uri", "name", "client_id", "client_secret", "scope"),
         "iceberg_rest": ("uri", "client_id", "client_secret", "scope"),
     }.get(config.snowflake_catalog, ())
-    return [
+    problems = []
+    if bool(known.catalog_iam_user_arn) != bool(known.catalog_external_id):
+        problems.append(
+            "TOPICBERG_CATALOG_IAM_USER_ARN, TOPICBERG_CATALOG_EXTERNAL_ID: set both or none"
+        )
+    return problems + [
         f"TOPICBERG_CATALOG_{name.upper()}: missing; TOPICBERG_SNOWFLAKE_CATALOG is "
         f"{config.snowflake_catalog}"
         for name in needed
@@ -150,4 +161,6 @@ class _Stated(HoldsSecrets, BaseSettings):
     catalog_client_id: str | None = None
     catalog_client_secret: SecretStr | None = None
     catalog_scope: str | None = None
+    catalog_iam_user_arn: str | None = None
+    catalog_external_id: str | None = None
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")

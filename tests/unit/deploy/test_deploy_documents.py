@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
+from pydantic import SecretStr
 
 from topicberg.clients.secrets import ApiKey
 from topicberg.deploy.aws import iam
@@ -17,8 +18,10 @@ from topicberg.deploy.confluent.keys import _open, _values
 from topicberg.deploy.confluent.tableflow import config_of
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.draw import draw, lines
+from topicberg.deploy.open_catalog import manual_steps
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, compare
+from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
@@ -57,6 +60,25 @@ class Facts:
 
 
 WORLD = cast(DeployContext, Facts())
+
+
+def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
+    """In the role, so that no later `create` takes the statement away."""
+    context = cast(Any, Facts())
+    context.config = Settings(prefix="demo", snowflake_catalog="open_catalog")
+    given = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s"), "catalog_name": "c"}
+    context.deploy = DeploySettings.model_validate(given)
+    context.role_arn = lambda name: f"arn:aws:iam::{Facts.account}:role/{name}"
+    before = iam.snowflake_trust(context)["Statement"]
+    steps = manual_steps(context)
+    assert "s3://demo-bucket/" in steps[0]
+    assert "TOPICBERG_CATALOG_IAM_USER_ARN" in steps[-1]
+    user = "arn:aws:iam::3:user/open"
+    context.deploy = context.deploy.model_copy(
+        update={"catalog_iam_user_arn": user, "catalog_external_id": "ext-o"}
+    )
+    assert iam.snowflake_trust(context)["Statement"] == [*before, iam.trusted_by(user, "ext-o")]
+    assert manual_steps(context) == []
 
 
 def test_confluent_is_trusted_with_its_external_id_and_may_tag() -> None:

@@ -73,7 +73,9 @@ def confluent_trust(context: DeployContext) -> Document:
 
 
 def snowflake_trust(context: DeployContext) -> Document:
-    """The volumes have the external id that we give them; the integration has one of its own."""
+    """The volumes have the external id that we give them; the integration has one of its own.
+    Open Catalog's user is as its administrator found it.
+    """
     statements: list[Document] = []
     keys = ["snowflake/volume", "snowflake/derived_volume", "snowflake/integration"]
     config = context.config
@@ -84,6 +86,10 @@ def snowflake_trust(context: DeployContext) -> Document:
         statement = trusted_by(facts["principal"], facts["external_id"])
         if statement not in statements:
             statements.append(statement)
+    if config.snowflake_catalog == "open_catalog":
+        user, external_id = context.deploy.catalog_iam_user_arn, context.deploy.catalog_external_id
+        if user and external_id:
+            statements.append(trusted_by(user, external_id))
     return document(*statements)
 
 

@@ -1,0 +1,37 @@
+"""Snowflake Open Catalog: what has to be done there by its administrator.
+
+Open Catalog shows the IAM user that reads the bucket once its catalog exists, and `deploy` has
+no login to its account.
+
+https://docs.snowflake.com/en/user-guide/opencatalog/create-catalog and
+https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-snowflake-open-catalog-or-apache-polaris.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topicberg.deploy.context import DeployContext
+
+
+def manual_steps(context: DeployContext) -> list[str]:
+    """Return the steps with their values; empty: the tables are in another catalog, or the IAM
+    user is known, so they are done.
+    """
+    config, deploy = context.config, context.deploy
+    if config.snowflake_catalog != "open_catalog" or deploy.catalog_iam_user_arn:
+        return []
+    name = deploy.catalog_name
+    return [
+        f"create an external catalog {name}: storage provider S3, default base location "
+        f"s3://{context.bucket}/, S3 role ARN {context.role_arn(context.names.snowflake_role)}, "
+        "external ID of your choice",
+        f"create a service connection; its client is TOPICBERG_CATALOG_CLIENT_ID "
+        f"({deploy.catalog_client_id}) and TOPICBERG_CATALOG_CLIENT_SECRET",
+        f"create a catalog role of {name} with the privilege CATALOG_MANAGE_CONTENT, and grant it "
+        "to the connection's principal role",
+        "set TOPICBERG_CATALOG_IAM_USER_ARN to the IAM user ARN in the catalog's details, and "
+        "TOPICBERG_CATALOG_EXTERNAL_ID to its external ID; then run `topicberg deploy create`, "
+        "which trusts that user",
+    ]
