@@ -340,25 +340,28 @@ def nessie_lake(
         moto.stop()
 
 
+def nessie_login(oauth: OAuthServer, **more: Any) -> CatalogLogin:
+    return CatalogLogin(
+        client_id="engine",
+        client_secret=SecretStr("engine-client-secret"),
+        token_uri=oauth.token_uri,
+        warehouse="warehouse",
+        delegation="vended-credentials",
+        **more,
+    )
+
+
 @pytest.mark.slow
 def test_nessie_with_vended_keys_serves_each_client(
     stack: Endpoints, nessie_lake: tuple[OAuthServer, str]
 ) -> None:
     """Needs `org.projectnessie.nessie:nessie-quarkus` (245 MB). No client has a key of its own."""
     oauth, address = nessie_lake
-    login = CatalogLogin(
-        client_id="engine",
-        client_secret=SecretStr("engine-client-secret"),
-        token_uri=oauth.token_uri,
-        scope="profile",
-        warehouse="warehouse",
-        delegation="vended-credentials",
-    )
     endpoints = stack.model_copy(
         update={
             "iceberg_rest": address,
             "iceberg_rest_token": None,
-            "iceberg_login": login,
+            "iceberg_login": nessie_login(oauth, scope="profile"),
             "s3": None,
             "s3_access_key": None,
             "s3_secret_key": None,
@@ -388,15 +391,9 @@ def test_nessie_is_refused_by_the_engine(
     stack: Endpoints, nessie_lake: tuple[OAuthServer, str], make_topic: Callable[..., Topic]
 ) -> None:
     oauth, address = nessie_lake
-    login = CatalogLogin(
-        client_id="engine",
-        client_secret=SecretStr("engine-client-secret"),
-        token_uri=oauth.token_uri,
-        warehouse="warehouse",
-        delegation="vended-credentials",
-    )
     topic = make_topic()
     send(topic, 0)
+    login = nessie_login(oauth)
     changes = {"iceberg_rest": address, "iceberg_rest_token": None, "iceberg_login": login}
     elsewhere = stack.model_copy(update=changes)
     with pytest.raises(TopicbergError, match="the catalog is Nessie"):

@@ -99,7 +99,9 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     """
     identifier = spec.table_identifier(config)
     if any(name.startswith("nessie.") for name in catalog.properties):
-        # It ignores tags, and publishes each commit at once and without compare-and-set.
+        # As tried with 0.99: it accepts a tag and drops it, publishes a staged snapshot at once,
+        # keeps one snapshot and no metadata log, and accepts a commit that asserts "no snapshot"
+        # on a table that has one, whose rows are then lost.
         raise TableflowError(
             f"table {'.'.join(identifier)}: the catalog is Nessie, which keeps only the newest "
             "snapshot of a table: exactly once needs staged snapshots and tags",
