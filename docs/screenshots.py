@@ -14,13 +14,13 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import requests
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 IMAGES = Path(__file__).parent / "images"
 GROUP = "/locations/__repository__@topicberg/asset-groups"
@@ -29,11 +29,12 @@ PAGES = {
     "checks": ("/assets/iceberg/stock_trades?view=checks", 1600, 1000),
     "asset": ("/assets/iceberg/stock_trades_with_totals", 1600, 1400),
     "backfill": ("/assets/iceberg/stock_total_trades", 1400, 900),
-    "backfill-run": ("/runs?q[0]=job%3Abackfill", 1400, 700),
+    "backfill-run": ("/runs", 1400, 900),  # after a backfill was launched
 }
 """File name → page, width, height."""
-CLICKS = {"backfill": "Materialize"}
-"""File name → beginning of the text of the button that is clicked before."""
+CLICKS = {"backfill": ("Materialize", "All")}
+"""File name → how the texts of the buttons begin that are clicked before, in this order."""
+CLICK_SECONDS = 6
 PATIENCE_SECONDS = 40
 """How long a page may draw. The UI never rests (it polls), and a graph is laid out in the browser,
 so neither "the network is idle" nor Chromium's virtual time says when it is done."""
@@ -71,16 +72,31 @@ def page(chromium: str, url: str, width: int, height: int) -> Iterator[str]:
                 browser.terminate()
 
 
-def shoot(chromium: str, url: str, file: Path, width: int, height: int) -> None:
-    """One page as a PNG."""
+def shoot(
+    chromium: str, url: str, file: Path, width: int, height: int, clicks: Iterable[str] = ()
+) -> None:
+    """One page as a PNG, after clicks on the buttons whose texts begin so."""
     with page(chromium, url, width, height) as devtools:
         time.sleep(PATIENCE_SECONDS)
         with connect(devtools, max_size=None) as socket:
-            socket.send(json.dumps({"id": 1, "method": "Page.captureScreenshot"}))
-            answer: dict[str, Any] = {}
-            while answer.get("id") != 1:
-                answer = json.loads(socket.recv())
-        file.write_bytes(base64.b64decode(answer["result"]["data"]))
+            for text in clicks:
+                click = (
+                    "[...document.querySelectorAll('button')]"
+                    f".find(one => one.innerText.trim().startsWith({json.dumps(text)})).click()"
+                )
+                ask(socket, "Runtime.evaluate", expression=click)
+                time.sleep(CLICK_SECONDS)
+            answer = ask(socket, "Page.captureScreenshot")
+        file.write_bytes(base64.b64decode(answer["data"]))
+
+
+def ask(socket: ClientConnection, method: str, **params: str) -> dict[str, Any]:
+    """One call of the DevTools, and its result."""
+    socket.send(json.dumps({"id": 1, "method": method, "params": params}))
+    answer: dict[str, Any] = {}
+    while answer.get("id") != 1:
+        answer = json.loads(socket.recv())
+    return dict(answer["result"])
 
 
 def main() -> None:
@@ -93,7 +109,12 @@ def main() -> None:
     for name in arguments.pages or PAGES:
         path, width, height = PAGES[name]
         shoot(
-            arguments.chromium, arguments.url + path, arguments.out / f"{name}.png", width, height
+            arguments.chromium,
+            arguments.url + path,
+            arguments.out / f"{name}.png",
+            width,
+            height,
+            CLICKS.get(name, ()),
         )
 
 
