@@ -200,6 +200,7 @@ class Event:
     new_key: int | None = None
     key_schema: int = 0
     """Of the :data:`KEY_SCHEMAS`."""
+    is_malformed: bool = False
 
     @property
     def headers(self) -> list[tuple[str, str | bytes | None]]:
@@ -282,6 +283,47 @@ class Source:
         self._delete(key, new)
         self._live("c", row, unchanged=unchanged, old=key)
 
+    def damage(self, share: float) -> None:
+        """Make some changes malformed."""
+        self.events = [
+            replace(e, is_malformed=e.op in ("c", "u") and self.rng.random() < share)
+            for e in self.events
+        ]
+
+    def rows_without_malformed(self) -> tuple[dict[int, dict[str, Any]], int]:
+        """Return the rows, and the number of changes that cannot be applied.
+
+        No value is older than one that a malformed change may have had.
+        """
+        rows: dict[int, dict[str, Any]] = {}
+        lost: set[int] = set()
+        moved: dict[int, tuple[dict[str, Any] | None, bool]] = {}
+        count = 0
+        for event in self.events:
+            key = event.key
+            if event.op == "t":
+                rows.clear()
+            if key is None or event.op in (None, "t"):
+                continue
+            if event.op == "d":
+                moved[event.lsn] = rows.pop(key, None), key in lost
+                lost.discard(key)
+                continue
+            before = rows.get(key), key in lost
+            if event.old_key is not None:
+                before = moved[event.lsn]
+            assert event.after is not None
+            row = dict(event.after)
+            if row["big"] == UNAVAILABLE and before[0] is not None and not before[1]:
+                row["big"] = before[0]["big"]
+            if event.is_malformed or row["big"] == UNAVAILABLE:
+                lost.add(key)
+                count += 1
+            else:
+                rows[key] = row
+                lost.discard(key)
+        return rows, count
+
     def batches(self, count: int) -> list[list[Event]]:
         """Return the records in batches, in any interleaving that keeps each partition's order."""
         queues = {p: [e for e in self.events if e.partition == p] for p in range(self.partitions)}
@@ -326,7 +368,8 @@ class SourceTopic:
             if event.op is not None:
                 source: dict[str, Any] = {"ts_ms": event.lsn, "ts_us": event.lsn * 1_000, "txId": 1}
                 source |= {"lsn": event.lsn, "snapshot": "false"}
-                record = {"before": None, "after": event.after, "source": source, "op": event.op}
+                op = "?" if event.is_malformed else event.op
+                record = {"before": None, "after": event.after, "source": source, "op": op}
                 value = wire_prefix(self.value_id) + encode(self.envelope, record)
             producer.produce(
                 self.topic.spec.name, value, key, event.partition, headers=event.headers

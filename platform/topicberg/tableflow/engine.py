@@ -196,6 +196,7 @@ class Ingestor:
         self._careful = 0
         self._turn = Turn(is_exclusive=False)
         self._isolation: Isolation | None = None
+        self._log_end: Offsets = {}
         self._ends: dict[int, int] = {}
         """Where the next batch has to end, by partition; see :class:`BatchCutError`."""
         self.current_offsets: Offsets = {}
@@ -261,6 +262,7 @@ class Ingestor:
                 self._sessions.give_back(session)
 
     def _attempt(self) -> Commit:
+        ends: dict[int, int] = {}  # together, so that each attempt is smaller than the one before
         while True:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
@@ -268,7 +270,8 @@ class Ingestor:
             except SchemasFoundError as found:
                 logger.info("topic %s: %s", self.spec.name, found)
             except BatchCutError as cut:
-                self._ends = cut.ends
+                ends |= {p: min(end, ends.get(p, end)) for p, end in cut.ends.items()}
+                self._ends = dict(ends)
             except BatchFailedError as failed:
                 logger.warning("%s; reading a smaller part of the batch", failed.message)
 
@@ -278,6 +281,7 @@ class Ingestor:
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
         topic_id, beginning, latest = log.topic_id, log.beginning, log.end
+        self._log_end = latest
         if self._framing is not None:
             self._framing.learn_from(beginning, latest)
         layout = read_layout(self.spec, self._subjects)
@@ -614,7 +618,9 @@ class Ingestor:
         if self.spec.tableflow.error_handling.mode == "SUSPEND":
             return self._write(spark, table, layout, batch, is_small, _raising(frame), properties)
         observed, observation = _observed(frame)
-        good = observed.filter(f"{PROBLEM} IS NULL")
+        is_folded = self.spec.changelog is not None and self.spec.write_mode == "upsert"
+        # Folding has to know of which rows a change is left out.
+        good = observed if is_folded else observed.filter(f"{PROBLEM} IS NULL")
         staged = self._write(spark, table, layout, batch, is_small, good, properties)
         seen = _seen(frame, observation)
         if not (skipped := seen["problems"]):
@@ -710,8 +716,10 @@ class Ingestor:
         # Of key and value, only whether they are null is needed after the decoding.
         columns = ("partition", "offset", "timestamp", ROW, CHANGE)
         is_null = ("key IS NULL AS no_key", "value IS NULL AS no_value")
-        persisted = frame.selectExpr(*columns, *is_null).persist()
-        folding = Folding(spark, self.spec, table, head, index, keys, may_move, batch, persisted)
+        left_out = f"{PROBLEM} IS NOT NULL AS left_out"
+        persisted = frame.selectExpr(*columns, *is_null, left_out).persist()
+        given = spark, self.spec, table, head, index, keys, may_move, batch, self._log_end
+        folding = Folding(*given, persisted)
         try:
             folded = folding.fold({})
             while len(folded.refused) > len(folding.refused):

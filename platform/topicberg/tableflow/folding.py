@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,12 @@ from pydantic import BaseModel, ValidationError
 from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.summaries import ancestry
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import Offsets, Place
 from topicberg.spark import quote
 from topicberg.tableflow.changes import CHANGE, LIVE, row_columns, toastable
 from topicberg.tableflow.keys import Keys, merged
 from topicberg.tableflow.rows import ROW
-from topicberg.topics.spec import PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
+from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +51,11 @@ STATE = "topicberg.changelog"
 """Table property: see :class:`State`."""
 PATIENCE_MS = 60_000
 """How long an insertion waits for the deletion of its old key, by the record's timestamp."""
+CERTAIN_MS = 150_000
+"""After this time, a producer has sent a record or given up (Kafka's ``delivery.timeout.ms``, and
+some more): no older change comes from another partition."""
+_MAX_LOST = 1_000
+"""How many keys of changes that were left out are known; of others, only how far they may reach."""
 _MAX_DELETES = 10_000
 """How many deleted keys are known: more would make the table's metadata large."""
 _MAX_SNAPSHOTS = 200
@@ -86,6 +91,14 @@ class Deletion(BaseModel):
         return order_of(self.micros, self.position)
 
 
+class Lost(BaseModel):
+    """A change that was left out. ``key``: its hash; None: of any key of the partition."""
+
+    partition: int
+    offset: int
+    key: str | None = None
+
+
 class State(BaseModel):
     """What is known of the changes so far."""
 
@@ -98,6 +111,8 @@ class State(BaseModel):
     deletes: dict[str, Deletion] = {}
     """Deleted keys, if keys may have moved to other partitions: changes from before the deletion
     may still be read from there."""
+    lost: list[Lost] = []
+    """Changes that were left out: of rows from before them, some values are not the newest."""
 
     @classmethod
     def load(cls, properties: Mapping[str, str]) -> State:
@@ -125,7 +140,8 @@ class Folded:
 
     rows: DataFrame
     replaced: list[FileRows]
-    properties: dict[str, str]
+    state: State
+    properties: dict[str, str] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
 
 
@@ -142,8 +158,11 @@ class Folding:
     may_move: bool
     """Whether keys have several schemas, so that Kafka's partition of a key may have changed."""
     batch: Batch
+    log_end: Offsets
+    """Where the log of each partition ended when the batch was planned."""
     frame: DataFrame
-    """Good records, with :data:`ROW` and :data:`CHANGE`; persisted."""
+    """The records, with :data:`ROW`, :data:`CHANGE`, and ``left_out`` of the malformed ones;
+    persisted."""
     refused: Mapping[Place, str] = field(default_factory=dict)
     """Changes that are left out."""
 
@@ -153,6 +172,11 @@ class Folding:
         self.toast = [each.name for each in columns if toastable(each)]
         names = (PARTITION, SOURCE_TIMESTAMP, SOURCE_POSITION)
         self.order_columns = [self.spec.metadata_column(name) for name in names]
+        self.offset_column = self.spec.metadata_column(OFFSET)
+        skipped = [Lost(partition=p, offset=at) for p, at in sorted(self.batch.skipped)]
+        self.lost = LostChanges([*self.state.lost, *skipped])
+        known = self.state.partitions or 1 << 31
+        self.may_move = self.may_move or len(self.batch.end) > known
         self.old_rows: _OldRows | None = None
         self._persisted: list[DataFrame] = []
 
@@ -174,6 +198,7 @@ class Folding:
 
         frame = self._without(self.frame, refused)
         facts = self._facts(frame)
+        frame = frame.filter("NOT left_out")
         truncates = self._truncates(facts)
         self.refused = refused
         change = F.col(CHANGE)
@@ -184,6 +209,9 @@ class Folding:
             wanted = wanted.filter(is_tombstone | ~self._is_before(truncates))
         if facts["moves"] and self.toast:
             self._cut_before_moves(wanted)
+        lost = self._lost(refused) if refused or facts["lost"] else []
+        if lost and facts["missing"]:
+            self._cut_after_lost(wanted, lost)
         events = wanted.select(
             "partition",
             "offset",
@@ -196,7 +224,10 @@ class Folding:
         has_missing = bool(facts["missing"])
         newest = self._newest(self._filled(events) if has_missing else events).persist()
         self._persisted.append(newest)
-        return self._applied(events, newest, facts, truncates, refused, has_missing)
+        found = self._applied(events, newest, facts, truncates, refused, has_missing)
+        state = found.state.model_copy(update={"lost": self.lost.after(lost)})
+        properties = {STATE: state.model_dump_json()} if state != self.state else {}
+        return replace(found, properties=properties)
 
     def _without(self, frame: DataFrame, places: Iterable[Place]) -> DataFrame:
         if not (listed := list(places)):
@@ -208,7 +239,7 @@ class Folding:
         """Return what decides how the batch is folded; computes and persists the batch."""
         from pyspark.sql import functions as F
 
-        change = F.col(CHANGE)
+        change = F.when(~F.col("left_out"), F.col(CHANGE))
         is_truncate = change.op == "t"
         place = F.struct(
             "partition", "offset", change.micros.alias("m"), change.position.alias("p")
@@ -222,6 +253,7 @@ class Folding:
             ).alias("missing"),
             F.count(F.when((change.op == "d") & change.new_key.isNotNull(), 1)).alias("moves"),
             F.count(F.when(change.op.isNotNull() & ~has_order, 1)).alias("unordered"),
+            F.count(F.when(F.col("left_out") & ~F.col("no_key"), 1)).alias("lost"),
         ).collect()[0]
         return dict(row.asDict())
 
@@ -287,6 +319,75 @@ class Folding:
             is_alone = op == "d" and (micros, position) not in inserted
             if is_alone and offset > self.batch.start[partition]:
                 ends[partition] = min(offset, ends.get(partition, offset))
+        if ends:
+            raise BatchCutError(ends)
+
+    def _lost(self, refused: Mapping[Place, str]) -> list[Lost]:
+        """Return the batch's changes that are left out.
+
+        A record without a key is not a change of a row.
+        """
+        from pyspark.sql import functions as F
+
+        names = [F.col(f"{ROW}.{quote(name)}").alias(name) for name in self.keys]
+        found, is_lost = self.frame, "left_out AND NOT no_key"
+        if refused:
+            places = [(*place, True) for place in refused]
+            marked = self.spark.createDataFrame(
+                places, "partition int, offset bigint, is_refused boolean"
+            )
+            found = found.join(marked, ["partition", "offset"], "left")
+            is_lost += " OR is_refused"
+        found = found.filter(is_lost)
+        rows = found.select("partition", "offset", *names).toArrow()
+        hashes = dict(self._hashed(rows.select(list(self.keys))))
+        pairs = zip(*(rows.column(name).to_pylist() for name in rows.column_names[:2]), strict=True)
+        return [Lost(partition=p, offset=at, key=hashes.get(n)) for n, (p, at) in enumerate(pairs)]
+
+    def _hashed(self, keys: pa.Table) -> list[tuple[int, str]]:
+        """Return number and hash of each key; a key with a null has none."""
+        if not keys.num_rows:
+            return []
+        hashes = self.index.hashes(keys.columns)
+        whole = np.ones(keys.num_rows, np.bool_)
+        for column in keys.columns:
+            whole &= column.is_valid().to_numpy(zero_copy_only=False)
+        parts = zip(hashes.position, hashes.high, hashes.low, strict=True)
+        return [(int(n), f"{int(h):016x}{int(low):016x}") for n, h, low in parts if whole[n]]
+
+    def _cut_after_lost(self, wanted: DataFrame, lost: Sequence[Lost]) -> None:
+        """End the batch after a change that is left out, if a later one needs values of its row.
+
+        So all values that the changes of a batch take from each other are the newest.
+
+        :raises BatchCutError: there is such a change
+        """
+        from pyspark.sql import functions as F
+
+        change = F.col(CHANGE)
+        needs = (
+            wanted.filter(change.op.isin(*LIVE) & (F.size(change.missing) > 0))
+            .select(
+                "partition",
+                "offset",
+                change.old_key.isNotNull().alias("moved"),
+                *(F.col(f"{ROW}.{quote(name)}").alias(name) for name in self.keys),
+            )
+            .toArrow()
+        )
+        hashes = dict(self._hashed(needs.select(list(self.keys))))
+        places = [needs.column(name).to_pylist() for name in ("partition", "offset", "moved")]
+        last: dict[tuple[int, str | None], int] = {}
+        for number, (partition, offset, _) in enumerate(zip(*places, strict=True)):
+            for key in (hashes.get(number), None):
+                last[partition, key] = max(offset, last.get((partition, key), -1))
+        has_moved = any(places[2])
+        ends: dict[int, int] = {}
+        for one in lost:
+            after = last.get((one.partition, one.key), -1) > one.offset
+            if after or (has_moved and self.batch.end[one.partition] > one.offset + 1):
+                end = one.offset + 1
+                ends[one.partition] = min(end, ends.get(one.partition, end))
         if ends:
             raise BatchCutError(ends)
 
@@ -429,9 +530,10 @@ class Folding:
             partitions=self.state.partitions or len(self.batch.end),
             deletes=deletes,
         )
-        properties = {STATE: state.model_dump_json()} if state != self.state else {}
         newest_rows = live.select(f"{ROW}.*")
-        return Folded(newest_rows, _together(replaced, truncated), properties, {**refused, **found})
+        return Folded(
+            newest_rows, _together(replaced, truncated), state, refused={**refused, **found}
+        )
 
     def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[Place]]:
         """Return the deleted keys to remember, and the changes from before such a deletion.
@@ -440,8 +542,7 @@ class Folding:
         """
         import pyarrow.compute as pc
 
-        known = self.state.deletes
-        may_move = self.may_move or len(self.batch.end) > (self.state.partitions or 1 << 31)
+        known, may_move = self.state.deletes, self.may_move
         if not known and not may_move:
             return {}, []
         found = dict(known)
@@ -543,7 +644,8 @@ class _OldRows:
         self.folding = folding
         self.rows = list(rows)
         self.toast = list(toast)
-        wanted = list(dict.fromkeys([*folding.keys, *folding.order_columns, *toast]))
+        places = [*folding.order_columns, folding.offset_column]
+        wanted = list(dict.fromkeys([*folding.keys, *places, *toast]))
         parts = [_read(folding.table, of_file, wanted) for of_file in self.rows]
         self.values: pa.Table | None = pa.concat_tables(parts) if parts else None
         gone = {each.file.file_path: each.positions for each in truncated}
@@ -611,6 +713,43 @@ class _OldRows:
         return replaced, stale
 
 
+class LostChanges:
+    """Changes that were left out, so that rows from before them lack their values."""
+
+    def __init__(self, lost: Sequence[Lost]) -> None:
+        self._known = list(lost)
+        self._of_key: dict[str, Lost] = {}
+        self._of_any: dict[int, int] = {}
+        for one in lost:
+            if one.key is not None:
+                held = self._of_key.setdefault(one.key, one)
+                is_newer = one.partition != held.partition or one.offset > held.offset
+                self._of_key[one.key] = one if is_newer else held
+            else:
+                of_any = self._of_any.get(one.partition, -1)
+                self._of_any[one.partition] = max(one.offset, of_any)
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def is_after(self, key: str | None, partition: int, offset: int) -> bool:
+        """Return whether a change of a key was left out after a record of the key."""
+        one = self._of_key.get(key or "")
+        if one is not None and (one.partition != partition or one.offset > offset):
+            return True
+        return self._of_any.get(partition, -1) > offset
+
+    def after(self, more: Sequence[Lost]) -> list[Lost]:
+        """Return what is known after a batch, whose changes ``more`` were left out."""
+        both = LostChanges([*self._known, *more])
+        newest = list(both._of_key.values())
+        for one in newest[:-_MAX_LOST]:
+            reach = max(one.offset, both._of_any.get(one.partition, -1))
+            both._of_any[one.partition] = reach
+        others = [Lost(partition=p, offset=at) for p, at in sorted(both._of_any.items())]
+        return [*newest[-_MAX_LOST:], *others]
+
+
 class _Chain:
     """Values that changes lack, from the table's rows and from the rows of old keys."""
 
@@ -619,6 +758,7 @@ class _Chain:
         self.events = events
         self.known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         """The changes of the batch by key, in order; only of keys that were looked up."""
+        self._reached: dict[int, Order] | None = None
 
     def fills(self, needs: pa.Table) -> tuple[pa.Table | None, dict[Place, str]]:
         """Return a value for each missing column, and the changes for which there is none."""
@@ -638,21 +778,25 @@ class _Chain:
         plain = ~origin & (life == 0) & (matches >= 0)
         parts = []
         refused: dict[Place, str] = {}
+        waiting: dict[int, int] = {}
+        if plain.any() and (folding.lost or folding.may_move):
+            plain &= self._usable(needs, matches, plain, refused, waiting)
         if plain.any():
             assert old is not None  # noqa: S101  a row was found
             assert old.values is not None  # noqa: S101
             taken = old.values.select(folding.toast).take(pa.array(matches[plain]))
             parts.append(self._part(needs.filter(pa.array(plain)), taken.columns, types))
-        waiting: dict[int, int] = {}
         resolved: list[tuple[Place, dict[str, Any]]] = []
         for number in np.flatnonzero(~plain):
             need = needs.slice(int(number), 1).to_pylist()[0]
             place = (need["partition"], need["offset"])
+            if place in refused or place[1] >= waiting.get(place[0], 1 << 62):
+                continue
             try:
                 row = matches[number]
                 values = self._values(need, None if row < 0 else int(row))
-            except _WaitError:
-                if self._may_wait(need):
+            except _WaitError as wait:
+                if wait.is_needed or self._may_wait(need):
                     waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
                     continue
                 values = None
@@ -674,6 +818,61 @@ class _Chain:
             )
             parts.append(self._part(rows, arrays, types))
         return (pa.concat_tables(parts) if parts else None), refused
+
+    def _usable(
+        self,
+        needs: pa.Table,
+        matches: NDArray[np.int64],
+        chosen: NDArray[np.bool_],
+        refused: dict[Place, str],
+        waiting: dict[int, int],
+    ) -> NDArray[np.bool_]:
+        """Return which changes may take values of the table's rows; sort out the others."""
+        folding, old = self.folding, self.folding.old_rows
+        assert old is not None  # noqa: S101  rows were found
+        assert old.values is not None  # noqa: S101
+        hashes = dict(folding._hashed(needs.select(folding._key_columns())))
+        partitions = old.values.column(folding.order_columns[0]).to_pylist()
+        offsets = old.values.column(folding.offset_column).to_pylist()
+        own = needs.column("partition").to_pylist()
+        usable = np.ones(needs.num_rows, np.bool_)
+        for number in map(int, np.flatnonzero(chosen)):
+            row = int(matches[number])
+            has_moved = folding.may_move and partitions[row] != own[number]
+            is_lost = folding.lost.is_after(hashes.get(number), partitions[row], offsets[row])
+            if not (is_lost or has_moved):
+                continue
+            need = needs.slice(number, 1).to_pylist()[0]
+            place = (need["partition"], need["offset"])
+            if is_lost:
+                refused[place] = _lost_before(folding, need["missing"][0])
+            elif self._is_certain(need):
+                continue
+            else:
+                waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+            usable[number] = False
+        return usable
+
+    def _is_certain(self, need: Mapping[str, Any]) -> bool:
+        """Return whether all changes from before one are read, in all partitions."""
+        from pyspark.sql import functions as F
+
+        batch, change = self.folding.batch, F.col(CHANGE)
+        if self._reached is None:
+            ends = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
+            rows = self.events.filter(change.op.isNotNull()).groupBy("partition")
+            found = rows.agg(ends.alias("at")).collect()
+            orders = {row["partition"]: order_of(row["at"]["m"], row["at"]["p"]) for row in found}
+            self._reached = {p: order for p, order in orders.items() if order is not None}
+        order = order_of(need["m"], need["p"])
+        is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
+        for partition, end in batch.end.items():
+            reached = self._reached.get(partition)
+            has_passed = order is not None and reached is not None and reached > order
+            is_at_end = is_old and end >= self.folding.log_end.get(partition, 0)
+            if partition != need["partition"] and not has_passed and not is_at_end:
+                return False
+        return True
 
     def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
         import pyarrow as pa
@@ -702,8 +901,8 @@ class _Chain:
             raise BatchCutError(waiting)
         partition, offset = next(iter(waiting.items()))
         raise WaitingError(
-            f"topic {name}, partition {partition}, offset {offset}: the row has a new key, and the "
-            "deletion of its old key is not in Kafka yet",
+            f"topic {name}, partition {partition}, offset {offset}: the row has a new key, or its "
+            "key has moved to another partition, and changes from before may not be in Kafka yet",
             hint="wait: the engine tries it again",
         )
 
@@ -715,6 +914,8 @@ class _Chain:
         if need["origin"] is None:
             if need["life"]:
                 return None
+            if folding.may_move and not self._is_certain(need):
+                raise _WaitError(is_needed=True)
             return self._before(key, order, need["missing"], is_moved=True)
         origin = need["origin"]
         moved = order_of(origin["m"], origin["p"])
@@ -768,6 +969,8 @@ class _Chain:
         if is_moved:  # an earlier snapshot may have a row that was deleted since
             return None
         row, is_current = self._row(key, order)
+        if row is not None and self._lacks(key, row):
+            return None
         if row is None:
             if is_deleted:
                 return None
@@ -814,14 +1017,10 @@ class _Chain:
 
     def _row(self, key: tuple[Any, ...], order: Order) -> tuple[dict[str, Any] | None, bool]:
         """Return a key's row of before an order, and whether it is of the current snapshot."""
-        import pyarrow as pa
-
         folding = self.folding
         if folding.head is None:
             return None, False
-        types = _arrow_fields(folding.table, folding.keys)
-        columns = [pa.array([one], kind) for one, kind in zip(key, types, strict=True)]
-        keys = pa.table(columns, names=list(folding.keys))
+        keys = self._table_of(key)
         for number, snapshot in enumerate(ancestry(folding.table, folding.head)):
             if number > _MAX_SNAPSHOTS:
                 break
@@ -832,6 +1031,22 @@ class _Chain:
             if at is not None and at < order:
                 return found, number == 0
         return None, False
+
+    def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
+        """Return whether a change after a row was left out."""
+        folding = self.folding
+        if not folding.lost:
+            return False
+        (hashed,) = folding._hashed(self._table_of(key)) or [(0, None)]
+        partition, offset = row[folding.order_columns[0]], row[folding.offset_column]
+        return folding.lost.is_after(hashed[1], partition, offset)
+
+    def _table_of(self, key: tuple[Any, ...]) -> pa.Table:
+        import pyarrow as pa
+
+        types = _arrow_fields(self.folding.table, self.folding.keys)
+        columns = [pa.array([one], kind) for one, kind in zip(key, types, strict=True)]
+        return pa.table(columns, names=list(self.folding.keys))
 
     def _parsed(self, text: str) -> tuple[Any, ...] | None:
         """Return a key from the JSON of a header; None: it cannot be read."""
@@ -853,12 +1068,25 @@ class _Chain:
 class _WaitError(Exception):
     """The change that a value depends on is not read yet."""
 
+    def __init__(self, *, is_needed: bool = False) -> None:
+        """:param is_needed: it is waited for, however long that takes"""
+        super().__init__()
+        self.is_needed = is_needed
+
 
 def _unresolved(folding: Folding, name: str) -> str:
     kind = folding.table.schema().find_field(name).field_type
     return (
         f"field after.{name} ({kind}): the connector did not have the value, and the row from "
         "before the change is not known"
+    )
+
+
+def _lost_before(folding: Folding, name: str) -> str:
+    kind = folding.table.schema().find_field(name).field_type
+    return (
+        f"field after.{name} ({kind}): the connector did not have the value, and a change of the "
+        "row that may have had it was left out"
     )
 
 
