@@ -39,7 +39,7 @@ from topicberg.spark import check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
-from topicberg.tableflow.folding import BatchCutError, Folding
+from topicberg.tableflow.folding import BatchCutError, Folding, Order
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
@@ -60,6 +60,7 @@ from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.table import ensure_table, start_again
 from topicberg.tableflow.turns import Turn, Turns
 from topicberg.topics import requests
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -197,6 +198,7 @@ class Ingestor:
         self._turn = Turn(is_exclusive=False)
         self._isolation: Isolation | None = None
         self._log_end: Offsets = {}
+        self._passed: dict[int, Order] = {}
         self._ends: dict[int, int] = {}
         """Where the next batch has to end, by partition; see :class:`BatchCutError`."""
         self.current_offsets: Offsets = {}
@@ -263,6 +265,7 @@ class Ingestor:
 
     def _attempt(self) -> Commit:
         ends: dict[int, int] = {}  # together, so that each attempt is smaller than the one before
+        self._passed = {}
         while True:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
@@ -718,12 +721,13 @@ class Ingestor:
         is_null = ("key IS NULL AS no_key", "value IS NULL AS no_value")
         left_out = f"{PROBLEM} IS NOT NULL AS left_out"
         persisted = frame.selectExpr(*columns, *is_null, left_out).persist()
-        given = spark, self.spec, table, head, index, keys, may_move, batch, self._log_end
-        folding = Folding(*given, persisted)
+        given = spark, self.spec, table, head, index, keys, may_move, batch
+        folding = Folding(*given, self._log_end, self._passed, persisted)
         try:
-            folded = folding.fold({})
-            while len(folded.refused) > len(folding.refused):
-                folded = folding.fold(folded.refused)
+            folded = folding.fold()
+            if folded.repeated:
+                found = count(len(folded.repeated), "repeated change")
+                logger.info("topic %s: left out %s of deleted rows", self.spec.name, found)
             self._refuse(table, batch, folded.refused, properties[summaries.TOPIC_ID])
             done = Staged(skipped=len(folded.refused), changed=folded.properties)
             target = _target(table)

@@ -27,9 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from topicberg.errors import TableflowError
+from topicberg.errors import TableflowError, TopicbergError
 from topicberg.iceberg.position_deletes import FileRows
-from topicberg.iceberg.summaries import ancestry
 from topicberg.kafka.offsets import Offsets, Place
 from topicberg.spark import quote
 from topicberg.tableflow.changes import CHANGE, LIVE, row_columns, toastable
@@ -58,8 +57,8 @@ _MAX_LOST = 1_000
 """How many keys of changes that were left out are known; of others, only how far they may reach."""
 _MAX_DELETES = 10_000
 """How many deleted keys are known: more would make the table's metadata large."""
-_MAX_SNAPSHOTS = 200
-"""How many snapshots are searched for a row that was deleted."""
+_MAX_MOVES = 1_000
+"""How many deletions by a change of the primary key are known."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY = "__topicberg_key_"
 _FILL = "__topicberg_fill_"
@@ -75,8 +74,8 @@ class BatchCutError(Exception):
         self.ends = dict(ends)
 
 
-class WaitingError(TableflowError):
-    """A change cannot be applied before another one is in Kafka."""
+class WaitingError(TopicbergError):
+    """A change cannot be applied before another one is in Kafka: the topic is tried again."""
 
 
 class Deletion(BaseModel):
@@ -99,6 +98,18 @@ class Lost(BaseModel):
     key: str | None = None
 
 
+class Move(BaseModel):
+    """A deletion by a change of the primary key, applied before the insertion with the new key.
+
+    ``key``: the hash of the old key. ``snapshot``: the last one that had the row; None: none did.
+    """
+
+    micros: int | None
+    position: int | str | None
+    key: str
+    snapshot: int | None
+
+
 class State(BaseModel):
     """What is known of the changes so far."""
 
@@ -113,6 +124,11 @@ class State(BaseModel):
     may still be read from there."""
     lost: list[Lost] = []
     """Changes that were left out: of rows from before them, some values are not the newest."""
+    moves: list[Move] = []
+    """Whose insertions may lack values that only an earlier snapshot has."""
+    reached: dict[int, tuple[int | None, int | str | None]] = {}
+    """Time and position of the newest change by partition: a connector that starts again repeats
+    changes."""
 
     @classmethod
     def load(cls, properties: Mapping[str, str]) -> State:
@@ -135,14 +151,28 @@ class Folded:
     """What a batch changes.
 
     ``rows``: the rows to add. ``replaced``: the rows of the table that they replace, and those that
-    are deleted. ``refused``: changes that cannot be applied, and why.
+    are deleted. ``refused``: changes that cannot be applied, and why. ``repeated``: changes that
+    were read before, of rows that are not there any more.
     """
 
     rows: DataFrame
     replaced: list[FileRows]
     state: State
-    properties: dict[str, str] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
+    repeated: frozenset[Place] = frozenset()
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Changes of the primary key in a batch.
+
+    ``inserted``: time and position of those whose insertion is in the batch. ``alone``: the other
+    deletions, with their keys, partition, offset, time and position.
+    """
+
+    inserted: set[tuple[Any, Any]]
+    alone: pa.Table
 
 
 @dataclass
@@ -160,11 +190,12 @@ class Folding:
     batch: Batch
     log_end: Offsets
     """Where the log of each partition ended when the batch was planned."""
+    passed: dict[int, Order]
+    """The newest change that was seen of each partition, in this attempt or in one before it with
+    more records."""
     frame: DataFrame
     """The records, with :data:`ROW`, :data:`CHANGE`, and ``left_out`` of the malformed ones;
     persisted."""
-    refused: Mapping[Place, str] = field(default_factory=dict)
-    """Changes that are left out."""
 
     def __post_init__(self) -> None:
         self.state = State.load(self.table.properties)
@@ -187,28 +218,36 @@ class Folding:
 
     # --- the batch ---
 
-    def fold(self, refused: Mapping[Place, str]) -> Folded:
+    def fold(self) -> Folded:
         """Return what the batch changes.
 
-        :param refused: changes to leave out
         :raises BatchCutError: only an earlier part of the batch can be applied now
+        :raises WaitingError: nothing can be applied now
         :raises TableflowError: the changes have no order
         """
+        refused: dict[Place, str] = {}
+        repeated: frozenset[Place] = frozenset()
+        while True:
+            found = self._fold(refused, repeated)
+            if not found.refused and not found.repeated:
+                return replace(found, refused=refused)
+            refused |= found.refused
+            repeated |= found.repeated
+
+    def _fold(self, refused: Mapping[Place, str], repeated: Iterable[Place]) -> Folded:
+        """Return what the batch changes without some changes, and which have to be left out too."""
         from pyspark.sql import functions as F
 
-        frame = self._without(self.frame, refused)
+        frame = self._without(self.frame, [*refused, *repeated])
         facts = self._facts(frame)
         frame = frame.filter("NOT left_out")
         truncates = self._truncates(facts)
-        self.refused = refused
         change = F.col(CHANGE)
         is_tombstone = F.col("no_value") & ~F.col("no_key")
         wanted = frame.filter(is_tombstone | change.op.isin(*LIVE, "d"))
         if truncates or self.state.truncates:
             self._check_order(facts)
             wanted = wanted.filter(is_tombstone | ~self._is_before(truncates))
-        if facts["moves"] and self.toast:
-            self._cut_before_moves(wanted)
         lost = self._lost(refused) if refused or facts["lost"] else []
         if lost and facts["missing"]:
             self._cut_after_lost(wanted, lost)
@@ -221,10 +260,11 @@ class Folding:
             F.coalesce(change.op, F.lit("d")).alias("op"),
             *(F.col(f"{ROW}.{quote(k)}").alias(f"{_KEY}{n}") for n, k in enumerate(self.keys)),
         )
+        moves = self._moves(events) if facts["moves"] and self.toast else None
         has_missing = bool(facts["missing"])
         newest = self._newest(self._filled(events) if has_missing else events).persist()
         self._persisted.append(newest)
-        found = self._applied(events, newest, facts, truncates, refused, has_missing)
+        found = self._applied(events, newest, facts, truncates, moves, has_missing)
         state = found.state.model_copy(update={"lost": self.lost.after(lost)})
         properties = {STATE: state.model_dump_json()} if state != self.state else {}
         return replace(found, properties=properties)
@@ -251,7 +291,9 @@ class Folding:
             F.array_sort(
                 F.array_distinct(F.flatten(F.collect_set(F.when(is_live, change.missing))))
             ).alias("missing"),
-            F.count(F.when((change.op == "d") & change.new_key.isNotNull(), 1)).alias("moves"),
+            F.count(F.when(change.new_key.isNotNull() | change.old_key.isNotNull(), 1)).alias(
+                "moves"
+            ),
             F.count(F.when(change.op.isNotNull() & ~has_order, 1)).alias("unordered"),
             F.count(F.when(F.col("left_out") & ~F.col("no_key"), 1)).alias("lost"),
         ).collect()[0]
@@ -300,27 +342,46 @@ class Folding:
             found = found | F.coalesce(condition, F.lit(False))
         return found
 
-    def _cut_before_moves(self, wanted: DataFrame) -> None:
-        """End the batch before a deletion whose insertion, with the new key, is not in it.
+    def _moves(self, events: DataFrame) -> Moves:
+        """Return the halves of changes of the primary key.
 
-        So the table, or the snapshot before, has the row that the insertion may need.
+        A deletion whose insertion is not in the batch must find the row in the table, for the
+        insertion may need it: so no change of the row comes before it in the batch.
 
-        :raises BatchCutError: there is such a deletion
+        :raises BatchCutError: one does
         """
+        import pyarrow as pa
+        from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         change = F.col(CHANGE)
-        columns = ("partition", "offset", change.op, change.micros, change.position)
-        moves = wanted.filter(change.new_key.isNotNull() | change.old_key.isNotNull())
-        found = [tuple(row) for row in moves.select(*columns).collect()]
-        inserted = {(micros, position) for _, _, op, micros, position in found if op in LIVE}
+        by_key = Window.partitionBy(*self._key_columns(), "partition").orderBy("offset")
+        before = by_key.rowsBetween(Window.unboundedPreceding, -1)
+        halves = (
+            events.select(
+                *self._key_columns(),
+                *("partition", "offset", "kafka_ms", "op"),
+                change.micros.alias("m"),
+                change.position.alias("p"),
+                (change.new_key.isNotNull() | change.old_key.isNotNull()).alias("is_half"),
+            )
+            .withColumn("changes", F.sum(F.col("op").isin(*LIVE).cast("int")).over(before))
+            .filter("is_half")
+            .toArrow()
+        )
+        columns = ("op", "m", "p", "partition", "offset", "changes")
+        rows = list(zip(*(halves.column(name).to_pylist() for name in columns), strict=True))
+        inserted = {(m, p) for op, m, p, *_ in rows if op in LIVE}
+        alone: list[int] = []
         ends: dict[int, int] = {}
-        for partition, offset, op, micros, position in found:
-            is_alone = op == "d" and (micros, position) not in inserted
-            if is_alone and offset > self.batch.start[partition]:
-                ends[partition] = min(offset, ends.get(partition, offset))
+        for number, (op, m, p, partition, offset, changes) in enumerate(rows):
+            if op == "d" and (m, p) not in inserted:
+                alone.append(number)
+                if changes:
+                    ends[partition] = min(offset, ends.get(partition, offset))
         if ends:
             raise BatchCutError(ends)
+        return Moves(inserted, halves.take(pa.array(alone, pa.int64())))
 
     def _lost(self, refused: Mapping[Place, str]) -> list[Lost]:
         """Return the batch's changes that are left out.
@@ -502,7 +563,7 @@ class Folding:
         newest: DataFrame,
         facts: Mapping[str, Any],
         truncates: Sequence[tuple[int, Deletion]],
-        refused: Mapping[Place, str],
+        moves: Moves | None,
         has_missing: bool,
     ) -> Folded:
         from pyspark.sql import functions as F
@@ -520,20 +581,71 @@ class Folding:
             replaced, stale = self.old_rows.replaced_by(places)
         deletes, late = self._deletes(places)
         live = self._without(newest.filter(F.col("op") != "d"), [*stale, *late])
-        found: dict[Place, str] = {}
+        chain = _Chain(self, events)
         if has_missing:
             lacking = live.filter(F.size("missing") > 0)
-            live, found = self._resolved(events, live, lacking)
+            live = self._resolved(chain, live, lacking)
         state = State(
             truncates=_newest_truncates([*self.state.truncates, *(t for _, t in truncates)]),
             lacking=sorted({*self.state.lacking, *facts["missing"]}),
             partitions=self.state.partitions or len(self.batch.end),
             deletes=deletes,
+            moves=self.state.moves if moves is None else self._known_moves(moves, chain),
+            reached=self._reached(places),
         )
-        newest_rows = live.select(f"{ROW}.*")
         return Folded(
-            newest_rows, _together(replaced, truncated), state, refused={**refused, **found}
+            live.select(f"{ROW}.*"),
+            _together(replaced, truncated),
+            state,
+            chain.refused,
+            frozenset(chain.repeated),
         )
+
+    def _known_moves(self, moves: Moves, chain: _Chain) -> list[Move]:
+        """Return the deletions whose insertions are still to come.
+
+        :raises BatchCutError: changes in other partitions have to come first
+        """
+        if self.may_move:
+            chain.check_moves(moves.alone)
+        found = {
+            (each.micros, each.position, each.key): each
+            for each in self.state.moves
+            if (each.micros, each.position) not in moves.inserted
+        }
+        hashes = dict(self._hashed(moves.alone.select(self._key_columns())))
+        places = (moves.alone.column(name).to_pylist() for name in ("m", "p"))
+        for number, (m, p) in enumerate(zip(*places, strict=True)):
+            if (m is not None or p is not None) and (key := hashes.get(number)):
+                snapshot = self.head.snapshot_id if self.head else None
+                move = Move(micros=m, position=p, key=key, snapshot=snapshot)
+                found.setdefault((m, p, key), move)
+        return list(found.values())[-_MAX_MOVES:]
+
+    def _reached(self, places: pa.Table) -> dict[int, tuple[int | None, int | str | None]]:
+        """Return time and position of the newest change by partition.
+
+        :param places: of the last change of each key
+        """
+        found = dict(self.state.reached)
+        by_order = [("m", "ascending"), ("p", "ascending")]
+        newest = (
+            places.select(["partition", "m", "p"])
+            .sort_by(by_order)
+            .group_by("partition", use_threads=False)
+            .aggregate([("m", "last"), ("p", "last")])
+        )
+        for row in newest.to_pylist():
+            order, held = (row["m_last"], row["p_last"]), found.get(row["partition"], (None, None))
+            one, other = order_of(*order), order_of(*held)
+            if one is not None and (other is None or one > other):
+                found[row["partition"]] = order
+        return found
+
+    def is_repeated(self, partition: int, order: Order | None) -> bool:
+        """Return whether a change was read before this batch."""
+        reached = order_of(*self.state.reached.get(partition, (None, None)))
+        return order is not None and reached is not None and order <= reached
 
     def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[Place]]:
         """Return the deleted keys to remember, and the changes from before such a deletion.
@@ -604,10 +716,8 @@ class Folding:
 
     # --- values that the connector did not have ---
 
-    def _resolved(
-        self, events: DataFrame, live: DataFrame, lacking: DataFrame
-    ) -> tuple[DataFrame, dict[Place, str]]:
-        """Return the changes with the values of the table's rows, and those that cannot have any.
+    def _resolved(self, chain: _Chain, live: DataFrame, lacking: DataFrame) -> DataFrame:
+        """Return the changes with the values of the table's rows.
 
         :param lacking: the changes that lack values
         """
@@ -616,17 +726,15 @@ class Folding:
         columns = ("partition", "offset", "kafka_ms", "missing", "origin", "m", "p", "life")
         needs = lacking.select(*self._key_columns(), *columns).toArrow()
         if not needs.num_rows:
-            return live, {}
-        chain = _Chain(self, events)
-        fills, refused = chain.fills(needs)
-        if fills is None:
-            return live, refused
+            return live
+        if (fills := chain.fills(needs)) is None:
+            return live
         # Spark Connect compares names regardless of their origin.
         frame = self.spark.createDataFrame(fills)
         joined = live.join(frame, ["partition", "offset"], "left")
         values = {name: F.col(f"{_FILL}{number}") for number, name in enumerate(self.toast)}
         row = self._row_with(values, lambda name: F.array_contains("missing", name))
-        return joined.withColumn(ROW, row), refused
+        return joined.withColumn(ROW, row)
 
 
 class _OldRows:
@@ -758,10 +866,14 @@ class _Chain:
         self.events = events
         self.known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         """The changes of the batch by key, in order; only of keys that were looked up."""
-        self._reached: dict[int, Order] | None = None
+        self.refused: dict[Place, str] = {}
+        """The changes for which there is no value, and why."""
+        self.repeated: set[Place] = set()
+        """The changes for which there is no value any more."""
+        self._has_looked = False
 
-    def fills(self, needs: pa.Table) -> tuple[pa.Table | None, dict[Place, str]]:
-        """Return a value for each missing column, and the changes for which there is none."""
+    def fills(self, needs: pa.Table) -> pa.Table | None:
+        """Return a value for each missing column of the changes that have one."""
         import pyarrow as pa
 
         folding = self.folding
@@ -777,10 +889,9 @@ class _Chain:
         life = needs.column("life").to_numpy(zero_copy_only=False)
         plain = ~origin & (life == 0) & (matches >= 0)
         parts = []
-        refused: dict[Place, str] = {}
         waiting: dict[int, int] = {}
         if plain.any() and (folding.lost or folding.may_move):
-            plain &= self._usable(needs, matches, plain, refused, waiting)
+            plain &= self._usable(needs, matches, plain, waiting)
         if plain.any():
             assert old is not None  # noqa: S101  a row was found
             assert old.values is not None  # noqa: S101
@@ -790,7 +901,7 @@ class _Chain:
         for number in np.flatnonzero(~plain):
             need = needs.slice(int(number), 1).to_pylist()[0]
             place = (need["partition"], need["offset"])
-            if place in refused or place[1] >= waiting.get(place[0], 1 << 62):
+            if place in self.refused or place[1] >= waiting.get(place[0], 1 << 62):
                 continue
             try:
                 row = matches[number]
@@ -800,11 +911,12 @@ class _Chain:
                     waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
                     continue
                 values = None
-            if values is None:
-                name = need["missing"][0]
-                refused[place] = _unresolved(folding, name)
-            else:
+            if values is not None:
                 resolved.append((place, values))
+            elif folding.is_repeated(place[0], order_of(need["m"], need["p"])):
+                self.repeated.add(place)
+            else:
+                self.refused[place] = _unresolved(folding, need["missing"][0])
         if waiting:
             self._wait(waiting)
         if resolved:
@@ -817,14 +929,13 @@ class _Chain:
                 }
             )
             parts.append(self._part(rows, arrays, types))
-        return (pa.concat_tables(parts) if parts else None), refused
+        return pa.concat_tables(parts) if parts else None
 
     def _usable(
         self,
         needs: pa.Table,
         matches: NDArray[np.int64],
         chosen: NDArray[np.bool_],
-        refused: dict[Place, str],
         waiting: dict[int, int],
     ) -> NDArray[np.bool_]:
         """Return which changes may take values of the table's rows; sort out the others."""
@@ -845,7 +956,7 @@ class _Chain:
             need = needs.slice(number, 1).to_pylist()[0]
             place = (need["partition"], need["offset"])
             if is_lost:
-                refused[place] = _lost_before(folding, need["missing"][0])
+                self.refused[place] = _lost_before(folding, need["missing"][0])
             elif self._is_certain(need):
                 continue
             else:
@@ -857,22 +968,49 @@ class _Chain:
         """Return whether all changes from before one are read, in all partitions."""
         from pyspark.sql import functions as F
 
-        batch, change = self.folding.batch, F.col(CHANGE)
-        if self._reached is None:
+        batch, passed, change = self.folding.batch, self.folding.passed, F.col(CHANGE)
+        if not self._has_looked:
+            self._has_looked = True
             ends = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
             rows = self.events.filter(change.op.isNotNull()).groupBy("partition")
-            found = rows.agg(ends.alias("at")).collect()
-            orders = {row["partition"]: order_of(row["at"]["m"], row["at"]["p"]) for row in found}
-            self._reached = {p: order for p, order in orders.items() if order is not None}
+            for row in rows.agg(ends.alias("at")).collect():
+                at = order_of(row["at"]["m"], row["at"]["p"])
+                if at is not None:
+                    passed[row["partition"]] = max(at, passed.get(row["partition"], at))
         order = order_of(need["m"], need["p"])
         is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
         for partition, end in batch.end.items():
-            reached = self._reached.get(partition)
+            reached = passed.get(partition)
             has_passed = order is not None and reached is not None and reached > order
             is_at_end = is_old and end >= self.folding.log_end.get(partition, 0)
             if partition != need["partition"] and not has_passed and not is_at_end:
                 return False
         return True
+
+    def check_moves(self, alone: pa.Table) -> None:
+        """Let deletions by changes of the primary key wait for changes in other partitions.
+
+        :raises BatchCutError: there are such changes, or may be
+        """
+        old, waiting = self.folding.old_rows, dict[int, int]()
+        keys = alone.select(self.folding._key_columns())
+        matches = old.matches(keys) if old is not None else np.full(alone.num_rows, -1, np.int64)
+        for number, need in enumerate(alone.to_pylist()):
+            place, order = (need["partition"], need["offset"]), order_of(need["m"], need["p"])
+            key = tuple(need[name] for name in keys.column_names)
+            is_elsewhere = any(
+                event["op"] in LIVE and event["partition"] != place[0] and event["order"] < order
+                for event in (self._events(key) if order is not None else [])
+            )
+            if old is not None and old.values is not None and matches[number] >= 0:
+                held = old.values.column(self.folding.order_columns[0])[int(matches[number])]
+                has_moved = held.as_py() != place[0]
+            else:
+                has_moved = True
+            if is_elsewhere or (has_moved and not self._is_certain(need)):
+                waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+        if waiting:
+            self._wait(waiting)
 
     def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
         import pyarrow as pa
@@ -890,8 +1028,6 @@ class _Chain:
         cut = batch.until({need["partition"]: need["offset"]})
         if cut.records:
             return True
-        if self.folding.spec.tableflow.error_handling.mode == "SUSPEND":
-            return False
         age = time.time() * 1000 - (need["kafka_ms"] or 0)
         return bool(age < PATIENCE_MS)
 
@@ -945,39 +1081,51 @@ class _Chain:
         """
         if order is None:
             return None
+        if not is_moved and (move := self._move(key, order)) is not None:
+            row = self._row(key, order, move.snapshot)
+            return None if row is None else {name: row[name] for name in names}
         events = self._events(key)
-        is_deleted = any(e["op"] == "d" and e["order"] == order for e in events)
+        deletion = next((e for e in events if e["op"] == "d" and e["order"] == order), None)
+        if not is_moved and deletion is None:
+            raise _WaitError
         left, found = list(names), {}
         for event in reversed([e for e in events if e["order"] < order]):
             if event["op"] == "d":
                 return None
+            self._check_partition(event["partition"], deletion)
             for name in [one for one in left if one not in event["missing"]]:
                 found[name] = event["values"][name]
                 left.remove(name)
             if not left:
-                break
+                return found
             if event["op"] in ("c", "r"):
                 old_key = self._parsed(event["old_key"]) if event["old_key"] else None
                 if old_key is None:
                     return None
                 more = self._before(old_key, event["order"], left)
                 return None if more is None else found | more
-        if not left:
-            if not is_moved and not is_deleted:
-                raise _WaitError
-            return found
-        if is_moved:  # an earlier snapshot may have a row that was deleted since
+        if deletion is None or self.folding.head is None:
             return None
-        row, is_current = self._row(key, order)
-        if row is not None and self._lacks(key, row):
-            return None
+        row = self._row(key, order, self.folding.head.snapshot_id)
         if row is None:
-            if is_deleted:
-                return None
-            raise _WaitError
-        if is_current and not is_deleted:
-            raise _WaitError
+            return None
+        self._check_partition(row[self.folding.order_columns[0]], deletion)
         return found | {name: row[name] for name in left}
+
+    def _check_partition(self, partition: int, deletion: Mapping[str, Any] | None) -> None:
+        """:raises _WaitError: newer changes of the key may be to come from other partitions"""
+        has_moved = deletion is not None and partition != deletion["partition"]
+        if deletion is not None and has_moved and not self._is_certain(deletion):
+            raise _WaitError(is_needed=True)
+
+    def _move(self, key: tuple[Any, ...], order: Order) -> Move | None:
+        """Return the deletion of an old key, if it was applied before this batch."""
+        folding = self.folding
+        of_order = [m for m in folding.state.moves if order_of(m.micros, m.position) == order]
+        if not of_order:
+            return None
+        hashes = dict(folding._hashed(self._table_of(key)))
+        return next((move for move in of_order if move.key == hashes.get(0)), None)
 
     def _events(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
         from pyspark.sql import functions as F
@@ -993,6 +1141,7 @@ class _Chain:
         rows = matching.filter(change.op.isNotNull()).select(
             "partition",
             "offset",
+            "kafka_ms",
             "op",
             change.micros.alias("m"),
             change.position.alias("p"),
@@ -1015,31 +1164,31 @@ class _Chain:
         self.known[key] = found
         return found
 
-    def _row(self, key: tuple[Any, ...], order: Order) -> tuple[dict[str, Any] | None, bool]:
-        """Return a key's row of before an order, and whether it is of the current snapshot."""
+    def _row(
+        self, key: tuple[Any, ...], order: Order, snapshot_id: int | None
+    ) -> dict[str, Any] | None:
+        """Return a key's row of a snapshot; None: it has none of before an order, or has expired.
+
+        A row from before a change that was left out does not count either.
+        """
         folding = self.folding
-        if folding.head is None:
-            return None, False
-        keys = self._table_of(key)
-        for number, snapshot in enumerate(ancestry(folding.table, folding.head)):
-            if number > _MAX_SNAPSHOTS:
-                break
-            rows = folding.index.rows_of(folding.table, snapshot, keys)
-            if not rows:
-                continue
-            found, at = _OldRows(folding, rows, folding.toast, []).row(0)
-            if at is not None and at < order:
-                return found, number == 0
-        return None, False
+        snapshot = folding.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+        if snapshot is None:
+            return None
+        rows = folding.index.rows_of(folding.table, snapshot, self._table_of(key))
+        if not rows:
+            return None
+        found, at = _OldRows(folding, rows, folding.toast, []).row(0)
+        return None if at is None or at >= order or self._lacks(key, found) else found
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""
         folding = self.folding
         if not folding.lost:
             return False
-        (hashed,) = folding._hashed(self._table_of(key)) or [(0, None)]
+        hashed = dict(folding._hashed(self._table_of(key))).get(0)
         partition, offset = row[folding.order_columns[0]], row[folding.offset_column]
-        return folding.lost.is_after(hashed[1], partition, offset)
+        return folding.lost.is_after(hashed, partition, offset)
 
     def _table_of(self, key: tuple[Any, ...]) -> pa.Table:
         import pyarrow as pa
