@@ -19,9 +19,9 @@ from kafka_topics import Row, Topic
 
 from topicberg.errors import TableflowError
 from topicberg.kafka.consumer import messages
-from topicberg.tableflow import folding
+from topicberg.tableflow import old_values
 from topicberg.tableflow.engine import Ingestor, run_once
-from topicberg.tableflow.folding import WaitingError
+from topicberg.tableflow.old_values import WaitingError
 
 pytestmark = pytest.mark.integration
 EXACT = Context(prec=10_000)
@@ -292,7 +292,7 @@ def test_changelog_random_changes_in_any_batches_equal_source(
             with suppress(WaitingError):  # the deletion of an old key is in a later batch
                 while ingestor.step().records:
                     pass
-        monkeypatch.setattr(folding, "CERTAIN_MS", 0)  # all records are in Kafka
+        monkeypatch.setattr(old_values, "CERTAIN_MS", 0)  # all records are in Kafka
         while ingestor.step().records:
             pass
     finally:
@@ -305,7 +305,7 @@ def test_changelog_left_out_changes_leave_no_older_values(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A value that a malformed change may have had is not taken from the row before it."""
-    monkeypatch.setattr(folding, "PATIENCE_MS", 3_600_000)
+    monkeypatch.setattr(old_values, "PATIENCE_MS", 3_600_000)
     rng = random.Random(seed)
     source = Source(rng)
     for _ in range(60):

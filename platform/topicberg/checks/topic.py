@@ -17,7 +17,7 @@ from topicberg.iceberg.summaries import ROWS_SKIPPED, ancestry
 from topicberg.kafka.consumer import first_times
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
-from topicberg.tableflow.folding import State
+from topicberg.tableflow.fold_state import State
 from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets

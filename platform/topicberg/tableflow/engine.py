@@ -38,14 +38,17 @@ from topicberg.settings import Settings
 from topicberg.spark import check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
+from topicberg.tableflow.current_rows import Target
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
-from topicberg.tableflow.folding import BatchCutError, Folding, Order
+from topicberg.tableflow.fold_state import Order, State
+from topicberg.tableflow.folding import Folding
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.layout import KEY, VALUE, Layout, read_layout, table_schema
 from topicberg.tableflow.offsets import Batch, plan_batch
+from topicberg.tableflow.old_values import BatchCutError, Progress
 from topicberg.tableflow.reading import (
     FEW_RECORDS,
     OUT_OF_SPARKS_RANGE,
@@ -713,16 +716,17 @@ class Ingestor:
     ) -> Staged:
         """Write what a batch of changes makes of the current rows."""
         head, keys = table.current_snapshot(), key_names(layout)
-        index = self._key_index(table, keys)
         subject = layout.key.subject
         may_move = subject is not None and len(subject.schemas) > 1
+        may_move |= State.load(table.properties).has_fewer_partitions(len(batch.end))
         # Of key and value, only whether they are null is needed after the decoding.
         columns = ("partition", "offset", "timestamp", ROW, CHANGE)
         is_null = ("key IS NULL AS no_key", "value IS NULL AS no_value")
         left_out = f"{PROBLEM} IS NOT NULL AS left_out"
         persisted = frame.selectExpr(*columns, *is_null, left_out).persist()
-        given = spark, self.spec, table, head, index, keys, may_move, batch
-        folding = Folding(*given, self._log_end, self._passed, persisted)
+        rows = Target(self.spec, table, head, self._key_index(table, keys), keys)
+        progress = Progress(batch, self._log_end, self._passed, may_move)
+        folding = Folding(spark, rows, progress, persisted)
         try:
             folded = folding.fold()
             if folded.repeated:

@@ -14,7 +14,7 @@ from specs import Project, minimal
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError
 from topicberg.formats.connect_json import json_schema, opening
-from topicberg.tableflow.folding import Deletion, State, order_of
+from topicberg.tableflow.fold_state import Deletion, State, order_of
 from topicberg.topics import load_topic
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
 

@@ -1,0 +1,247 @@
+"""The rows of the table that a batch of a database's changes replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topicberg.errors import TableflowError
+from topicberg.iceberg.position_deletes import FileRows
+from topicberg.kafka.offsets import Place
+from topicberg.tableflow.changes import row_columns, toastable
+from topicberg.tableflow.fold_state import Order, order_of
+from topicberg.tableflow.keys import Keys, merged
+from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+    from topicberg.tableflow.keys import KeyIndex
+    from topicberg.topics import TopicSpec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KEY = "__topicberg_key_"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The table of a topic with changes. ``head``: its snapshot before the batch."""
+
+    spec: TopicSpec
+    table: Table
+    head: Snapshot | None
+    index: KeyIndex
+    keys: Sequence[str]
+
+    @cached_property
+    def toast(self) -> list[str]:
+        """The columns whose values the connector may not have."""
+        columns = row_columns(self.spec, self.table.schema().fields)
+        return [each.name for each in columns if toastable(each)]
+
+    @property
+    def order_columns(self) -> list[str]:
+        """The columns of partition, source's time and source's position."""
+        names = (PARTITION, SOURCE_TIMESTAMP, SOURCE_POSITION)
+        return [self.spec.metadata_column(name) for name in names]
+
+    @property
+    def offset_column(self) -> str:
+        return self.spec.metadata_column(OFFSET)
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The names of the keys in a batch."""
+        return [f"{_KEY}{number}" for number in range(len(self.keys))]
+
+    def types(self, names: Sequence[str]) -> list[pa.DataType]:
+        """Return the types of columns."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        arrow = schema_to_pyarrow(self.table.schema(), include_field_ids=False)
+        return [arrow.field(name).type for name in names]
+
+    def of_key(self, key: Sequence[Any]) -> pa.Table:
+        """Return a table of one key."""
+        import pyarrow as pa
+
+        pairs = zip(key, self.types(self.keys), strict=True)
+        return pa.table([pa.array([one], kind) for one, kind in pairs], names=list(self.keys))
+
+    def hashed(self, keys: pa.Table) -> dict[int, str]:
+        """Return the hash of each key by its number; a key with a null has none."""
+        if not keys.num_rows:
+            return {}
+        hashes = self.index.hashes(keys.columns)
+        whole = np.ones(keys.num_rows, np.bool_)
+        for column in keys.columns:
+            whole &= column.is_valid().to_numpy(zero_copy_only=False)
+        parts = zip(hashes.position, hashes.high, hashes.low, strict=True)
+        return {int(n): f"{int(h):016x}{int(low):016x}" for n, h, low in parts if whole[n]}
+
+    def rows_of(self, snapshot: Snapshot, keys: pa.Table) -> list[FileRows]:
+        """Return the rows of a snapshot that have one of the keys."""
+        return self.index.rows_of(self.table, snapshot, keys)
+
+    def read(self, rows: FileRows, names: Sequence[str]) -> pa.Table:
+        """Return columns of some rows of a data file, with the types of the table."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        types = self.types(names)
+        ids = [self.table.schema().find_field(name).field_id for name in names]
+        with self.table.io.new_input(rows.file.file_path).open() as stream:
+            parquet = pq.ParquetFile(stream)
+            known = {
+                int((one.metadata or {}).get(b"PARQUET:field_id", -1)): one.name
+                for one in parquet.schema_arrow
+            }
+            held = _rows_at(parquet, rows.positions, [known[one] for one in ids if one in known])
+        columns = []
+        for number, kind in zip(ids, types, strict=True):
+            if number in known:
+                columns.append(held.column(known[number]).cast(kind))
+            else:
+                columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))
+        return pa.table(columns, names=list(names))
+
+
+class OldRows:
+    """The rows of the table that have the keys of a batch."""
+
+    def __init__(
+        self,
+        target: Target,
+        rows: Sequence[FileRows],
+        toast: Sequence[str],
+        truncated: Sequence[FileRows],
+    ) -> None:
+        import pyarrow as pa
+
+        self.target = target
+        self.rows = list(rows)
+        self.toast = list(toast)
+        places = [*target.order_columns, target.offset_column]
+        wanted = list(dict.fromkeys([*target.keys, *places, *toast]))
+        parts = [target.read(of_file, wanted) for of_file in self.rows]
+        self.values: pa.Table | None = pa.concat_tables(parts) if parts else None
+        gone = {each.file.file_path: each.positions for each in truncated}
+        self.is_truncated = np.concatenate(
+            [np.isin(r.positions, gone.get(r.file.file_path, [])) for r in self.rows]
+            or [np.empty(0, np.bool_)]
+        )
+
+    def matches(self, keys: pa.Table) -> NDArray[np.int64]:
+        """Return, for each key, the number of its row; -1: it has none."""
+        found = np.full(keys.num_rows, -1, np.int64)
+        if self.values is None:
+            return found
+        index = self.target.index
+        own = index.hashes([self.values.column(name) for name in self.target.keys])
+        return _matched(index.hashes(keys.columns), own, found)
+
+    def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
+        """Return the columns of one row, and its order."""
+        assert self.values is not None  # noqa: S101  it has this row
+        found: dict[str, Any] = self.values.slice(number, 1).to_pylist()[0]
+        _, micros, position = self.target.order_columns
+        return found, order_of(_micros(found[micros]), found[position])
+
+    def replaced_by(self, places: pa.Table) -> tuple[list[FileRows], list[Place]]:
+        """Return the rows that changes replace, and the changes that are older than their row.
+
+        :param places: of the changes, with their keys, partition, offset, time and position
+        """
+        if self.values is None:
+            return [], []
+        matches = self.matches(places.select(self.target.key_columns))
+        partition, micros, position = (
+            self.values.column(name) for name in self.target.order_columns
+        )
+        held = partition.to_numpy(zero_copy_only=False)
+        new = places.column("partition").to_numpy(zero_copy_only=False)
+        keeps = np.zeros(len(held), np.bool_)
+        stale: list[Place] = []
+        has_row = matches >= 0
+        moved = np.flatnonzero(has_row & (held[matches] != new) if len(held) else has_row)
+        for number in moved:
+            row = int(matches[number])
+            if self.is_truncated[row]:
+                continue
+            change = order_of(
+                places.column("m")[number].as_py(), places.column("p")[number].as_py()
+            )
+            old = order_of(_micros(micros[row].as_py()), position[row].as_py())
+            if change is not None and old is None:
+                raise TableflowError(
+                    f"topic {self.target.spec.name}: a key has changes in the partitions "
+                    f"{held[row]} and {new[number]}, without a position in the source",
+                    hint="let the connector write to a topic of one partition",
+                )
+            if change is None or (old is not None and change < old):
+                keeps[row] = True
+                stale.append((int(new[number]), places.column("offset")[number].as_py()))
+        replaced, first = [], 0
+        for of_file in self.rows:
+            stay = keeps[first : first + len(of_file.positions)]
+            first += len(of_file.positions)
+            if not stay.all():
+                replaced.append(FileRows(of_file.file, of_file.positions[~stay]))
+        return replaced, stale
+
+
+def together(one: Sequence[FileRows], other: Sequence[FileRows]) -> list[FileRows]:
+    """Return the rows of both, each once."""
+    found: dict[str, FileRows] = {}
+    for each in (*one, *other):
+        path = each.file.file_path
+        if path in found:
+            positions = np.union1d(found[path].positions, each.positions).astype(np.uint32)
+            each = FileRows(each.file, positions)
+        found[path] = each
+    return list(found.values())
+
+
+def _micros(value: datetime | None) -> int | None:
+    """Return microseconds since 1970."""
+    return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
+
+
+def _matched(keys: Keys, held: Keys, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each key the place of its row, which has an equal hash."""
+    rows = merged([held])
+    first = np.searchsorted(rows.high, keys.high, side="left")
+    for step in range(len(rows.high)):
+        place = first + step
+        inside = place < len(rows.high)
+        same = np.zeros(len(keys.high), np.bool_)
+        same[inside] = rows.high[place[inside]] == keys.high[inside]
+        if not same.any():
+            break
+        equal = np.zeros(len(keys.high), np.bool_)
+        equal[same] = rows.low[place[same]] == keys.low[same]
+        found[keys.position[equal]] = rows.position[place[equal]]
+    return found
+
+
+def _rows_at(parquet: Any, positions: NDArray[np.uint32], columns: Sequence[str]) -> pa.Table:
+    """Return some rows of a file, given by ascending positions; reads only their row groups."""
+    import pyarrow as pa
+
+    parts, first = [], 0
+    for group in range(parquet.num_row_groups):
+        last = first + parquet.metadata.row_group(group).num_rows
+        inside = positions[(positions >= first) & (positions < last)]
+        if len(inside):
+            part = parquet.read_row_group(group, columns=list(columns))
+            parts.append(part.take(pa.array(inside - first)))
+        first = last
+    return pa.concat_tables(parts)

@@ -1,0 +1,139 @@
+"""What is known of a database's changes between batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+STATE = "topicberg.changelog"
+"""Table property: see :class:`State`."""
+_MAX_LOST = 1_000
+"""How many keys of changes that were left out are known; of others, only how far they may reach."""
+Order = tuple[int, Any]
+"""Time in microseconds, and position, in the source."""
+
+
+def order_of(micros: int | None, position: Any) -> Order | None:
+    """Return what orders changes of different partitions; None: nothing does."""
+    if micros is None and position is None:
+        return None
+    empty: Any = "" if isinstance(position, str) else -1
+    return (-1 if micros is None else micros, empty if position is None else position)
+
+
+class Deletion(BaseModel):
+    """A truncate of the source's table, or the deletion of one row."""
+
+    partition: int
+    micros: int | None
+    position: int | str | None
+
+    @property
+    def order(self) -> Order | None:
+        return order_of(self.micros, self.position)
+
+
+class Lost(BaseModel):
+    """A change that was left out. ``key``: its hash; None: of any key of the partition."""
+
+    partition: int
+    offset: int
+    key: str | None = None
+
+
+class Move(BaseModel):
+    """A deletion by a change of the primary key, applied before the insertion with the new key.
+
+    ``key``: the hash of the old key. ``snapshot``: the last one that had the row; None: none did.
+    """
+
+    micros: int | None
+    position: int | str | None
+    key: str
+    snapshot: int | None
+
+
+class State(BaseModel):
+    """What is known of the changes so far."""
+
+    truncates: list[Deletion] = []
+    """The newest one of each partition."""
+    lacking: list[str] = []
+    """The columns of whose values the connector did not have some."""
+    partitions: int = 0
+    """How many partitions the topic had at the first batch."""
+    deletes: dict[str, Deletion] = {}
+    """Deleted keys, if keys may have moved to other partitions: changes from before the deletion
+    may still be read from there."""
+    lost: list[Lost] = []
+    """Changes that were left out: of rows from before them, some values are not the newest."""
+    moves: list[Move] = []
+    """Whose insertions may lack values that only an earlier snapshot has."""
+    reached: dict[int, tuple[int | None, int | str | None]] = {}
+    """Time and position of the newest change by partition: a connector that starts again repeats
+    changes."""
+
+    @classmethod
+    def load(cls, properties: Mapping[str, str]) -> State:
+        try:
+            return cls.model_validate_json(properties.get(STATE, "{}"))
+        except ValidationError:  # written manually
+            return cls()
+
+    def has_fewer_partitions(self, number: int) -> bool:
+        """Return whether the topic had fewer partitions at the first batch."""
+        return 0 < self.partitions < number
+
+    def has_reached(self, partition: int, order: Order | None) -> bool:
+        """Return whether a partition's changes were read as far as one."""
+        reached = order_of(*self.reached.get(partition, (None, None)))
+        return order is not None and reached is not None and order <= reached
+
+
+class LostChanges:
+    """Changes that were left out, so that rows from before them lack their values."""
+
+    def __init__(self, lost: Sequence[Lost]) -> None:
+        self._known = list(lost)
+        self._of_key: dict[str, Lost] = {}
+        self._of_any: dict[int, int] = {}
+        for one in lost:
+            if one.key is not None:
+                held = self._of_key.setdefault(one.key, one)
+                is_newer = one.partition != held.partition or one.offset > held.offset
+                self._of_key[one.key] = one if is_newer else held
+            else:
+                of_any = self._of_any.get(one.partition, -1)
+                self._of_any[one.partition] = max(one.offset, of_any)
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def is_after(self, key: str | None, partition: int, offset: int) -> bool:
+        """Return whether a change of a key was left out after a record of the key."""
+        one = self._of_key.get(key or "")
+        if one is not None and (one.partition != partition or one.offset > offset):
+            return True
+        return self._of_any.get(partition, -1) > offset
+
+    def after(self, more: Sequence[Lost]) -> list[Lost]:
+        """Return what is known after a batch, whose changes ``more`` were left out."""
+        both = LostChanges([*self._known, *more])
+        newest = list(both._of_key.values())
+        for one in newest[:-_MAX_LOST]:
+            reach = max(one.offset, both._of_any.get(one.partition, -1))
+            both._of_any[one.partition] = reach
+        others = [Lost(partition=p, offset=at) for p, at in sorted(both._of_any.items())]
+        return [*newest[-_MAX_LOST:], *others]
+
+
+def newest_truncates(truncates: Iterable[Deletion]) -> list[Deletion]:
+    """Return the newest truncate of each partition."""
+    found: dict[int, Deletion] = {}
+    for each in truncates:
+        held = found.setdefault(each.partition, each)
+        if each.order is not None and (held.order is None or each.order > held.order):
+            found[each.partition] = each
+    return list(found.values())

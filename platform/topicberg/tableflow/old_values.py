@@ -1,0 +1,447 @@
+"""Values that a database's connector did not have: those of the row before the change.
+
+The row is the table's, or a change before in the batch has the value. Half of a change of the
+primary key is the deletion of the old key, half an insertion, perhaps in another partition: what
+the insertion lacks is the old key's, which may be deleted by then. An earlier snapshot has it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topicberg.errors import TopicbergError
+from topicberg.kafka.offsets import Offsets, Place
+from topicberg.spark import quote
+from topicberg.tableflow.changes import CHANGE, LIVE
+from topicberg.tableflow.current_rows import OldRows, Target
+from topicberg.tableflow.fold_state import LostChanges, Move, Order, State, order_of
+from topicberg.tableflow.rows import ROW
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from topicberg.tableflow.offsets import Batch
+
+PATIENCE_MS = 60_000
+"""How long an insertion waits for the deletion of its old key, by the record's timestamp."""
+CERTAIN_MS = 150_000
+"""After this time, a producer has sent a record or given up (Kafka's ``delivery.timeout.ms``, and
+some more): no older change comes from another partition."""
+FILL = "__topicberg_fill_"
+
+
+class BatchCutError(Exception):
+    """The batch has to end earlier; ``ends``: offset by partition."""
+
+    def __init__(self, ends: Mapping[int, int]) -> None:
+        super().__init__("the batch has to end earlier")
+        self.ends = dict(ends)
+
+
+class WaitingError(TopicbergError):
+    """A change cannot be applied before another one is in Kafka: the topic is tried again."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the topic is read.
+
+    ``log_end``: where the log of each partition ended when the batch was planned. ``passed``: the
+    newest change that was seen of each partition, in this attempt or in one before it with more
+    records. ``may_move``: whether keys have changes in several partitions, because the schema of
+    the key or the number of partitions changed.
+    """
+
+    batch: Batch
+    log_end: Offsets
+    passed: dict[int, Order]
+    may_move: bool
+
+
+class OldValues:
+    """Values that changes lack, from the table's rows and from the rows of old keys."""
+
+    def __init__(
+        self,
+        target: Target,
+        progress: Progress,
+        state: State,
+        lost: LostChanges,
+        rows: OldRows | None,
+        events: DataFrame,
+    ) -> None:
+        """:param events: the changes of the batch, with their keys"""
+        self.target, self.progress, self.state, self.lost = target, progress, state, lost
+        self.rows, self.events = rows, events
+        self.known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        """The changes of the batch by key, in order; only of keys that were looked up."""
+        self.refused: dict[Place, str] = {}
+        """The changes for which there is no value, and why."""
+        self.repeated: set[Place] = set()
+        """The changes for which there is no value any more."""
+        self._has_looked = False
+
+    def fills(self, needs: pa.Table) -> pa.Table | None:
+        """Return a value for each missing column of the changes that have one."""
+        import pyarrow as pa
+
+        target, old = self.target, self.rows
+        types = target.types(target.toast)
+        matches = np.full(needs.num_rows, -1, np.int64)
+        if old is not None:
+            matches = old.matches(needs.select(target.key_columns))
+            matches[matches >= 0] = np.where(
+                old.is_truncated[matches[matches >= 0]], -1, matches[matches >= 0]
+            )
+        origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
+        life = needs.column("life").to_numpy(zero_copy_only=False)
+        plain = ~origin & (life == 0) & (matches >= 0)
+        parts = []
+        waiting: dict[int, int] = {}
+        if plain.any() and (self.lost or self.progress.may_move):
+            plain &= self._usable(needs, matches, plain, waiting)
+        if plain.any():
+            assert old is not None  # noqa: S101  a row was found
+            assert old.values is not None  # noqa: S101
+            taken = old.values.select(target.toast).take(pa.array(matches[plain]))
+            parts.append(self._part(needs.filter(pa.array(plain)), taken.columns, types))
+        resolved: list[tuple[Place, dict[str, Any]]] = []
+        for number in np.flatnonzero(~plain):
+            need = needs.slice(int(number), 1).to_pylist()[0]
+            place = (need["partition"], need["offset"])
+            if place in self.refused or place[1] >= waiting.get(place[0], 1 << 62):
+                continue
+            try:
+                row = matches[number]
+                values = self._values(need, None if row < 0 else int(row))
+            except _WaitError as wait:
+                if wait.is_needed or self._may_wait(need):
+                    waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+                    continue
+                values = None
+            if values is not None:
+                resolved.append((place, values))
+            elif self.state.has_reached(place[0], order_of(need["m"], need["p"])):
+                self.repeated.add(place)
+            else:
+                self.refused[place] = _unresolved(target, need["missing"][0])
+        if waiting:
+            self._wait(waiting)
+        if resolved:
+            columns = [[values.get(name) for _, values in resolved] for name in target.toast]
+            arrays = [pa.array(c, t) for c, t in zip(columns, types, strict=True)]
+            rows = pa.table(
+                {
+                    "partition": pa.array([place[0] for place, _ in resolved], pa.int32()),
+                    "offset": pa.array([place[1] for place, _ in resolved], pa.int64()),
+                }
+            )
+            parts.append(self._part(rows, arrays, types))
+        return pa.concat_tables(parts) if parts else None
+
+    def _usable(
+        self,
+        needs: pa.Table,
+        matches: NDArray[np.int64],
+        chosen: NDArray[np.bool_],
+        waiting: dict[int, int],
+    ) -> NDArray[np.bool_]:
+        """Return which changes may take values of the table's rows; sort out the others."""
+        target, old = self.target, self.rows
+        assert old is not None  # noqa: S101  rows were found
+        assert old.values is not None  # noqa: S101
+        hashes = target.hashed(needs.select(target.key_columns))
+        partitions = old.values.column(target.order_columns[0]).to_pylist()
+        offsets = old.values.column(target.offset_column).to_pylist()
+        own = needs.column("partition").to_pylist()
+        usable = np.ones(needs.num_rows, np.bool_)
+        for number in map(int, np.flatnonzero(chosen)):
+            row = int(matches[number])
+            has_moved = self.progress.may_move and partitions[row] != own[number]
+            is_lost = self.lost.is_after(hashes.get(number), partitions[row], offsets[row])
+            if not (is_lost or has_moved):
+                continue
+            need = needs.slice(number, 1).to_pylist()[0]
+            place = (need["partition"], need["offset"])
+            if is_lost:
+                self.refused[place] = _lost_before(target, need["missing"][0])
+            elif self._is_certain(need):
+                continue
+            else:
+                waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+            usable[number] = False
+        return usable
+
+    def _is_certain(self, need: Mapping[str, Any]) -> bool:
+        """Return whether all changes from before one are read, in all partitions."""
+        from pyspark.sql import functions as F
+
+        batch, passed, change = self.progress.batch, self.progress.passed, F.col(CHANGE)
+        if not self._has_looked:
+            self._has_looked = True
+            ends = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
+            rows = self.events.filter(change.op.isNotNull()).groupBy("partition")
+            for row in rows.agg(ends.alias("at")).collect():
+                at = order_of(row["at"]["m"], row["at"]["p"])
+                if at is not None:
+                    passed[row["partition"]] = max(at, passed.get(row["partition"], at))
+        order = order_of(need["m"], need["p"])
+        is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
+        for partition, end in batch.end.items():
+            reached = passed.get(partition)
+            has_passed = order is not None and reached is not None and reached > order
+            is_at_end = is_old and end >= self.progress.log_end.get(partition, 0)
+            if partition != need["partition"] and not has_passed and not is_at_end:
+                return False
+        return True
+
+    def check_moves(self, alone: pa.Table) -> None:
+        """Let deletions by changes of the primary key wait for changes in other partitions.
+
+        :raises BatchCutError: there are such changes, or may be
+        """
+        old, waiting = self.rows, dict[int, int]()
+        keys = alone.select(self.target.key_columns)
+        matches = old.matches(keys) if old is not None else np.full(alone.num_rows, -1, np.int64)
+        for number, need in enumerate(alone.to_pylist()):
+            place, order = (need["partition"], need["offset"]), order_of(need["m"], need["p"])
+            key = tuple(need[name] for name in keys.column_names)
+            is_elsewhere = any(
+                event["op"] in LIVE and event["partition"] != place[0] and event["order"] < order
+                for event in (self._events(key) if order is not None else [])
+            )
+            if old is not None and old.values is not None and matches[number] >= 0:
+                held = old.values.column(self.target.order_columns[0])[int(matches[number])]
+                has_moved = held.as_py() != place[0]
+            else:
+                has_moved = True
+            if is_elsewhere or (has_moved and not self._is_certain(need)):
+                waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+        if waiting:
+            self._wait(waiting)
+
+    def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
+        import pyarrow as pa
+
+        arrays = [
+            places.column("partition").cast(pa.int32()),
+            places.column("offset").cast(pa.int64()),
+            *(column.cast(kind) for column, kind in zip(columns, types, strict=True)),
+        ]
+        names = ["partition", "offset", *(f"{FILL}{n}" for n in range(len(types)))]
+        return pa.table(arrays, names=names)
+
+    def _may_wait(self, need: Mapping[str, Any]) -> bool:
+        batch = self.progress.batch
+        cut = batch.until({need["partition"]: need["offset"]})
+        if cut.records:
+            return True
+        age = time.time() * 1000 - (need["kafka_ms"] or 0)
+        return bool(age < PATIENCE_MS)
+
+    def _wait(self, waiting: Mapping[int, int]) -> None:
+        name, batch = self.target.spec.name, self.progress.batch
+        if batch.until(waiting).records:
+            raise BatchCutError(waiting)
+        partition, offset = next(iter(waiting.items()))
+        raise WaitingError(
+            f"topic {name}, partition {partition}, offset {offset}: the row has a new key, or its "
+            "key has moved to another partition, and changes from before may not be in Kafka yet",
+            hint="wait: the engine tries it again",
+        )
+
+    def _values(self, need: Mapping[str, Any], row: int | None) -> dict[str, Any] | None:
+        """Return the values that a change lacks; None: there are none."""
+        target = self.target
+        key = tuple(need[name] for name in target.key_columns)
+        order = order_of(need["m"], need["p"])
+        if need["origin"] is None:
+            if need["life"]:
+                return None
+            if self.progress.may_move and not self._is_certain(need):
+                raise _WaitError(is_needed=True)
+            return self._before(key, order, need["missing"], is_moved=True)
+        origin = need["origin"]
+        moved = order_of(origin["m"], origin["p"])
+        if row is not None:  # the same insertion again, delivered twice
+            assert self.rows is not None  # noqa: S101  it has this row
+            held, at = self.rows.row(row)
+            if at is not None and moved is not None and at >= moved:
+                return {name: held[name] for name in need["missing"]}
+        old_key = self._parsed(origin["key"])
+        if old_key is None or moved is None:
+            return None
+        return self._before(old_key, moved, need["missing"])
+
+    def _before(
+        self,
+        key: tuple[Any, ...],
+        order: Order | None,
+        names: Sequence[str],
+        *,
+        is_moved: bool = False,
+    ) -> dict[str, Any] | None:
+        """Return values of a key's row as it was before an order of the source.
+
+        :param is_moved: the key's own changes, in other partitions; else those of an old key, which
+            was deleted at this order
+        :raises _WaitError: the deletion of the key is not read yet
+        """
+        if order is None:
+            return None
+        if not is_moved and (move := self._move(key, order)) is not None:
+            row = self._row(key, order, move.snapshot)
+            return None if row is None else {name: row[name] for name in names}
+        events = self._events(key)
+        deletion = next((e for e in events if e["op"] == "d" and e["order"] == order), None)
+        if not is_moved and deletion is None:
+            raise _WaitError
+        left, found = list(names), {}
+        for event in reversed([e for e in events if e["order"] < order]):
+            if event["op"] == "d":
+                return None
+            self._check_partition(event["partition"], deletion)
+            for name in [one for one in left if one not in event["missing"]]:
+                found[name] = event["values"][name]
+                left.remove(name)
+            if not left:
+                return found
+            if event["op"] in ("c", "r"):
+                old_key = self._parsed(event["old_key"]) if event["old_key"] else None
+                if old_key is None:
+                    return None
+                more = self._before(old_key, event["order"], left)
+                return None if more is None else found | more
+        if deletion is None or self.target.head is None:
+            return None
+        row = self._row(key, order, self.target.head.snapshot_id)
+        if row is None:
+            return None
+        self._check_partition(row[self.target.order_columns[0]], deletion)
+        return found | {name: row[name] for name in left}
+
+    def _check_partition(self, partition: int, deletion: Mapping[str, Any] | None) -> None:
+        """:raises _WaitError: newer changes of the key may be to come from other partitions"""
+        has_moved = deletion is not None and partition != deletion["partition"]
+        if deletion is not None and has_moved and not self._is_certain(deletion):
+            raise _WaitError(is_needed=True)
+
+    def _move(self, key: tuple[Any, ...], order: Order) -> Move | None:
+        """Return the deletion of an old key, if it was applied before this batch."""
+        of_order = [m for m in self.state.moves if order_of(m.micros, m.position) == order]
+        if not of_order:
+            return None
+        hashes = self.target.hashed(self.target.of_key(key))
+        return next((move for move in of_order if move.key == hashes.get(0)), None)
+
+    def _events(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
+        from pyspark.sql import functions as F
+
+        if key in self.known:
+            return self.known[key]
+        change = F.col(CHANGE)
+        target = self.target
+        matching = self.events
+        for name, value in zip(target.key_columns, key, strict=True):
+            kind = self.events.schema[name].dataType
+            matching = matching.filter(F.col(name) == F.lit(value).cast(kind))
+        rows = matching.filter(change.op.isNotNull()).select(
+            "partition",
+            "offset",
+            "kafka_ms",
+            "op",
+            change.micros.alias("m"),
+            change.position.alias("p"),
+            change.missing.alias("missing"),
+            change.old_key.alias("old_key"),
+            *(
+                F.col(f"{ROW}.{quote(name)}").alias(f"{FILL}{number}")
+                for number, name in enumerate(target.toast)
+            ),
+        )
+        found = []
+        for event in rows.toArrow().to_pylist():
+            order = order_of(event["m"], event["p"])
+            if order is not None:
+                values = {
+                    name: event[f"{FILL}{number}"] for number, name in enumerate(target.toast)
+                }
+                found.append(event | {"order": order, "values": values})
+        found.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
+        self.known[key] = found
+        return found
+
+    def _row(
+        self, key: tuple[Any, ...], order: Order, snapshot_id: int | None
+    ) -> dict[str, Any] | None:
+        """Return a key's row of a snapshot; None: it has none of before an order, or has expired.
+
+        A row from before a change that was left out does not count either.
+        """
+        target = self.target
+        snapshot = target.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+        if snapshot is None:
+            return None
+        rows = target.rows_of(snapshot, target.of_key(key))
+        if not rows:
+            return None
+        found, at = OldRows(target, rows, target.toast, []).row(0)
+        return None if at is None or at >= order or self._lacks(key, found) else found
+
+    def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
+        """Return whether a change after a row was left out."""
+        target = self.target
+        if not self.lost:
+            return False
+        hashed = self.target.hashed(self.target.of_key(key)).get(0)
+        partition, offset = row[target.order_columns[0]], row[target.offset_column]
+        return self.lost.is_after(hashed, partition, offset)
+
+    def _parsed(self, text: str) -> tuple[Any, ...] | None:
+        """Return a key from the JSON of a header; None: it cannot be read."""
+        import pyarrow as pa
+
+        target = self.target
+        try:
+            parsed = json.loads(text)
+            if parsed.keys() == {"schema", "payload"}:  # by a JsonConverter of headers
+                parsed = parsed["payload"]
+            types = target.types(target.keys)
+            values = [parsed[name] for name in target.keys]
+            arrays = [pa.array([v]).cast(t) for v, t in zip(values, types, strict=True)]
+        except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+            return None
+        return tuple(array[0].as_py() for array in arrays)
+
+
+class _WaitError(Exception):
+    """The change that a value depends on is not read yet."""
+
+    def __init__(self, *, is_needed: bool = False) -> None:
+        """:param is_needed: it is waited for, however long that takes"""
+        super().__init__()
+        self.is_needed = is_needed
+
+
+def _unresolved(target: Target, name: str) -> str:
+    kind = target.table.schema().find_field(name).field_type
+    return (
+        f"field after.{name} ({kind}): the connector did not have the value, and the row from "
+        "before the change is not known"
+    )
+
+
+def _lost_before(target: Target, name: str) -> str:
+    kind = target.table.schema().find_field(name).field_type
+    return (
+        f"field after.{name} ({kind}): the connector did not have the value, and a change of the "
+        "row that may have had it was left out"
+    )
