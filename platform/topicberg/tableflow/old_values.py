@@ -197,7 +197,7 @@ class OldValues:
         is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
         for partition, end in batch.end.items():
             reached = passed.get(partition)
-            has_passed = order is not None and reached is not None and reached > order
+            has_passed = order is not None and reached is not None and reached >= order
             is_at_end = is_old and end >= self.progress.log_end.get(partition, 0)
             if partition != need["partition"] and not has_passed and not is_at_end:
                 return False
