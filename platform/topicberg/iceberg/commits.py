@@ -15,6 +15,7 @@ from pyiceberg.table.update import (
 )
 
 from topicberg.errors import CommitConflictError
+from topicberg.iceberg.versions import require_written
 
 if TYPE_CHECKING:
     from pyiceberg.table.update.snapshot import _SnapshotProducer
@@ -33,7 +34,9 @@ def commit_on_head(
     :param properties: table properties that change in the same commit
     :param dropped: table properties that the same commit removes
     :raises CommitConflictError: another commit came first; nothing was committed
+    :raises TableFormatError: the table has a format version that topicberg does not write
     """
+    require_written(table)
     updates, requirements = change._commit()
     more = property_updates(table, properties, dropped)
     unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)

@@ -31,6 +31,7 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
+from topicberg.iceberg.versions import require_written
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.tableflow.table import bounds_kept, keep_bounds
@@ -292,6 +293,7 @@ def ensure_table(
         if partition:
             keep_bounds(table, partition[:1])
     if table.current_snapshot() is None:  # new, or the run that created it was killed
+        require_written(table)
         with suppress(CommitFailedException):  # another run was faster
             table.append(table.schema().as_arrow().empty_table())
         table.refresh()

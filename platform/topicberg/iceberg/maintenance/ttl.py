@@ -24,6 +24,7 @@ from pyiceberg.types import PrimitiveType
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.maintenance.conflicts import spark_sql
 from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
+from topicberg.iceberg.versions import require_written
 from topicberg.spark import quote
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
 
     :raises CommitFailedException: another commit came first
     :raises ValidationException: another commit changed one of the files
+    :raises TableFormatError: the table has a format version that topicberg does not write
     """
+    require_written(table)
     note = _note(cutoff)
     with (
         table.refresh().transaction() as transaction,
