@@ -116,7 +116,7 @@ class CheckedCatalog(RestCatalog):
         :raises TableFormatError: PyIceberg cannot read a table of its format version or types
         """
         try:
-            return super().load_table(identifier)
+            table: Table = super().load_table(identifier)
         except ValidationError as error:
             name = identifier if isinstance(identifier, str) else ".".join(identifier)
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
@@ -125,6 +125,7 @@ class CheckedCatalog(RestCatalog):
                 hint="remove what another writer added to the table, such as a column of a type "
                 "that PyIceberg does not have, or drop the table and create it again",
             ) from None
+        return table
 
     def _response_to_table(
         self, identifier_tuple: tuple[str, ...], table_response: TableResponse
