@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import dagster as dg
 from pydantic import BaseModel, ValidationError
@@ -79,6 +79,7 @@ class DerivedTable:
     chart: Chart | None = None
     owners: tuple[str, ...] = ()
     lineage: Lineage = field(default_factory=dict)
+    format_version: Literal[2, 3] = 2
 
     @property
     def file(self) -> str:
@@ -121,6 +122,7 @@ def derived_table(
     chart: Chart | None = None,
     owners: tuple[str, ...] = (),
     lineage: Lineage | None = None,
+    format_version: Literal[2, 3] = 2,
 ) -> Callable[[Transform], DerivedTable]:
     """Make a function from the sources' rows to the table's rows a derived table of its name.
 
@@ -140,6 +142,7 @@ def derived_table(
         Checks and chart may take the keyword ``parameters`` as well.
     :param lineage: column of the result → columns of the sources, for the UI; ``table.column``
         names a column of one of several
+    :param format_version: Iceberg's, of a new table; not every reader supports version 3
     """
 
     def decorate(function: Transform) -> DerivedTable:
@@ -157,6 +160,7 @@ def derived_table(
             chart=chart,
             owners=owners,
             lineage=lineage or {},
+            format_version=format_version,
         )
 
     return decorate
@@ -177,6 +181,7 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         target_time=derived.time_column,
         lookback=derived.lookback_of(root),
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
+        format_version=derived.format_version,
     )
 
 

@@ -90,8 +90,9 @@ class Table(LakeTable, ABC):
     ) -> Iterator[TableCheck]:
         """Return the checks of manifests, and those of the rules of a spec."""
         from topicberg.checks.rules import rule_checks
-        from topicberg.checks.table import equality_deletes_check, volume_check
+        from topicberg.checks.table import equality_deletes_check, readable_by_check, volume_check
 
+        yield readable_by_check()
         yield equality_deletes_check(self)
         if rules.volume_factor is not None:
             yield volume_check(rules.volume_factor)
@@ -174,10 +175,11 @@ class HistoryTable(Table):
         return history_asset(self.root, self)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
-        from topicberg.checks.table import equality_deletes_check
+        from topicberg.checks.table import equality_deletes_check, readable_by_check
         from topicberg.checks.topic import history_checks
 
         yield from history_checks(self.root, self, self._allowed_minutes)
+        yield readable_by_check()
         yield equality_deletes_check(self)
 
     def create(self, lakehouse: Lakehouse) -> None:
@@ -212,9 +214,10 @@ class UpsertViewTable(Table):
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         from topicberg.checks.derived import view_check
-        from topicberg.checks.table import equality_deletes_check
+        from topicberg.checks.table import equality_deletes_check, readable_by_check
 
         yield view_check(self.root, self, self._allowed_minutes)
+        yield readable_by_check()
         yield equality_deletes_check(self)
 
 

@@ -159,7 +159,9 @@ def upsert_view_asset(
             spec.metadata_column("partition"),
             spec.metadata_column("offset"),
         )
-        asked = UpsertView(table.identifier, view.identifier, columns, order)
+        asked = UpsertView(
+            table.identifier, view.identifier, columns, order, spec.table.format_version
+        )
         iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
         return dg.MaterializeResult(
             metadata={

@@ -21,7 +21,7 @@ from assets.tables import LakeTable
 from jobs.schedules import UNFINISHED, run_with_key, skip_if_unavailable, under_way
 from resources import Lakehouse
 from topicberg.catalogs import glue
-from topicberg.errors import TopicbergError
+from topicberg.errors import TableFormatError, TopicbergError
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -95,6 +95,9 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
                 try:
                     iceberg = catalog.load_table(table.identifier)
                 except NoSuchTableError:
+                    continue
+                except TableFormatError as error:  # it stops no other table
+                    context.log.error(str(error))
                     continue
                 if iceberg.current_snapshot() is None:  # its first run has not written yet
                     continue

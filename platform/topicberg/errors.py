@@ -76,6 +76,10 @@ class TableflowError(TopicbergError):
     """A topic cannot be materialized; it is suspended until the cause is fixed."""
 
 
+class TableFormatError(TableflowError):
+    """A table has a format version, or a feature of one, that topicberg does not read or write."""
+
+
 class CommitConflictError(TopicbergError):
     """Another writer committed to the table first; nothing was written, the work can be redone."""
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from topicberg.checks.finding import Finding, good
-from topicberg.errors import TopicbergError
+from topicberg.errors import TableFormatError, TopicbergError
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
@@ -148,13 +148,24 @@ class Probe:
 
 
 def evaluate(check: TableCheck, probe: Probe) -> Finding:
-    """Return the finding; a table that was not created yet passes every check."""
+    """Return the finding; a table that was not created yet passes every check.
+
+    That of a table that topicberg cannot read is caused by the check ``readable_by``.
+    """
     from pyiceberg.exceptions import NoSuchTableError
 
     try:
         return check.evaluate(probe)
     except NoSuchTableError:
         return good("the table was not created yet")
+    except TableFormatError as error:
+        return Finding(
+            passed=False,
+            what=error.message,
+            remediation=error.hint,
+            severity="warning",
+            cause=f"iceberg/{probe.table.name}:readable_by",
+        )
 
 
 def delay_check(

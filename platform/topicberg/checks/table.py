@@ -1,4 +1,4 @@
-"""Checks of every Iceberg table: no equality deletes, and about as many rows as usual."""
+"""Checks of every Iceberg table: its readers, no equality deletes, as many rows as usual."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pyiceberg.table.snapshots import Operation
 
 from topicberg.checks.check import CheckedTable, Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
+from topicberg.errors import TableFormatError
+from topicberg.iceberg.readers import Reader, configured
 from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.iceberg.summaries import ancestry
 from topicberg.wording import count
@@ -30,6 +32,44 @@ _SPREAD = 4.0
 """Robust standard deviations that are still usual."""
 _MAD = 1.4826
 """A normal distribution's standard deviation, in median absolute deviations."""
+
+
+# --- readers ---
+
+
+def readable_by_check() -> TableCheck:
+    def evaluate(probe: Probe) -> Finding:
+        try:
+            table = probe.iceberg
+        except TableFormatError as error:
+            return Finding(
+                passed=False, what=error.message, remediation=error.hint, severity="warning"
+            )
+        return check_readable_by(table, configured(probe.config))
+
+    return TableCheck(
+        "readable_by",
+        "All readers of the deployment can read a table of this format version and its columns.",
+        evaluate,
+    )
+
+
+def check_readable_by(table: Table, readers: Sequence[Reader]) -> Finding:
+    """Return whether all readers can read the table; :mod:`topicberg.iceberg.readers` has facts."""
+    version, schema = table.format_version, table.schema()
+    reasons = {reader.name: reader.reason(version, schema) for reader in readers}
+    facts = {"format_version": version, "readers": ", ".join(reasons)}
+    wrong = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
+    if not wrong:
+        return good(f"all readers can read format version {version}", **facts)
+    return Finding(
+        passed=False,
+        what=f"the table is of format version {version}, and cannot be read by {', '.join(wrong)}",
+        remediation="use the other readers, or drop the table and create it again with a format "
+        "version and types that all readers support (`table.format_version` in the spec)",
+        severity="warning",
+        facts=facts,
+    )
 
 
 # --- equality deletes ---

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     group.command("skip")(skip)
     group.command("reread")(reread)
     group.command("acknowledge")(acknowledge)
+    group.command("upgrade")(upgrade)
     group.command("run")(run)
     group.command("serve")(serve)
     group.command("maintain")(maintain)
@@ -208,6 +209,58 @@ def reread(
         typer.confirm(question, abort=True)
     done = run_reread(spec, table, endpoints, settings())
     echo(f"{topic}: {count(done.records, 'record')} read, {count(done.rows, 'row')} deleted")
+
+
+def upgrade(
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Upgrade a topic's table to format version 3 of Iceberg: deletion vectors, row lineage.
+
+    It cannot be undone, and some readers cannot read the table afterwards. The table is compacted
+    first, while the engine runs.
+    """
+    from dataclasses import replace
+    from datetime import timedelta
+
+    from topicberg.iceberg.maintenance import maintain as run
+    from topicberg.iceberg.maintenance import topic_policy
+    from topicberg.iceberg.maintenance.conflicts import retried
+    from topicberg.iceberg.position_deletes import trim_deletes
+    from topicberg.iceberg.readers import EVERY, configured
+    from topicberg.iceberg.versions import NEWEST, upgrade_table
+    from topicberg.settings import settings
+
+    config = settings()
+    spec, table, endpoints = _open(topic)
+    name = ".".join(table.name())
+    if table.format_version >= NEWEST:
+        echo(f"{name} is of format version {table.format_version} already")
+        return
+    reasons = {reader: reader.reason(NEWEST, table.schema()) for reader in EVERY}
+    lost = ", ".join(reader.name for reader, reason in reasons.items() if reason)
+    used = [r.name for r in configured(config) if reasons[r]]
+    echo(
+        f"{name}: a format version cannot be lowered, so an upgrade to {NEWEST} is final. Readers "
+        f"that cannot read the table afterwards: {lost or 'none that topicberg knows'}"
+        + (f" (this deployment uses {', '.join(used)})" if used else "")
+        + ". Check every other reader before you continue.",
+        fg="yellow",
+        err=True,
+    )
+    if not yes:
+        typer.confirm(f"Upgrade {name} to format version {NEWEST}?", abort=True)
+    policy = replace(topic_policy(spec), compact_after=timedelta(0))
+    report = run(spec, endpoints, config, policy)
+    echo(f"{name}: compacted {count(report.files_compacted, 'data file')}")
+    upgrade_table(table.refresh())
+    retried(name, lambda: trim_deletes(table.refresh()))
+    echo(f"{name} is of format version {NEWEST}")
+    if spec.table.format_version < NEWEST:
+        echo(
+            f"set `table.format_version: {NEWEST}` in the spec of {topic}: without it the table is "
+            "of version 2 again if it is dropped and created again"
+        )
 
 
 def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
+from urllib.parse import unquote
 
 import requests
 from pyarrow.fs import FileSystem
+from pydantic import ValidationError
 from pyiceberg.catalog import BOTOCORE_SESSION, Catalog
 from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.catalog.rest.auth import AuthManager, AuthManagerAdapter
@@ -27,10 +29,10 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.typedef import Properties
+from pyiceberg.typedef import Identifier, Properties
 
 from topicberg.clients.answers import unusable
-from topicberg.errors import LoginError
+from topicberg.errors import LoginError, TableFormatError
 from topicberg.logins.catalog import (
     DELEGATION,
     IS_VENDED,
@@ -51,6 +53,8 @@ READ_ONLY = "topicberg.read-only"
 
 https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-aws-glue-catalog.html
 """
+NEWEST_FORMAT_VERSION = 3
+"""The newest format version of tables that PyIceberg reads."""
 TIMEOUT_SECONDS = (10.0, 30.0)
 """To connect, and to wait for a response's next byte. PyIceberg would wait for ever; Dagster gives
 a sensor a minute.
@@ -59,7 +63,7 @@ VENDED_SECONDS = 900.0
 """How long keys are valid if the catalog does not say: the shortest that AWS's STS gives out."""
 _OF_LOGIN = re.compile(r"expired|signature|security token|clock|skew", re.IGNORECASE)
 """What AWS says with status 403 of credentials, not of rights."""
-_TABLE = re.compile(r"/namespaces/[^/]+/tables(/[^/]+)?$")
+_TABLE = re.compile(r"/namespaces/([^/]+)/tables(?:/([^/]+))?$")
 
 
 class CatalogRefusalError(LoginError, ForbiddenError):
@@ -105,6 +109,23 @@ class CheckedCatalog(RestCatalog):
         if IS_VENDED not in self.properties:
             return super()._load_file_io(properties, location)
         return VendedFileIO({**self.properties, **properties})
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        """Return a table.
+
+        :raises TableFormatError: PyIceberg cannot read a table of its format version or types
+        """
+        try:
+            table: Table = super().load_table(identifier)
+        except ValidationError as error:
+            name = identifier if isinstance(identifier, str) else ".".join(identifier)
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise TableFormatError(
+                f"table {name}: its metadata cannot be read: {reason}",
+                hint="remove what another writer added to the table, such as a column of a type "
+                "that PyIceberg does not have, or drop the table and create it again",
+            ) from None
+        return table
 
     def _response_to_table(
         self, identifier_tuple: tuple[str, ...], table_response: TableResponse
@@ -247,6 +268,25 @@ def _catalog_answer(response: requests.Response, **_: Any) -> None:
     if not isinstance(found, dict):
         raise unusable(operation, "an object")
     if (match := _TABLE.search(path)) and method != "DELETE":
-        field = "metadata" if match[1] or method == "POST" else "identifiers"
+        field = "metadata" if match[2] or method == "POST" else "identifiers"
         if field not in found:
             raise unusable(operation, f"an object that has {field!r}")
+        if field == "metadata":
+            _check_version(match, found[field])
+
+
+def _check_version(match: re.Match[str], metadata: Any) -> None:
+    """
+    :raises TableFormatError: PyIceberg cannot read tables of this format version
+    """
+    version = metadata.get("format-version") if isinstance(metadata, dict) else None
+    if not isinstance(version, int) or version <= NEWEST_FORMAT_VERSION:
+        return
+    name = ".".join(unquote(part).replace("\x1f", ".") for part in match.groups() if part)
+    raise TableFormatError(
+        f"table {name}: another writer upgraded it to format version {version} of Iceberg; "
+        f"topicberg reads versions up to {NEWEST_FORMAT_VERSION}",
+        hint="drop the table and create it again, since no format version can be lowered; for a "
+        "topic run `topicberg tableflow disable TOPIC --drop-table`, then `topicberg tableflow "
+        "enable TOPIC`",
+    )

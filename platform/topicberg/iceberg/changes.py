@@ -30,6 +30,7 @@ from topicberg.iceberg.hours import (
     union,
     without,
 )
+from topicberg.iceberg.manifests import size_of
 from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.iceberg.summaries import ancestry, summary
 
@@ -172,7 +173,7 @@ def _totals(table: Table, head: Snapshot, sequence: int) -> tuple[int, ...]:
     files = records = size = 0
     for file, number in live_files_since(table, head, -1):
         if number <= sequence:
-            size += file.file_size_in_bytes
+            size += size_of(file)
             if file.content == DataFileContent.DATA:
                 files += 1
                 records += file.record_count

@@ -1,57 +1,20 @@
-"""Commits that are refused if another one came first."""
+"""Updates of a commit of the catalog."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyiceberg.exceptions import CommitFailedException, RESTError
-from pyiceberg.table import Table
-from pyiceberg.table.update import (
-    AssertTableUUID,
-    RemovePropertiesUpdate,
-    SetPropertiesUpdate,
-    TableUpdate,
-)
-
-from topicberg.errors import CommitConflictError
+from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableUpdate
 
 if TYPE_CHECKING:
-    from pyiceberg.table.update.snapshot import _SnapshotProducer
-
-
-def commit_on_head(
-    table: Table,
-    change: _SnapshotProducer[Any],
-    properties: Mapping[str, str] | None = None,
-    dropped: Collection[str] = (),
-) -> None:
-    """Commit a snapshot on ``main`` if the head is still the one that ``table`` has.
-
-    (A transaction of PyIceberg would apply the change to whatever the head is by then.)
-
-    :param properties: table properties that change in the same commit
-    :param dropped: table properties that the same commit removes
-    :raises CommitConflictError: another commit came first; nothing was committed
-    """
-    updates, requirements = change._commit()
-    more = property_updates(table, properties, dropped)
-    unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
-    try:
-        table.catalog.commit_table(table, (unchanged, *requirements), (*updates, *more))
-    except (CommitFailedException, RESTError) as error:
-        # Not every catalog reports a conflict with the error that the specification requires.
-        head = table.current_snapshot()
-        now = table.refresh().current_snapshot()
-        if isinstance(error, RESTError) and now == head:
-            raise
-        name = ".".join(table.name())
-        raise CommitConflictError(f"table {name}: another commit came first: {error}") from error
+    from pyiceberg.table import Table
 
 
 def property_updates(
     table: Table, properties: Mapping[str, str] | None, dropped: Collection[str]
 ) -> list[TableUpdate]:
+    """Return the updates that change and remove table properties."""
     updates: list[TableUpdate] = []
     if properties:
         updates.append(SetPropertiesUpdate(updates=dict(properties)))

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from topicberg.iceberg.manifests import read_entries
+
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
@@ -48,7 +50,7 @@ def entries_by_manifest(
     """Yield the path of each manifest and its entries, without those of removed files."""
 
     def read(manifest: ManifestFile) -> tuple[str, list[ManifestEntry]]:
-        return manifest.manifest_path, manifest.fetch_manifest_entry(io)
+        return manifest.manifest_path, read_entries(io, manifest)
 
     yield from in_parallel(read, found)
 

@@ -21,6 +21,7 @@ from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, NestedField, PrimitiveType
 
 from topicberg.iceberg.files import in_parallel
+from topicberg.iceberg.manifests import is_vector, read_entries, referenced_file
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -95,8 +96,22 @@ class FileHours:
             file.file_format == FileFormat.PARQUET
         ):
             return self._of_named(_named_files(self._table.io, file), snapshot)
-        # An equality delete or a deletion vector may affect every data file.
-        return self._of_named(None, snapshot)
+        if is_vector(file):
+            return self._of_named({str(referenced_file(file))}, snapshot)
+        return self._of_named(None, snapshot)  # an equality delete may affect every data file
+
+    def of_all(self, files: Iterable[DataFile], snapshot: Snapshot) -> list[Hours]:
+        """Return the hours in which any of the files holds or deletes rows.
+
+        :param snapshot: one that has the files
+        """
+        found, vectors = list[Hours](), set[str]()
+        for file in files:
+            if is_vector(file) and not self._of_partition(file):
+                vectors.add(str(referenced_file(file)))  # the manifests are read once for all
+            else:
+                found += self.of(file, snapshot)
+        return found + (self._of_named(vectors, snapshot) if vectors else [])
 
     def held(self, snapshot: Snapshot) -> list[Hours]:
         """Return the hours of all data files of a snapshot."""
@@ -289,7 +304,7 @@ def live_files_since(
         for manifest in snapshot.manifests(table.io)
         if manifest.sequence_number > newer_than
     ]
-    for entries in in_parallel(lambda each: each.fetch_manifest_entry(table.io), manifests):
+    for entries in in_parallel(lambda each: read_entries(table.io, each), manifests):
         for entry in entries:
             if (number := entry.sequence_number or 0) > newer_than:
                 yield entry.data_file, number

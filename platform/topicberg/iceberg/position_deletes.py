@@ -1,8 +1,12 @@
-"""Position deletes: rows of data files that are no longer part of a table.
+"""Deletes by position: rows of data files that are no longer part of a table.
 
-Source: Iceberg spec, "Position Delete Files": a row for each deleted row, with the data file's path
-and the row's position in it, sorted by both; in a manifest of its own kind. PyIceberg reads them;
-its writer of manifests supports only data files, so it is extended here.
+In format version 2 they are position delete files: a row for each deleted row, with the data file's
+path and the row's position in it, sorted by both. In version 3 they are deletion vectors, at most
+one for each data file (:mod:`topicberg.iceberg.vectors`). A table that was upgraded keeps its
+delete files until the next deletes: that commit replaces all of them by vectors, because rows of a
+delete file that stays beside a vector are counted twice.
+
+Source: Iceberg spec, "Position Delete Files" and "Deletion Vectors".
 """
 
 from __future__ import annotations
@@ -11,34 +15,18 @@ import io
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pyiceberg.manifest import (
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestFile,
-    ManifestWriter,
-    ManifestWriterV2,
-)
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.table.snapshots import (
-    Operation,
-    SnapshotSummaryCollector,
-    Summary,
-    update_snapshot_summaries,
-)
-from pyiceberg.table.update.snapshot import _FastAppendFiles
-from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
+from pyiceberg.table.snapshots import Operation
 
-from topicberg.iceberg.commits import commit_on_head
-from topicberg.iceberg.files import live_files, partition_of
+from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.files import entries, live_files, partition_of
+from topicberg.iceberg.manifests import is_vector, new_file, referenced_file
+from topicberg.iceberg.vectors import read_vectors, write_vectors
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -48,6 +36,7 @@ if TYPE_CHECKING:
 _PATH, _POSITION = "file_path", "pos"
 _FIELD_IDS = {_PATH: 2147483546, _POSITION: 2147483545}
 """Reserved by the Iceberg spec."""
+_NONE = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True)
@@ -77,41 +66,63 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
         yield paths.dictionary[int(number)].as_py(), part
 
 
+@dataclass
+class Deletes:
+    """The deletes of a snapshot: at most one vector a data file, and position delete files."""
+
+    vectors: dict[str, DataFile] = field(default_factory=dict)
+    """By the paths of their data files."""
+    files: list[DataFile] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, files: Iterable[DataFile]) -> Deletes:
+        found = cls()
+        for file in files:
+            if is_vector(file):
+                found.vectors[str(referenced_file(file))] = file
+            elif file.content == DataFileContent.POSITION_DELETES:
+                found.files.append(file)
+        return found
+
+
 def live_rows(table: Table) -> int:
     """Return the rows of the current snapshot that are not deleted by position."""
     files = list(live_files(table))
-    if _has_vectors(files):
-        return table.scan().count()
     rows = {f.file_path: f.record_count for f in files if f.content == DataFileContent.DATA}
-    deleted: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
-    for file in files:
-        if file.content == DataFileContent.POSITION_DELETES:
-            for path, positions in read_deletes(table.io, file.file_path):
-                if path in rows:  # a delete file may name deleted data files
-                    deleted[path].append(positions)
-    counts = (len(np.unique(np.concatenate(parts))) for parts in deleted.values())
-    return sum(rows.values()) - sum(counts)
+    deletes = Deletes.of(files)
+    counts = {path: v.record_count for path, v in deletes.vectors.items() if path in rows}
+    # A vector has all deletes of its data file; a delete file may name deleted data files.
+    deleted = _positions(table.io, deletes.files, rows.keys() - deletes.vectors.keys())
+    counts |= {path: len(np.unique(positions)) for path, positions in deleted.items()}
+    return sum(rows.values()) - sum(counts.values())
 
 
-def _has_vectors(files: Iterable[DataFile]) -> bool:
-    """Return whether another writer wrote deletion vectors, which are of Iceberg's format 3."""
-    return any(file.file_format == FileFormat.PUFFIN for file in files)
+def _positions(
+    files: FileIO, deletes: Iterable[DataFile], paths: Collection[str]
+) -> dict[str, NDArray[np.uint32]]:
+    """Return the positions that position delete files have of these data files."""
+    found: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
+    for file in deletes:
+        for path, positions in read_deletes(files, file.file_path):
+            if path in paths:
+                found[path].append(positions)
+    return {path: np.concatenate(parts) for path, parts in found.items()}
 
 
 def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch: str) -> int:
     """Commit a snapshot without these rows to a new branch.
 
-    It writes one delete file for every partition that has such rows: later readers open each.
+    In format version 2 it writes one delete file for every partition that has such rows, in version
+    3 one file with a vector for every data file: later readers open each.
 
     :param head: the head of ``main``, the snapshot's parent, which has the rows
     :returns: the snapshot's id
     :raises CommitConflictError: another commit came in between
     """
-    snapshot = _DeleteFilesChange(Operation.DELETE, table.transaction(), table.io, branch=branch)
-    snapshot._parent_snapshot_id = head.snapshot_id  # the branch does not exist yet
-    _add(table, snapshot, rows)
-    commit_on_head(table, snapshot)
-    return snapshot.snapshot_id
+    change = SnapshotChange(table, Operation.DELETE, parent=head, branch=branch)
+    _delete(change, rows)
+    change.commit()
+    return change.snapshot_id
 
 
 def delete_rows(
@@ -124,55 +135,88 @@ def delete_rows(
     :param dropped: table properties that the same commit removes
     :raises CommitConflictError: another commit came in between
     """
-    snapshot = _DeleteFilesChange(
-        Operation.DELETE,
-        table.transaction(),
-        table.io,
-        snapshot_properties=dict(properties),
-    )
-    _add(table, snapshot, rows)
-    commit_on_head(table, snapshot, properties, dropped)
+    change = SnapshotChange(table, Operation.DELETE, properties=properties)
+    _delete(change, rows)
+    change.commit(properties, dropped)
 
 
 def trim_deletes(table: Table) -> int:
-    """Remove rows of deleted data files from delete files.
+    """Remove deletes of deleted data files, and in format version 3 all position delete files.
 
-    Otherwise the totals of all later snapshots count rows as deleted that do not exist.
+    Otherwise the totals of all later snapshots count rows as deleted that do not exist, or twice.
 
-    :returns: how many delete files were replaced
+    :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
     """
-    head = table.current_snapshot()
-    if head is None:
+    if table.current_snapshot() is None:
         return 0
     files = list(live_files(table))
-    if _has_vectors(files):
-        return 0
     data = {file.file_path: file for file in files if file.content == DataFileContent.DATA}
-    seen: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
-    stale = []
-    for file in files:
-        if file.content == DataFileContent.POSITION_DELETES:
-            named = dict(read_deletes(table.io, file.file_path))
-            if named.keys() <= data.keys():
-                continue
-            stale.append(file)
-            for path in named.keys() & data.keys():
-                seen[path].append(named[path])
-    if not stale:
-        return 0
-    rows = [FileRows(data[path], np.unique(np.concatenate(parts))) for path, parts in seen.items()]
-    snapshot = _DeleteFilesChange(Operation.REPLACE, table.transaction(), table.io)
-    for file in stale:
-        snapshot.delete_data_file(file)
-    _add(table, snapshot, rows)
-    commit_on_head(table, snapshot)
+    deletes = Deletes.of(files)
+    change = SnapshotChange(table, Operation.REPLACE)
+    if table.format_version > 2:
+        stale = [vector for path, vector in deletes.vectors.items() if path not in data]
+        stale += deletes.files
+        change.remove(stale)
+        if deletes.files:
+            _add_vectors(change, [], deletes, data)
+    else:
+        stale = []
+        for file in deletes.files:
+            named = {path for path, _ in read_deletes(table.io, file.file_path)}
+            if not named <= data.keys():
+                stale.append(file)
+        change.remove(stale)
+        found = _positions(table.io, stale, data.keys())
+        kept = [FileRows(data[path], np.unique(positions)) for path, positions in found.items()]
+        change.add(_written(table, each) for each in _by_partition(kept))
+    if stale:
+        change.commit()
     return len(stale)
 
 
-def _add(table: Table, snapshot: _DeleteFilesChange, rows: Iterable[FileRows]) -> None:
-    for of_partition in _by_partition(rows):
-        snapshot.append_data_file(_written(table, of_partition))
+def _delete(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
+    """Add the deletes of rows to a change."""
+    table = change.table
+    if table.format_version == 2:
+        change.add(_written(table, of_partition) for of_partition in _by_partition(rows))
+        return
+    parent = change.parent
+    manifests = parent.manifests(table.io) if parent else []
+    of_deletes = [each for each in manifests if each.content == ManifestContent.DELETES]
+    deletes = Deletes.of(entry.data_file for entry in entries(table.io, of_deletes))
+    data: dict[str, DataFile] = {}
+    if deletes.files:  # once after an upgrade
+        of_data = [each for each in manifests if each.content == ManifestContent.DATA]
+        data = {e.data_file.file_path: e.data_file for e in entries(table.io, of_data)}
+        change.remove(deletes.files)
+    _add_vectors(change, rows, deletes, data)
+
+
+def _add_vectors(
+    change: SnapshotChange,
+    rows: Sequence[FileRows],
+    deletes: Deletes,
+    data: Mapping[str, DataFile],
+) -> None:
+    """Add the vectors of rows and of all position delete files, merged with earlier vectors.
+
+    :param data: the data files that the position delete files name, by their paths
+    """
+    table = change.table
+    named = _positions(table.io, deletes.files, data.keys())
+    new = {of_file.file.file_path: of_file for of_file in rows}
+    changed = {path: data[path] for path in named} | {p: each.file for p, each in new.items()}
+    earlier = [vector for path, vector in deletes.vectors.items() if path in changed]
+    known = dict(read_vectors(table.io, earlier))
+    vectors = []
+    for path, file in sorted(changed.items()):
+        parts = known.get(path, _NONE), named.get(path, _NONE)
+        added = new[path].positions if path in new else _NONE
+        vectors.append((file, np.unique(np.concatenate([*parts, added]))))
+    change.remove(earlier)
+    if vectors:
+        change.add(write_vectors(table, vectors))
 
 
 def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
@@ -208,7 +252,7 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
     path = table.location_provider().new_data_location(name)
     with table.io.new_output(path).create() as stream:
         stream.write(buffer.getvalue())
-    deletes = DataFile.from_args(
+    deletes = new_file(
         content=DataFileContent.POSITION_DELETES,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -227,66 +271,3 @@ def _bounds(path: str, position: np.int64) -> dict[int, bytes]:
         _FIELD_IDS[_PATH]: path.encode(),
         _FIELD_IDS[_POSITION]: position.astype("<i8").tobytes(),
     }
-
-
-class _DeleteManifestWriter(ManifestWriterV2):
-    """A manifest of delete files."""
-
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
-
-
-class _DeleteFilesChange(_FastAppendFiles):
-    """A snapshot that adds and removes delete files, of any of the table's partition specs."""
-
-    def _manifests(self) -> list[ManifestFile]:
-        def spec_id(file: DataFile) -> int:
-            return file.spec_id
-
-        written = []
-        for number, files in groupby(sorted(self._added_data_files, key=spec_id), spec_id):
-            with self.new_manifest_writer(self.spec(number)) as writer:
-                for file in files:
-                    writer.add(ManifestEntry.from_args(data_file=file))
-            written.append(writer.to_manifest_file())
-        return written + [self._without_removed(each) for each in self._existing_manifests()]
-
-    def _without_removed(self, manifest: ManifestFile) -> ManifestFile:
-        removed = {file.file_path for file in self._deleted_data_files}
-        if manifest.content != ManifestContent.DELETES or not removed:
-            return manifest
-        entries = manifest.fetch_manifest_entry(self._io)
-        if not any(entry.data_file.file_path in removed for entry in entries):
-            return manifest
-        with self.new_manifest_writer(self.spec(manifest.partition_spec_id)) as writer:
-            for entry in entries:
-                if entry.data_file.file_path in removed:
-                    writer.delete(entry)
-                else:
-                    writer.existing(entry)
-        return writer.to_manifest_file()
-
-    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
-        return _DeleteManifestWriter(
-            spec=spec,
-            schema=self.schema(),
-            output_file=self.new_manifest_output(),
-            snapshot_id=self._snapshot_id,
-            avro_compression=self._compression,
-        )
-
-    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        collector = SnapshotSummaryCollector()
-        for file in self._added_data_files:
-            collector.add_file(file, self.schema(), self.spec(file.spec_id))
-        for file in self._deleted_data_files:
-            collector.remove_file(file, self.schema(), self.spec(file.spec_id))
-        parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or 0)
-        changed = Summary(operation=Operation.DELETE, **collector.build(), **snapshot_properties)
-        # PyIceberg computes totals only for some operations.
-        summary = update_snapshot_summaries(changed, parent.summary if parent else None)
-        return Summary(operation=self._operation, **summary.additional_properties)

@@ -15,6 +15,7 @@ from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import IntegerType
 
 from topicberg.iceberg.hours import FileHours, Hours, microseconds, partition_hours
+from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.summaries import DATA_TTL_RUN, END_OFFSETS, START_OFFSETS, ancestry, summary
 from topicberg.kafka.offsets import Offsets, parse_offsets
 
@@ -128,8 +129,8 @@ def affected_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]
         return []
     if DATA_TTL_RUN in summary(snapshot):
         return []
-    hours = FileHours(table, column)
-    return [each for file, _ in changed_files(table, snapshot) for each in hours.of(file, snapshot)]
+    files = (file for file, _ in changed_files(table, snapshot))
+    return FileHours(table, column).of_all(files, snapshot)
 
 
 def held_hours(table: Table, column: str) -> list[Hours]:
@@ -253,6 +254,6 @@ def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[DataFile, 
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id != snapshot.snapshot_id:
             continue
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+        for entry in read_entries(table.io, manifest, discard_deleted=False):
             if entry.snapshot_id == snapshot.snapshot_id:
                 yield entry.data_file, entry.status != ManifestEntryStatus.DELETED

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.iceberg.readers import ATHENA, DUCKDB, SNOWFLAKE, SPARK, Reader
+from topicberg.query.athena import AthenaError
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
 from topicberg.settings import Settings, settings
@@ -25,6 +27,8 @@ from topicberg.settings import Settings, settings
 if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.typedef import Identifier
     from snowflake.connector import SnowflakeConnection
 
     from topicberg.catalogs.snowflake import TablePath
@@ -38,6 +42,12 @@ __all__ = [
     "run_query",
 ]
 
+READERS: dict[Engine, Reader] = {
+    "duckdb": DUCKDB,
+    "spark": SPARK,
+    "snowflake": SNOWFLAKE,
+    "athena": ATHENA,
+}
 CONNECT_SECONDS = 5.0
 LOGIN_SECONDS = 15
 _EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
@@ -73,17 +83,36 @@ def run_query(
     """
     check_reads(sql, engine)
     endpoints = endpoints or load_endpoints(config)
+    config = config or settings()
     try:
-        return _ENGINES[engine](sql, endpoints, config or settings(), max_rows)
+        return _ENGINES[engine](sql, endpoints, config, max_rows)
+    except AthenaError as error:
+        raise AthenaError(
+            error.message, hint=_unreadable(sql, engine, endpoints, config) or error.hint
+        ) from None
     except TopicbergError:
         raise
     except Exception as error:
         if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
             raise
-        help_ = unquoted(sql, engine) or hint(
-            str(error), engine, lambda: _known_columns(sql, endpoints, config or settings())
+        help_ = (
+            unquoted(sql, engine)
+            or _unreadable(sql, engine, endpoints, config)
+            or hint(str(error), engine, lambda: _known_columns(sql, endpoints, config))
         )
         raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
+
+
+def load_extensions(connection: DuckDBPyConnection) -> None:
+    """Load DuckDB's extensions for Iceberg from wheels.
+
+    They are signed only for DuckDB's own download folder, so it must allow unsigned ones.
+    """
+    import duckdb
+
+    for name in _EXTENSIONS:
+        folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
+        connection.load_extension(str(folder / f"{name}.duckdb_extension"))
 
 
 def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> DuckDBPyConnection:
@@ -98,9 +127,7 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     config = config or settings()
     _check_listening("the Iceberg catalog", endpoints.iceberg_rest)
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
-    for name in _EXTENSIONS:  # from wheels: they are signed only for DuckDB's own download folder
-        folder = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
-        connection.load_extension(str(folder / f"{name}.duckdb_extension"))
+    load_extensions(connection)
     connection.execute("SET TimeZone = 'UTC'")
     login = endpoints.login
     if not login.vends or login.auth == "sigv4":  # which is signed by the same secret
@@ -239,18 +266,44 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
     return [(namespace, table) for table, namespace in found.items()]
 
 
+def _unreadable(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) -> str | None:
+    """Return the hint for a query that names a table which the engine cannot read."""
+    try:
+        for identifier, is_named in _tables(sql, endpoints.catalog(config)):
+            if is_named:
+                table = endpoints.catalog(config).load_table(identifier)
+                if reason := READERS[engine].reason(table.format_version, table.schema()):
+                    others = sorted(READERS.keys() - {engine})
+                    name = ".".join(identifier)
+                    return (
+                        f"choose another engine ({', '.join(others)}): {READERS[engine].name} "
+                        f"cannot read table {name} of format version {table.format_version}, as "
+                        f"{reason}"
+                    )
+    except Exception:  # this is only a hint for a query that failed already
+        return None
+    return None
+
+
+def _tables(sql: str, catalog: Catalog) -> Iterator[tuple[Identifier, bool]]:
+    """Yield the tables of the catalog, and whether the query names them."""
+    words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.$-]+", sql)}
+    # A name may have dots of its own, or those of its catalog and namespace.
+    words |= {word.rpartition(".")[2] for word in re.findall(r"[\w.$]+", sql.lower())}
+    for namespace in catalog.list_namespaces():
+        for identifier in catalog.list_tables(namespace):
+            yield identifier, re.sub(r"\W", "_", identifier[-1].lower()) in words
+
+
 def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str, list[str]]:
     """Return the tables of the catalog, with columns for those that a query names."""
     found: dict[str, list[str]] = {}
-    words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.$-]+", sql)}
     try:
         catalog = endpoints.catalog(config)
-        for namespace in catalog.list_namespaces():
-            for identifier in catalog.list_tables(namespace):
-                is_named = re.sub(r"\W", "_", identifier[-1].lower()) in words
-                found[identifier[-1]] = (
-                    list(catalog.load_table(identifier).schema().column_names) if is_named else []
-                )
+        for identifier, is_named in _tables(sql, catalog):
+            found[identifier[-1]] = (
+                list(catalog.load_table(identifier).schema().column_names) if is_named else []
+            )
     except Exception:  # this is only a hint for a query that failed already
         return found
     return found

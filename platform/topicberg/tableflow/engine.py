@@ -31,6 +31,7 @@ from topicberg.errors import (
 )
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
+from topicberg.iceberg.versions import require_written
 from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
 from topicberg.retry import retry_conflicts
@@ -508,10 +509,13 @@ class Ingestor:
 
     def _table(self, layout: Layout) -> Table:
         if layout.fitted == self._fitted:
-            return self._catalog.load_table(self.spec.table_identifier(self.config))
-        schema = table_schema(self.spec, layout)
-        table = ensure_table(self._catalog, self.spec, self.config, schema)
-        self._fitted = layout.fitted
+            table = self._catalog.load_table(self.spec.table_identifier(self.config))
+        else:
+            schema = table_schema(self.spec, layout)
+            table = ensure_table(self._catalog, self.spec, self.config, schema)
+            self._fitted = layout.fitted
+        if self.spec.write_mode == "upsert":  # position deletes are written by topicberg
+            require_written(table)
         return table
 
     @contextmanager

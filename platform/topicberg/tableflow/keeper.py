@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints
+from topicberg.errors import TableFormatError
 from topicberg.iceberg.maintenance.run import maintain
 from topicberg.settings import Settings
 
@@ -77,6 +78,9 @@ class Keeper(threading.Thread):
         except NoSuchTableError:
             logger.debug("topic %s has no table yet", name)
             return
+        except TableFormatError as error:  # it stays so until the table is another one
+            logger.warning("topic %s: the table is not maintained: %s", name, error)
+            is_changed = False
         except Exception as error:
             # If a service does not answer, what is due now is still due in a minute.
             lines = str(error).strip().splitlines()

@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,9 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from topicberg.errors import TopicbergError
 from topicberg.files import replacing, topic_file
 from topicberg.iceberg.files import entries_by_manifest
-from topicberg.iceberg.position_deletes import FileRows, read_deletes
+from topicberg.iceberg.manifests import identity
+from topicberg.iceberg.position_deletes import Deletes, FileRows, read_deletes
+from topicberg.iceberg.vectors import read_vectors
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
@@ -128,6 +130,8 @@ class KeyIndex:
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
         self._deleted: dict[str, NDArray[np.bool_]] = {}  # by data file, if it has deleted rows
         self._read: set[str] = set()  # the delete files in _deleted
+        # By data file: its vector's identity, and the positions in it.
+        self._vectors: dict[str, tuple[tuple[str, int | None], NDArray[np.uint32]]] = {}
         self._clean_at = 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -202,8 +206,9 @@ class KeyIndex:
         return [file for of_manifest in self._files.values() for file in of_manifest]
 
     def _read_deletes(self, table: Table, files: Iterable[DataFile]) -> None:
-        of_positions = DataFileContent.POSITION_DELETES
-        paths = {file.file_path for file in files if file.content == of_positions}
+        deletes = Deletes.of(files)
+        self._read_vectors(table, deletes.vectors)
+        paths = {file.file_path for file in deletes.files}
         if not self._read <= paths:  # compacted, or the table was rolled back
             self._deleted, self._read = {}, set()
         for path in paths - self._read:
@@ -216,7 +221,21 @@ class KeyIndex:
                 self._deleted[data_file] = known
             self._read.add(path)
 
+    def _read_vectors(self, table: Table, vectors: Mapping[str, DataFile]) -> None:
+        """Read the vectors that are new since the last snapshot."""
+        known = self._vectors
+        self._vectors = {
+            path: known[path]
+            for path, vector in vectors.items()
+            if path in known and known[path][0] == identity(vector)
+        }
+        new = [vector for path, vector in vectors.items() if path not in self._vectors]
+        for path, positions in read_vectors(table.io, new):
+            self._vectors[path] = identity(vectors[path]), positions
+
     def _not_deleted(self, data_file: str, positions: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        if data_file in self._vectors:  # it has all deletes of its data file
+            return np.setdiff1d(positions, self._vectors[data_file][1], assume_unique=True)
         deleted = self._deleted.get(data_file)
         if deleted is None:
             return positions

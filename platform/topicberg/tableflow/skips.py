@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
+from pyiceberg.table.snapshots import Operation
 
 from topicberg import kafka
 from topicberg.errors import CommitConflictError, SpecError, TopicbergError
-from topicberg.iceberg.commits import commit_on_head
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, Place, parse_offsets
@@ -93,8 +94,7 @@ def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason
         _check(endpoints, topic, place, held)
         skip = _skip(place, current_user(), reason)
         note = {f"{SKIP_PREFIX}{place[0]}.{place[1]}": skip.model_dump_json()}
-        empty = table.transaction().update_snapshot(snapshot_properties=note).fast_append()
-        commit_on_head(table, empty, note)
+        SnapshotChange(table, Operation.APPEND, properties=note).commit(note)
         return True
 
     exhausted = CommitConflictError(

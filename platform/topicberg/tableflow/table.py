@@ -29,6 +29,7 @@ from topicberg.clients.catalog import ensure_namespace
 from topicberg.errors import TableflowError
 from topicberg.formats.avro_schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
+from topicberg.iceberg.readers import require_spark
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import METADATA_COLUMNS, twins
@@ -45,7 +46,6 @@ logger = logging.getLogger(__name__)
 WRITE_MODE = "topicberg.write-mode"
 _METRICS = "write.metadata.metrics.column."
 _PROPERTIES = {
-    "format-version": "2",
     "write.wap.enabled": "true",  # a batch is staged, then published: see commit.py
     "write.parquet.compression-codec": "zstd",
     "write.target-file-size-bytes": str(128 * 1024 * 1024),
@@ -111,6 +111,7 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
         table = catalog.load_table(identifier)
     except NoSuchTableError:
         return _create(catalog, identifier, schema, spec, config)
+    require_spark(table)
     _check_write_mode(table, spec)
     _check_metadata_columns(table, spec)
     _evolve(table, schema)
@@ -201,6 +202,7 @@ def _create(
             location=location,
             partition_spec=partition_spec(schema, spec.table.partition_fields),
             properties={
+                "format-version": str(spec.table.format_version),
                 **_PROPERTIES,
                 **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
                 **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),

@@ -286,6 +286,9 @@ class TableSpec(SpecModel):
 
     partitioning: tuple[Annotated[str, AfterValidator(_partitioning)], ...] = ()
     """Iceberg transforms on columns: ``hour(c)``, ``bucket[16](c)``, ``truncate[4](c)``, ``c``."""
+    format_version: Literal[2, 3] = 2
+    """Iceberg's format version of a new table. Version 3 has deletion vectors and row lineage, and
+    not every reader supports it: see docs/tableflow.md. An existing table keeps its version."""
 
     @cached_property
     def partition_fields(self) -> tuple[PartitionField, ...]:

@@ -18,15 +18,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
-    CommitFailedException,
     NoSuchTableError,
     TableAlreadyExistsError,
     ValidationError,
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows
@@ -51,7 +52,6 @@ _OUTSIDE = "topicberg-outside-of-the-window"
 _RETENTION_MARGIN = timedelta(hours=1)
 """A requested window is computed within this time; later it may be past its retention."""
 _PROPERTIES = {
-    "format-version": "2",
     "write.parquet.compression-codec": "zstd",
     "write.merge.mode": "merge-on-read",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -94,6 +94,8 @@ class Derivation:
     """How far before the window the sources are read; None: the function gets only the window."""
     partitioned_by: str = "hour"
     """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
+    format_version: int = 2
+    """Iceberg's format version of a new table."""
 
     @property
     def name(self) -> str:
@@ -147,7 +149,9 @@ def write_window(
     partition = derivation.target_time, derivation.partitioned_by
 
     def attempt() -> Written:
-        table = ensure_table(catalog, derivation.target, columns, partition)
+        table = ensure_table(
+            catalog, derivation.target, columns, partition, derivation.format_version
+        )
         sources = _load(catalog, derivation)
         heads = {name: _head(each) for name, each in sources.items()}
         if not any(heads.values()) and not _has_rows(table):
@@ -275,25 +279,27 @@ def ensure_table(
     name: TableName,
     columns: pa.Schema,
     partition: tuple[str, str] | None = None,
+    format_version: int = 2,
 ) -> Table:
     """Create or evolve a table so that it has these columns and at least one snapshot.
 
     Without rows the snapshot is empty; the first overwrite is validated against it.
 
     :param partition: column and Iceberg transform
+    :param format_version: of a new table
     :raises TopicbergError: a column cannot have its new type
     """
     try:
         table = catalog.load_table(name)
     except NoSuchTableError:
-        table = _create(catalog, name, columns, partition)
+        table = _create(catalog, name, columns, partition, format_version)
     else:
         _evolve(table, columns)
         if partition:
             keep_bounds(table, partition[:1])
     if table.current_snapshot() is None:  # new, or the run that created it was killed
-        with suppress(CommitFailedException):  # another run was faster
-            table.append(table.schema().as_arrow().empty_table())
+        with suppress(CommitConflictError):  # another run was faster
+            SnapshotChange(table, Operation.APPEND).commit()
         table.refresh()
     return table
 
@@ -315,6 +321,7 @@ def _create(
     name: TableName,
     columns: pa.Schema,
     partition: tuple[str, str] | None,
+    format_version: int,
 ) -> Table:
     """Create the table with one request: AWS Glue refuses staged creation and requires a location.
 
@@ -334,7 +341,11 @@ def _create(
         source = schema.find_field(column).field_id
         field = PartitionField(source, 1000, parse_transform(transform), f"{column}_{transform}")
         spec = PartitionSpec(field)
-    properties = {**_PROPERTIES, **bounds_kept(partition[:1] if partition else ())}
+    properties = {
+        "format-version": str(format_version),
+        **_PROPERTIES,
+        **bounds_kept(partition[:1] if partition else ()),
+    }
     # Like a topic's table, it gets a location of its own, never that of a table that was dropped.
     location = None
     if LOCATIONS not in catalog.properties:

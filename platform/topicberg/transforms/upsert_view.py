@@ -51,6 +51,8 @@ class UpsertView:
     target: TableName
     keys: tuple[str, ...]
     order: tuple[str, ...]
+    format_version: int = 2
+    """Iceberg's format version of a new table."""
 
     @property
     def name(self) -> str:
@@ -65,7 +67,8 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
 
     def attempt() -> Table:
         source = catalog.load_table(view.source)
-        target = ensure_table(catalog, view.target, optional(source.schema().as_arrow()))
+        columns = optional(source.schema().as_arrow())
+        target = ensure_table(catalog, view.target, columns, format_version=view.format_version)
         head = source.current_snapshot()
         base = merged(target, view.source)
         if (head.snapshot_id if head else None) == base:

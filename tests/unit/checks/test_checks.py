@@ -25,8 +25,11 @@ from pyiceberg.types import (
     DecimalType,
     DoubleType,
     IntegerType,
+    ListType,
     NestedField,
     StringType,
+    TimestampNanoType,
+    TimestamptzNanoType,
     TimestamptzType,
 )
 from typer.testing import CliRunner
@@ -38,7 +41,7 @@ from assets.registry import TopicTable
 from resources import RESOURCES
 from topicberg import retry
 from topicberg.checks.catalogs import check_pointer, place
-from topicberg.checks.check import Probe, TableCheck
+from topicberg.checks.check import CheckedTable, Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
     CHECKED_RULE,
@@ -56,8 +59,11 @@ from topicberg.checks.rules import (
 from topicberg.checks.table import (
     MIN_HISTORY,
     check_equality_deletes,
+    check_readable_by,
     check_volume,
+    equality_deletes_check,
     judge_volume,
+    readable_by_check,
     usual_range,
 )
 from topicberg.checks.topic import (
@@ -69,7 +75,8 @@ from topicberg.checks.topic import (
     check_skipped,
 )
 from topicberg.cli import app
-from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
+from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.settings import settings
@@ -258,6 +265,47 @@ def test_rules_of_a_derived_table_name_its_file(catalog: SqlCatalog) -> None:
     assert (settings().project_root / derived.file).is_file()
     finding = named["stock_trades"].evaluate(probe)
     assert finding.remediation == "correct `checks:` in topics/stock_trades.yaml"
+
+
+def test_readable_by_names_the_readers_that_cannot(table: Table) -> None:
+    schema = Schema(
+        NestedField(1, "at", TimestampNanoType()),
+        NestedField(2, "list", ListType(3, TimestamptzNanoType())),
+    )
+    table = cast("Table", SimpleNamespace(format_version=3, schema=lambda: schema))
+    found = check_readable_by(table, EVERY)
+    assert not found.passed
+    assert found.severity == "warning"
+    for reason in (
+        "Athena (it reads format versions up to 2)",
+        "Spark (column at is of type timestamp_ns)",
+        "DuckDB (column list.element is of type timestamptz_ns)",
+    ):
+        assert reason in found.what
+    for other in ("Snowflake", "PyIceberg"):
+        assert other not in found.what
+
+
+def test_readable_by_passes_for_a_plain_table(table: Table) -> None:
+    assert check_readable_by(table, EVERY).passed
+
+
+@pytest.mark.parametrize("name", ["readable_by", "equality_deletes"])
+def test_checks_of_an_unreadable_table_fail_once(name: str) -> None:
+    """All other checks name the check that reports it, so that it is one alert."""
+
+    class Unreadable:
+        table = SimpleNamespace(name="orders", apply_deletes="CALL …")
+
+        @property
+        def iceberg(self) -> Table:
+            raise TableFormatError("table lake.orders: format version 4", hint="drop it")
+
+    checks = readable_by_check(), equality_deletes_check(cast("CheckedTable", Unreadable.table))
+    (check,) = (each for each in checks if each.name == name)
+    found = evaluate(check, cast("Probe", Unreadable()))
+    assert (found.passed, found.what) == (False, "table lake.orders: format version 4")
+    assert found.cause == (None if name == "readable_by" else "iceberg/orders:readable_by")
 
 
 def test_no_equality_deletes(table: Table) -> None:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
+from format_versions import allow_version_3, upgrade
 from own_aws import serving
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
+from topicberg import query
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.query import QueryError, check_reads
-from topicberg.query.athena import ask
+from topicberg.query.athena import AthenaError, ask
 from topicberg.settings import Settings
 
 CONFIG = Settings(deployment="cloud", prefix="demo", cluster_id="lkc-1")
@@ -192,3 +198,31 @@ def test_the_emulator_runs_no_queries() -> None:
             client.get_work_group(WorkGroup="other")
         with pytest.raises(ClientError, match="primary workgroup cannot be deleted"):
             client.delete_work_group(WorkGroup="primary")
+
+
+def test_query_of_an_unreadable_table_names_other_engines(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Athena refuses tables of format version 3 with a message that does not say so."""
+    allow_version_3(monkeypatch)
+    schema = Schema(NestedField(1, "id", LongType()))
+    for name in ("orders", "air.line"):
+        upgrade(catalog, catalog.create_table(("shop", name), schema))
+    catalog.create_table(("shop", "plain"), schema)
+
+    def refuse(*_: object) -> NoReturn:
+        raise AthenaError("athena: GENERIC_INTERNAL_ERROR", hint="look")
+
+    monkeypatch.setitem(query._ENGINES, "athena", refuse)
+    endpoints = cast("Endpoints", SimpleNamespace(catalog=lambda _: catalog))
+
+    def hint(sql: str) -> str | None:
+        with pytest.raises(AthenaError, match="GENERIC_INTERNAL_ERROR") as raised:
+            query.run_query(sql, "athena", endpoints, Settings())
+        return raised.value.hint
+
+    for sql in ("SELECT * FROM orders", "SELECT 1 FROM shop.Orders", 'SELECT * FROM "air_line"'):
+        found = hint(sql)
+        assert found is not None
+        assert found.startswith("choose another engine (duckdb, snowflake, spark): Athena cannot")
+    assert hint("SELECT * FROM plain") == "look"

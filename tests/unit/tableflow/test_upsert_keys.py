@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from format_versions import allow_version_3, append, duckdb_rows, overwrite, upgrade
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
@@ -26,9 +29,20 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, Stri
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.files import live_files
-from topicberg.iceberg.position_deletes import live_rows, read_deletes, stage_deletes, trim_deletes
+from topicberg.iceberg.maintenance import Policy
+from topicberg.iceberg.maintenance.expiry import expire
+from topicberg.iceberg.maintenance.orphans import remove_orphans
+from topicberg.iceberg.manifests import is_vector, referenced_file
+from topicberg.iceberg.position_deletes import (
+    Deletes,
+    live_rows,
+    read_deletes,
+    stage_deletes,
+    trim_deletes,
+)
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.summaries import ancestry
+from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow import keys as key_files
 from topicberg.tableflow.commit import publish
 from topicberg.tableflow.engine import Staged
@@ -47,14 +61,24 @@ Key = tuple[bytes, int]
 Changes = dict[Key, int | None]
 
 KEYS = st.tuples(st.sampled_from([b"", b"a", b"b", b"\x00", b"nan", b"k" * 256]), st.integers(0, 2))
+NOW = timedelta(0)
+EAGER = Policy(
+    retention=NOW, min_snapshots=1, max_snapshots=1, reader_age=NOW, staged_age=NOW, max_young=0
+)
 CHANGES = st.dictionaries(KEYS, st.none() | st.integers(0, 9), min_size=1, max_size=8)
-EVENTS = st.sampled_from(["batch", "restart", "key files lost", "compaction", "rollback"])
+EVENTS = st.sampled_from(
+    [
+        *("batch", "batch", "restart", "key files lost"),
+        *("compaction", "rollback", "expiry", "upgrade"),
+    ]
+)
 
 
 @dataclass
 class Upserted:
     """A table, its index, and what the table should hold."""
 
+    catalog: SqlCatalog
     table: Table
     folder: Path
     rows: dict[Key, int] = field(default_factory=dict)
@@ -70,7 +94,7 @@ class Upserted:
     def batch(self, changes: Changes) -> None:
         added = {key: value for key, value in changes.items() if value is not None}
         if (head := self.table.current_snapshot()) is None:
-            self.table.append(arrow(added))
+            append(self.table, arrow(added))
         else:
             located = self.index.rows_of(self.table, head, arrow(changes).select(COLUMNS))
             assert sum(len(rows.positions) for rows in located) == len(changes.keys() & self.rows)
@@ -79,7 +103,7 @@ class Upserted:
                 stage_deletes(self.table, head, located, branch)
             else:
                 self.table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
-            self.table.refresh().append(arrow(added), branch=branch)
+            append(self.table.refresh(), arrow(added), branch)
             staged = self.table.refresh().snapshot_by_name(branch)
             publish(self.table, staged, head.snapshot_id, branch=branch)
         self.table.refresh()
@@ -91,7 +115,8 @@ class Upserted:
 
     def compaction(self) -> None:
         """One that leaves the delete files, as Spark's may, and our trimming of them."""
-        self.table.overwrite(arrow(self.rows))
+        data = [f for f in live_files(self.table) if f.content == DataFileContent.DATA]
+        overwrite(self.table, arrow(self.rows), data)
         self.table.refresh()
         trim_deletes(self.table)
         self.table.refresh()
@@ -102,6 +127,18 @@ class Upserted:
         self.table.manage_snapshots().rollback_to_snapshot(snapshot_id).commit()
         self.table.refresh()
         self.history.clear()
+
+    def expiry(self) -> None:
+        """Of all snapshots but the head, and of every file that the head does not need."""
+        self.table.refresh()
+        now = time.time() + 60
+        expire(self.table, EAGER, int(now * 1000))
+        remove_orphans(self.table.refresh(), timedelta(0), now)
+        assert len(self.table.metadata.snapshots) <= 2, "the head, and what a tag keeps"
+        self.history.clear()
+
+    def upgrade(self) -> None:
+        self.table = upgrade(self.catalog, self.table)
 
     def do(self, event: str, changes: Changes) -> None:
         if event == "batch":
@@ -123,6 +160,8 @@ class Upserted:
     def check(self) -> None:
         assert self.read() == self.rows
         assert live_rows(self.table) == len(self.rows)
+        if head := self.table.current_snapshot():
+            assert report(head).total_records == len(self.rows)
         rows = {
             file.file_path: file.record_count
             for file in live_files(self.table)
@@ -133,15 +172,27 @@ class Upserted:
         assert len(deleted) == len(set(deleted))
         assert sum(rows.values()) - len(deleted) == len(self.rows)
 
+    def check_vectors(self) -> None:
+        """At most one for a data file; no delete file beside them after a batch."""
+        live = [*live_files(self.table)]
+        data = {f.file_path for f in live if f.content == DataFileContent.DATA}
+        vectors = [referenced_file(file) for file in live if is_vector(file)]
+        assert len(vectors) == len(set(vectors))
+        assert set(vectors) <= data
+
+    def read_by_duckdb(self) -> dict[Key, int]:
+        found = duckdb_rows(self.table, '"$$raw-key", "$$partition", value')
+        rows = {(bytes(key), partition): value for key, partition, value in found}
+        assert len(rows) == len(found), "a key has two rows"
+        return rows
+
     def deleted(self) -> list[tuple[str, int]]:
-        """Data file and position, of every row of every delete file."""
-        return [
-            (path, int(position))
-            for file in live_files(self.table)
-            if file.content == DataFileContent.POSITION_DELETES
-            for path, positions in read_deletes(self.table.io, file.file_path)
-            for position in positions
-        ]
+        """Data file and position, of every row of every delete file and vector."""
+        deletes = Deletes.of(live_files(self.table))
+        io = self.table.io
+        named = [*read_vectors(io, deletes.vectors.values())]
+        named += [each for file in deletes.files for each in read_deletes(io, file.file_path)]
+        return [(path, int(position)) for path, positions in named for position in positions]
 
 
 def arrow(changes: Changes | dict[Key, int]) -> pa.Table:
@@ -160,7 +211,12 @@ def make(catalog: SqlCatalog, folder: Path, spec: PartitionSpec = UNPARTITIONED)
     number = next(numbers)
     properties = {"format-version": "2"}
     table = catalog.create_table(f"shop.t{number}", SCHEMA, None, spec, properties=properties)
-    return Upserted(table, folder / f"keys{number}")
+    return Upserted(catalog, table, folder / f"keys{number}")
+
+
+@pytest.fixture(autouse=True)
+def _version_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_version_3(monkeypatch)
 
 
 @given(st.lists(st.tuples(EVENTS, CHANGES), min_size=1, max_size=8), st.booleans())
@@ -175,6 +231,38 @@ def test_upsert_table_holds_the_newest_row_of_each_key(
         one.do(event, changes)
     if one.table.current_snapshot():
         one.check()
+
+
+BATCHES = st.lists(st.tuples(EVENTS, CHANGES), min_size=2, max_size=6)
+
+
+@given(BATCHES, st.booleans(), st.integers(0, 5))
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_format_versions_agree_after_each_commit(
+    catalog: SqlCatalog,
+    tmp_path: Path,
+    events: list[tuple[str, Changes]],
+    partitioned: bool,
+    upgraded_before: int,
+) -> None:
+    """A table of version 2, one of version 3, and one that is upgraded midway."""
+    spec = BY_PARTITION if partitioned else UNPARTITIONED
+    two, three, midway = (make(catalog, tmp_path, spec) for _ in range(3))
+    three.upgrade()
+    for number, (event, changes) in enumerate(events):
+        if number == upgraded_before:
+            midway.upgrade()
+        if event == "upgrade":
+            continue
+        for one in (two, three, midway):
+            one.do(event, changes)
+            if one.table.current_snapshot():
+                one.check()
+                one.check_vectors()
+                assert one.read_by_duckdb() == one.rows
+        assert two.rows == three.rows == midway.rows
 
 
 def test_row_is_deleted_once_although_its_key_is_repeated(

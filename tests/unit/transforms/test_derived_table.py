@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import BadRequestError, CommitFailedException
+from pyiceberg.exceptions import BadRequestError
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import HourTransform
 
 from assets.metadata import table_metadata
@@ -19,6 +20,8 @@ from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.checks.table import check_equality_deletes, check_volume
 from topicberg.clients.catalog import READ_ONLY, TABLES
+from topicberg.errors import CommitConflictError
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.maintenance.report import TableSize
 from topicberg.iceberg.read_tags import reading
@@ -76,7 +79,7 @@ def killed(glue: GlueCatalog, monkeypatch: pytest.MonkeyPatch) -> Table:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Table, "append", kill)
+        patch.setattr(SnapshotChange, "commit", kill)
         with pytest.raises(KeyboardInterrupt):
             ensure(glue)
     table = glue.load_table(NAME)
@@ -93,13 +96,13 @@ def test_ensure_table_after_a_kill_adds_the_snapshot(glue: GlueCatalog, killed: 
 def test_ensure_table_when_another_is_faster_takes_its(
     glue: GlueCatalog, killed: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = Table.append
+    commit = SnapshotChange.commit
 
-    def overtaken(table: Table, rows: pa.Table) -> NoReturn:
-        append(glue.load_table(NAME), rows)
-        raise CommitFailedException("another commit came first")
+    def overtaken(change: SnapshotChange) -> NoReturn:
+        commit(SnapshotChange(glue.load_table(NAME), Operation.APPEND))
+        raise CommitConflictError("another commit came first")
 
-    monkeypatch.setattr(Table, "append", overtaken)
+    monkeypatch.setattr(SnapshotChange, "commit", overtaken)
     assert len(ensure(glue).snapshots()) == 1
 
 

@@ -21,6 +21,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.iceberg.files import partition_of
 from topicberg.iceberg.maintenance.conflicts import call, literal
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, Policy
+from topicberg.iceberg.manifests import is_vector
 from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.spark import quote
 
@@ -148,10 +149,13 @@ def compact(
 
 
 def many_deletes(files: Iterable[DataFile]) -> bool:
-    """Return whether a partition has so many delete files that merging them helps its readers."""
+    """Return whether a partition has so many delete files that merging them helps its readers.
+
+    Deletion vectors are merged by those who write them.
+    """
     count: dict[tuple[object, ...], int] = defaultdict(int)
     for file in files:
-        if file.content == DataFileContent.POSITION_DELETES:
+        if file.content == DataFileContent.POSITION_DELETES and not is_vector(file):
             count[partition_of(file)] += 1
     return any(number >= DELETE_FILES for number in count.values())
 

@@ -24,7 +24,7 @@ from topicberg.iceberg.maintenance.conflicts import retried
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
-from topicberg.iceberg.position_deletes import trim_deletes
+from topicberg.iceberg.position_deletes import Deletes, trim_deletes
 from topicberg.settings import Settings
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
@@ -163,6 +163,11 @@ class _Run:
         if not compaction.is_due(self.table.refresh(), policy, now_ms):
             return 0, 0
         files = list(live_files(self.table))
+        deletes = 0
+        if self.table.format_version > 2 and Deletes.of(files).files:
+            # They are of version 2. Beside vectors, their rows count as deleted twice.
+            deletes = self.trim_deletes()
+            files = list(live_files(self.table.refresh()))
         target = compaction.target_bytes(self.table)
         merge = partial(compaction.compact, self.endpoints, self.identifier, target=target)
         has_deletes = any(file.content != DataFileContent.DATA for file in files)
@@ -187,16 +192,15 @@ class _Run:
                 ),
             )
             apply_deletes = False
-        deletes = 0
         if has_deletes and compaction.many_deletes(live_files(self.table.refresh())):
-            deletes = self.step(
+            deletes += self.step(
                 "compaction of delete files",
                 lambda: compaction.compact_deletes(self.endpoints, self.identifier),
             )
         return data, deletes
 
     def trim_deletes(self) -> int:
-        """Remove delete files that name deleted data files."""
+        """Remove delete files and vectors of deleted data files."""
         return self.step("trimming delete files", lambda: trim_deletes(self.table.refresh()))
 
     def rewrite_manifests(self) -> int:

@@ -17,12 +17,15 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import LessThan
 from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import PrimitiveType
 
 from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance.conflicts import spark_sql
+from topicberg.iceberg.position_deletes import Deletes
 from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
 from topicberg.spark import quote
 
@@ -37,7 +40,7 @@ CUTOFF = "topicberg.data-ttl-cutoff"
 class Expired:
     """Files with rows past the cutoff."""
 
-    whole: int
+    whole: list[DataFile]
     """Files that hold only such rows."""
     partly: bool
     """There are files to rewrite."""
@@ -59,7 +62,7 @@ def expired(
     field = table.schema().find_field(column)
     assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  a timestamp
     kind, last, overdue = field.field_type, *map(_microseconds, (cutoff, cutoff - slack))
-    whole, partly = 0, False
+    whole, partly = [], False
     for file in files:
         if file.content != DataFileContent.DATA:
             continue
@@ -70,7 +73,7 @@ def expired(
         if lower is None or upper is None:
             partly |= unknown and nulls != file.record_count
         elif int(from_bytes(kind, upper)) < last and nulls == 0:
-            whole += 1
+            whole.append(file)
         else:
             partly |= int(from_bytes(kind, lower)) < overdue
     return Expired(whole, partly)
@@ -79,16 +82,19 @@ def expired(
 def drop_files(table: Table, column: str, cutoff: datetime) -> int:
     """Remove the files that hold only rows before ``cutoff``; return the number of their rows.
 
-    :raises CommitFailedException: another commit came first
-    :raises ValidationException: another commit changed one of the files
+    :raises CommitConflictError: another commit came first
     """
     note = _note(cutoff)
-    with (
-        table.refresh().transaction() as transaction,
-        transaction.update_snapshot(snapshot_properties=note).delete() as deletion,
-    ):
-        deletion.delete_by_predicate(LessThan(term=column, value=cutoff.isoformat()))
-    return _deleted_rows(table, note)
+    files = list(live_files(table.refresh()))
+    whole = expired(table, files, column, cutoff, timedelta(0), unknown=False).whole
+    if not whole:  # another run was faster
+        return 0
+    paths = {file.file_path for file in whole}
+    change = SnapshotChange(table, Operation.DELETE, properties=note)
+    change.remove(whole)
+    change.remove(v for path, v in Deletes.of(files).vectors.items() if path in paths)
+    change.commit()
+    return _deleted_rows(table.refresh(), note)
 
 
 def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetime) -> int:
@@ -118,11 +124,16 @@ def _deleted_rows(table: Table, note: dict[str, str]) -> int:
     for snapshot in ancestry(table):
         facts = summary(snapshot)
         if facts.get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
-            out, again, by_position = (
-                int(facts.get(key, 0))
-                for key in ("deleted-records", "added-records", "added-position-deletes")
+            out, again, new, old = (
+                int(facts.get(name, 0))
+                for name in (
+                    "deleted-records",
+                    "added-records",
+                    "added-position-deletes",
+                    "removed-position-deletes",
+                )
             )
-            return out - again + by_position
+            return out - again + new - old
     return 0
 
 

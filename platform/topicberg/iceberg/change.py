@@ -1,0 +1,283 @@
+"""Snapshots that topicberg commits itself: files added to a table and removed from it.
+
+Source: Iceberg spec, "Snapshots", "Manifests" and "Row Lineage"; REST catalog OpenAPI,
+``updateTable``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from itertools import count
+from typing import TYPE_CHECKING, cast
+
+from pyiceberg.exceptions import CommitFailedException, RESTError
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    ManifestContent,
+    ManifestEntry,
+    ManifestFile,
+)
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetSnapshotRefUpdate,
+)
+
+from topicberg.errors import CommitConflictError
+from topicberg.iceberg.commits import property_updates
+from topicberg.iceberg.files import in_parallel, partition_of
+from topicberg.iceberg.manifests import (
+    ManifestWriter,
+    Version,
+    identity,
+    is_vector,
+    read_entries,
+    read_manifests,
+    size_of,
+    write_manifest_list,
+)
+from topicberg.iceberg.summaries import MAIN
+from topicberg.iceberg.versions import require_written
+
+if TYPE_CHECKING:
+    from pyiceberg.io import OutputFile
+    from pyiceberg.table import Table
+
+_COUNTED = {
+    DataFileContent.DATA: ("data-files", "records"),
+    DataFileContent.POSITION_DELETES: ("delete-files", "position-deletes"),
+    DataFileContent.EQUALITY_DELETES: ("delete-files", "equality-deletes"),
+}
+"""Content of a file → what the summary calls such files, and their rows."""
+
+
+class SnapshotChange:
+    """A snapshot to commit; without files it only has properties."""
+
+    def __init__(
+        self,
+        table: Table,
+        operation: Operation,
+        *,
+        parent: Snapshot | None = None,
+        branch: str = MAIN,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        :param table: freshly loaded
+        :param parent: the snapshot that changes; None: the head of ``main``
+        :param branch: the branch whose new head it becomes, created if it does not exist
+        :param properties: added to the snapshot's summary
+        :raises TableFormatError: the table has a format version that topicberg does not write
+        """
+        require_written(table)
+        self.table = table
+        self.parent = parent or table.current_snapshot()
+        self.snapshot_id = table.metadata.new_snapshot_id()
+        self._operation = operation
+        self._branch = branch
+        self._properties = properties or {}
+        self._added: list[DataFile] = []
+        self._removed: dict[tuple[str, int | None], DataFile] = {}
+        self._version = cast("Version", table.format_version)
+        self._uuid, self._numbers = uuid.uuid4(), count()
+        compression = table.properties.get("write.avro.compression-codec", "gzip")
+        self._compression = compression
+
+    def add(self, files: Iterable[DataFile]) -> None:
+        """Add files, each with the number of its partition spec."""
+        self._added += files
+
+    def remove(self, files: Iterable[DataFile]) -> None:
+        """Remove files that the parent has."""
+        self._removed |= {identity(file): file for file in files}
+
+    def commit(
+        self, properties: Mapping[str, str] | None = None, dropped: Collection[str] = ()
+    ) -> None:
+        """Commit it if the branch is still where the table says.
+
+        (A transaction of PyIceberg would apply the change to whatever the head is by then.)
+
+        :param properties: table properties that change in the same commit
+        :param dropped: table properties that the same commit removes
+        :raises CommitConflictError: another commit came first; nothing was committed
+        """
+        table, before = self.table, self.table.metadata
+        ref = before.refs.get(self._branch)
+        requirements = (
+            AssertTableUUID(uuid=before.table_uuid),
+            AssertRefSnapshotId(ref=self._branch, snapshot_id=ref.snapshot_id if ref else None),
+        )
+        updates = (
+            AddSnapshotUpdate(snapshot=self._snapshot()),
+            SetSnapshotRefUpdate.model_validate(
+                {
+                    "ref-name": self._branch,
+                    "type": SnapshotRefType.BRANCH,
+                    "snapshot-id": self.snapshot_id,
+                }
+            ),
+            *property_updates(table, properties, dropped),
+        )
+        try:
+            table.catalog.commit_table(table, requirements, updates)
+        except (CommitFailedException, RESTError) as error:
+            # Not every catalog reports a conflict with the error that the specification requires,
+            # and a snapshot on another branch takes the sequence number and the row ids.
+            now = table.refresh().metadata
+            ids = now.next_sequence_number(), now.format_version, now.refs
+            seen = before.next_sequence_number(), before.format_version, before.refs
+            if isinstance(error, RESTError) and ids == seen:
+                raise
+            name = ".".join(table.name())
+            raise CommitConflictError(
+                f"table {name}: another commit came first: {error}"
+            ) from error
+
+    def _snapshot(self) -> Snapshot:
+        table, metadata = self.table, self.table.metadata
+        manifests = self._manifests()
+        name = f"snap-{self.snapshot_id}-0-{self._uuid}.avro"
+        path = table.location_provider().new_metadata_location(name)
+        first_row_id, number = _next_row_id(table), metadata.next_sequence_number()
+        parent_id = self.parent.snapshot_id if self.parent else None
+        assigned = write_manifest_list(
+            self._version,
+            table.io.new_output(path),
+            manifests,
+            self.snapshot_id,
+            parent_id,
+            number,
+            first_row_id,
+            self._compression,
+        )
+        has_row_ids = self._version > 2
+        return Snapshot(
+            snapshot_id=self.snapshot_id,
+            parent_snapshot_id=parent_id,
+            manifest_list=path,
+            sequence_number=number,
+            summary=self._summary(),
+            schema_id=metadata.current_schema_id,
+            first_row_id=first_row_id if has_row_ids else None,
+            added_rows=assigned if has_row_ids else None,
+        )
+
+    # --- manifests ---
+
+    def _manifests(self) -> list[ManifestFile]:
+        """Write the manifests that change; return all of the snapshot."""
+        removed = {_kind(file) for file in self._removed.values()}
+        held = read_manifests(self.table.io, self.parent) if self.parent else []
+        live = [each for each in held if each.has_added_files() or each.has_existing_files()]
+        inspected = [each for each in live if each.content in removed]
+        entries = in_parallel(lambda each: read_entries(self.table.io, each), inspected)
+        kept = [each for each in live if each.content not in removed]
+        written: list[ManifestFile] = []
+        merged: dict[int, list[ManifestEntry]] = defaultdict(list)
+        for manifest, found in zip(inspected, entries, strict=True):
+            if not any(identity(entry.data_file) in self._removed for entry in found):
+                kept.append(manifest)
+            elif manifest.content == ManifestContent.DELETES:
+                # They become one: each batch replaces some vectors of many earlier batches.
+                merged[manifest.partition_spec_id] += found
+            else:
+                written.append(self._written(manifest.content, manifest.partition_spec_id, found))
+        added: dict[tuple[ManifestContent, int], list[DataFile]] = defaultdict(list)
+        for file in self._added:
+            added[_kind(file), file.spec_id].append(file)
+        for spec_id in merged:
+            added.setdefault((ManifestContent.DELETES, spec_id), [])
+        for (content, spec_id), files in sorted(added.items()):
+            found = merged[spec_id] if content == ManifestContent.DELETES else []
+            written.append(self._written(content, spec_id, found, files))
+        return [*written, *kept]
+
+    def _written(
+        self,
+        content: ManifestContent,
+        spec_id: int,
+        held: Iterable[ManifestEntry],
+        added: Iterable[DataFile] = (),
+    ) -> ManifestFile:
+        """Write a manifest of added files, and of those that earlier manifests held."""
+        table = self.table
+        with ManifestWriter(
+            self._version,
+            content,
+            table.specs()[spec_id],
+            table.schema(),
+            self._output(),
+            self.snapshot_id,
+            self._compression,
+        ) as writer:
+            for file in added:
+                writer.add(ManifestEntry.from_args(data_file=file))
+            for entry in held:
+                if identity(entry.data_file) in self._removed:
+                    writer.delete(entry)
+                else:
+                    writer.existing(entry)
+        return writer.to_manifest_file()
+
+    def _output(self) -> OutputFile:
+        name = f"{self._uuid}-m{next(self._numbers)}.avro"
+        return self.table.io.new_output(self.table.location_provider().new_metadata_location(name))
+
+    # --- summary ---
+
+    def _summary(self) -> Summary:
+        facts: Counter[str] = Counter()
+        for file in self._added:
+            facts.update(_counts(file, "added", "added"))
+        for file in self._removed.values():
+            facts.update(_counts(file, "removed", "deleted"))
+        changed = {partition_of(file) for file in (*self._added, *self._removed.values())}
+        if changed:
+            facts["changed-partition-count"] = len(changed)
+        # PyIceberg computes totals only for some operations.
+        totals = update_snapshot_summaries(
+            Summary(
+                operation=Operation.DELETE,
+                **{name: str(number) for name, number in facts.items()},
+                **self._properties,
+            ),
+            self.parent.summary.additional_properties
+            if self.parent and self.parent.summary
+            else None,
+        )
+        return Summary(operation=self._operation, **totals.additional_properties)
+
+
+def _next_row_id(table: Table) -> int:
+    return getattr(table.metadata, "next_row_id", None) or 0
+
+
+def _kind(file: DataFile) -> ManifestContent:
+    is_data = file.content == DataFileContent.DATA
+    return ManifestContent.DATA if is_data else ManifestContent.DELETES
+
+
+def _counts(file: DataFile, verb: str, of_data: str) -> dict[str, int]:
+    """Return what a file adds to a snapshot's summary.
+
+    :param verb: ``added`` or ``removed``; for data files and their records: ``of_data``
+    """
+    files, rows = _COUNTED[file.content]
+    what = of_data if file.content == DataFileContent.DATA else verb
+    facts = {f"{what}-{files}": 1, f"{what}-{rows}": file.record_count}
+    facts[f"{verb}-files-size"] = size_of(file)
+    if is_vector(file):
+        facts[f"{verb}-dvs"] = 1
+    elif file.content == DataFileContent.POSITION_DELETES:
+        facts[f"{verb}-position-delete-files"] = 1
+    elif file.content == DataFileContent.EQUALITY_DELETES:
+        facts[f"{verb}-equality-delete-files"] = 1
+    return facts

@@ -1,0 +1,222 @@
+"""Manifests and manifest lists of the format versions 2 and 3.
+
+PyIceberg reads none of the fields that version 3 added, and writes none of its manifests. Here
+every file is read with them (None in version 2): the id of its first row, and where a deletion
+vector is.
+
+Source: Iceberg spec, "Manifests", "Manifest Lists", "First Row ID Inheritance" and "First Row ID
+Assignment".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyiceberg.avro.file import AvroFile, AvroOutputFile
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestListWriterV2,
+    ManifestWriterV2,
+    PartitionFieldSummary,
+    _inherit_from_manifest,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO, OutputFile
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.snapshots import Snapshot
+
+Version = Literal[2, 3]
+NEWEST: Version = 3
+
+_PLACES = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[NEWEST].fields)}
+_FIRST_ROW_ID = _PLACES["first_row_id"]
+_OF_MANIFEST = len(MANIFEST_LIST_FILE_SCHEMAS[NEWEST].fields) - 1
+"""The place of ``first_row_id`` in a manifest list's entry."""
+
+
+def new_file(**fields: Any) -> DataFile:
+    """Return the metadata of a new file; see the Iceberg spec, "Data File Fields"."""
+    return DataFile.from_args(NEWEST, **fields)
+
+
+def referenced_file(file: DataFile) -> str | None:
+    """Return the path of the data file whose rows a deletion vector deletes."""
+    path: str | None = file[_PLACES["referenced_data_file"]]
+    return path
+
+
+def content_range(file: DataFile) -> tuple[int, int]:
+    """Return offset and length of a deletion vector in its file."""
+    return file[_PLACES["content_offset"]], file[_PLACES["content_size_in_bytes"]]
+
+
+def is_vector(file: DataFile) -> bool:
+    """Return whether it is a deletion vector: one of several in its file."""
+    return (
+        file.content == DataFileContent.POSITION_DELETES and file.file_format == FileFormat.PUFFIN
+    )
+
+
+def size_of(file: DataFile) -> int:
+    """Return the bytes of a file; of a deletion vector, those of the vector."""
+    return content_range(file)[1] if is_vector(file) else file.file_size_in_bytes
+
+
+def identity(file: DataFile) -> tuple[str, int | None]:
+    """Return what identifies a file; many deletion vectors have one path."""
+    return file.file_path, file[_PLACES["content_offset"]]
+
+
+# --- reading ---
+
+
+def read_manifests(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
+    """Return the manifests of a snapshot, with the ids of their first rows."""
+    with AvroFile[ManifestFile](
+        io.new_input(snapshot.manifest_list),
+        MANIFEST_LIST_FILE_SCHEMAS[NEWEST],
+        read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+        read_enums={517: ManifestContent},
+    ) as reader:
+        return list(reader)
+
+
+def read_entries(
+    io: FileIO, manifest: ManifestFile, *, discard_deleted: bool = True
+) -> list[ManifestEntry]:
+    """Return the entries of a manifest.
+
+    The ids of first rows are inherited if the manifest was read by :func:`read_manifests`.
+    """
+    with AvroFile[ManifestEntry](
+        io.new_input(manifest.manifest_path),
+        MANIFEST_ENTRY_SCHEMAS[NEWEST],
+        read_types={-1: ManifestEntry, 2: DataFile},
+        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    ) as reader:
+        entries = [
+            _inherit_from_manifest(entry, manifest)
+            for entry in reader
+            if not discard_deleted or entry.status != ManifestEntryStatus.DELETED
+        ]
+    next_id = manifest[_OF_MANIFEST] if len(manifest) > _OF_MANIFEST else None
+    if next_id is not None and manifest.content == ManifestContent.DATA:
+        for entry in entries:
+            file = entry.data_file
+            if entry.status != ManifestEntryStatus.DELETED and file[_FIRST_ROW_ID] is None:
+                file[_FIRST_ROW_ID] = next_id
+                next_id += file.record_count
+    return entries
+
+
+# --- writing ---
+
+
+class ManifestWriter(ManifestWriterV2):
+    """Writes a manifest of data files or of delete files, in either version."""
+
+    def __init__(
+        self,
+        version: Version,
+        content: ManifestContent,
+        spec: PartitionSpec,
+        schema: Schema,
+        output: OutputFile,
+        snapshot_id: int,
+        compression: Any,
+    ) -> None:
+        super().__init__(spec, schema, output, snapshot_id, compression)
+        self._version = version
+        self._content = content
+
+    @property
+    def version(self) -> Version:
+        return self._version
+
+    def content(self) -> ManifestContent:
+        return self._content
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": self._content.name.lower()}
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        return AvroOutputFile[ManifestEntry](
+            output_file=self._output_file,
+            file_schema=self._with_partition(self.version),
+            record_schema=self._with_partition(NEWEST),
+            schema_name="manifest_entry",
+            metadata=self._meta,
+        )
+
+
+class _ListWriter(ManifestListWriterV2):
+    """A manifest list of either version."""
+
+    def __init__(self, version: Version, first_row_id: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._format_version = version
+        self._meta["format-version"] = str(version)
+        if version == NEWEST:
+            self._meta["first-row-id"] = str(first_row_id)
+
+    def __enter__(self) -> _ListWriter:
+        self._writer = AvroOutputFile[ManifestFile](
+            output_file=self._output_file,
+            record_schema=MANIFEST_LIST_FILE_SCHEMAS[NEWEST],
+            file_schema=MANIFEST_LIST_FILE_SCHEMAS[self._format_version],
+            schema_name="manifest_file",
+            metadata=self._meta,
+        )
+        self._writer.__enter__()
+        return self
+
+
+def write_manifest_list(
+    version: Version,
+    output: OutputFile,
+    manifests: Iterable[ManifestFile],
+    snapshot_id: int,
+    parent_id: int | None,
+    sequence_number: int,
+    first_row_id: int,
+    compression: Any,
+) -> int:
+    """Write the manifest list of a new snapshot; return how many row ids it assigns.
+
+    :param first_row_id: the table's next row id; data manifests that have none begin from there on
+    """
+    next_id, listed = first_row_id, []
+    for manifest in manifests:
+        fields = [*(manifest[place] for place in range(len(manifest))), None][: _OF_MANIFEST + 1]
+        if (
+            version == NEWEST
+            and manifest.content == ManifestContent.DATA
+            and fields[_OF_MANIFEST] is None
+        ):
+            fields[_OF_MANIFEST] = next_id
+            next_id += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
+        listed.append(ManifestFile(*fields))
+    with _ListWriter(
+        version,
+        first_row_id,
+        output_file=output,
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=parent_id,
+        sequence_number=sequence_number,
+        compression=compression,
+    ) as writer:
+        writer.add_manifests(listed)
+    return next_id - first_row_id

@@ -1,0 +1,89 @@
+"""Which readers of a deployment can read a table: by its format version and its columns' types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
+
+from topicberg.errors import TableFormatError
+from topicberg.settings import Settings
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What a reader supports."""
+
+    name: str
+    newest_version: int
+    """The newest format version that it reads."""
+    unreadable: frozenset[str] = frozenset()
+    """Types of columns for which it cannot read a table."""
+
+    def reason(self, version: int, schema: Schema) -> str | None:
+        """Return why it cannot read a table; None: it can."""
+        if version > self.newest_version:
+            return f"it reads format versions up to {self.newest_version}"
+        for path, kind in _columns(schema.as_struct()):
+            if kind in self.unreadable:
+                return f"column {path} is of type {kind}"
+        return None
+
+
+PYICEBERG = Reader("PyIceberg", newest_version=3)
+"""Tried with 0.12: deletion vectors are read. Types that it does not have, such as variant, fail
+when the table is loaded."""
+SPARK = Reader(
+    "Spark",
+    newest_version=4,
+    unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"}),
+)
+"""Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``."""
+DUCKDB = Reader("DuckDB", newest_version=3, unreadable=frozenset({"timestamptz_ns"}))
+"""Tried with 1.5.5: deletion vectors and row lineage are read."""
+SNOWFLAKE = Reader("Snowflake", newest_version=3)
+"""Externally managed tables, with all types of version 3.
+https://docs.snowflake.com/en/user-guide/tables-iceberg-v3-specification-support"""
+ATHENA = Reader("Athena", newest_version=2)
+"""https://docs.aws.amazon.com/athena/latest/ug/querying-iceberg.html, "Considerations and
+limitations": "Athena only creates and operates on Iceberg v2 tables"."""
+
+EVERY = (PYICEBERG, SPARK, DUCKDB, SNOWFLAKE, ATHENA)
+
+
+def configured(config: Settings) -> tuple[Reader, ...]:
+    """Return the readers of a deployment; the local one has no Athena."""
+    has_athena = config.deployment == "cloud" and config.athena
+    return tuple(reader for reader in EVERY if reader is not ATHENA or has_athena)
+
+
+def require_spark(table: Table) -> None:
+    """Check that Spark, which writes a table, can read it.
+
+    :raises TableFormatError: it cannot
+    """
+    if reason := SPARK.reason(table.format_version, table.schema()):
+        raise TableFormatError(
+            f"table {'.'.join(table.name())}: Spark cannot read it: {reason}",
+            hint="drop what another writer added to the table, for instance with PyIceberg",
+        )
+
+
+def _columns(kind: IcebergType, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the type of each column that is not nested further."""
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield from _columns(field.field_type, f"{path}.{field.name}" if path else field.name)
+    elif isinstance(kind, ListType):
+        yield from _columns(kind.element_type, f"{path}.element")
+    elif isinstance(kind, MapType):
+        yield from _columns(kind.key_type, f"{path}.key")
+        yield from _columns(kind.value_type, f"{path}.value")
+    else:
+        yield path, str(kind)

@@ -1,0 +1,160 @@
+"""Deletion vectors: which rows of one data file are deleted, as a bitmap in a Puffin file.
+
+Sources: Iceberg's Puffin spec, "File structure", "FileMetadata" and "``deletion-vector-v1`` blob
+type"; Iceberg spec, "Deletion Vectors"; RoaringFormatSpec, "Extension for 64-bit implementations".
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import uuid
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyroaring import BitMap
+
+from topicberg.errors import TopicbergError
+from topicberg.iceberg.files import in_parallel
+from topicberg.iceberg.manifests import content_range, new_file, referenced_file
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.table import Table
+
+_PUFFIN = b"PFA1"
+_MAGIC = b"\xd1\xd3\x39\x64"
+_ROW_POSITION = 2147483645
+"""The reserved field id of ``_pos``."""
+_FRAME = 12
+"""Bytes of a blob beside the vector: length, magic and checksum."""
+
+
+def encode(positions: NDArray[np.uint32]) -> bytes:
+    """Return the blob of a vector, from positions of rows.
+
+    One bitmap suffices: a data file has fewer than 2**32 rows.
+    """
+    bitmap = BitMap(array.array("I", positions.astype(np.uint32).tobytes()))
+    bitmap.run_optimize()
+    vector = (1).to_bytes(8, "little") + (0).to_bytes(4, "little") + bitmap.serialize()
+    content = _MAGIC + vector
+    checksum = zlib.crc32(content).to_bytes(4, "big")
+    return len(content).to_bytes(4, "big") + content + checksum
+
+
+def decode(blob: bytes) -> NDArray[np.uint32]:
+    """Return the positions of a vector, ascending.
+
+    :raises ValueError: the blob is damaged, or has positions beyond 2**32
+    """
+    content = blob[4:-4]
+    if len(blob) < _FRAME + 8 or int.from_bytes(blob[:4], "big") != len(content):
+        raise ValueError("its length is wrong")
+    if content[:4] != _MAGIC or zlib.crc32(content).to_bytes(4, "big") != blob[-4:]:
+        raise ValueError("its checksum is wrong")
+    vector = content[4:]
+    bitmaps, rest = int.from_bytes(vector[:8], "little"), vector[8:]
+    if not bitmaps:
+        return np.empty(0, np.uint32)
+    if bitmaps > 1 or int.from_bytes(rest[:4], "little"):
+        raise ValueError("it has positions beyond 4,294,967,295")
+    return np.frombuffer(BitMap.deserialize(rest[4:]).to_array(), np.uint32)
+
+
+def write_vectors(
+    table: Table, vectors: Sequence[tuple[DataFile, NDArray[np.uint32]]]
+) -> list[DataFile]:
+    """Write the vectors of data files to one Puffin file; return the metadata of each vector."""
+    content, blobs, ranges = bytearray(_PUFFIN), list[dict[str, object]](), list[tuple[int, int]]()
+    for of, positions in vectors:
+        blob = encode(positions)
+        ranges.append((len(content), len(blob)))
+        blobs.append(
+            {
+                "type": "deletion-vector-v1",
+                "fields": [_ROW_POSITION],
+                "snapshot-id": -1,
+                "sequence-number": -1,
+                "offset": len(content),
+                "length": len(blob),
+                "properties": {
+                    "referenced-data-file": of.file_path,
+                    "cardinality": str(len(positions)),
+                },
+            }
+        )
+        content += blob
+    footer = json.dumps({"blobs": blobs, "properties": {"created-by": "topicberg"}}).encode()
+    content += _PUFFIN + footer + len(footer).to_bytes(4, "little") + bytes(4) + _PUFFIN
+    path = table.location_provider().new_data_location(f"{uuid.uuid4()}-deletes.puffin")
+    with table.io.new_output(path).create() as stream:
+        stream.write(bytes(content))
+    return [
+        _metadata(path, len(content), of, len(positions), placed)
+        for (of, positions), placed in zip(vectors, ranges, strict=True)
+    ]
+
+
+def _metadata(path: str, size: int, of: DataFile, rows: int, placed: tuple[int, int]) -> DataFile:
+    vector = new_file(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=path,
+        file_format=FileFormat.PUFFIN,
+        partition=of.partition,
+        record_count=rows,
+        file_size_in_bytes=size,
+        referenced_data_file=of.file_path,
+        content_offset=placed[0],
+        content_size_in_bytes=placed[1],
+    )
+    vector.spec_id = of.spec_id
+    return vector
+
+
+def read_vectors(
+    io: FileIO, vectors: Iterable[DataFile]
+) -> Iterator[tuple[str, NDArray[np.uint32]]]:
+    """Yield the path of each vector's data file and the deleted positions.
+
+    Of each Puffin file, the part with these vectors is read at once.
+
+    :raises TopicbergError: a vector is damaged
+    """
+    by_path: dict[str, list[DataFile]] = defaultdict(list)
+    for vector in vectors:
+        by_path[vector.file_path].append(vector)
+
+    def read(of_file: tuple[str, list[DataFile]]) -> Mapping[str, NDArray[np.uint32]]:
+        path, wanted = of_file
+        ranges = [content_range(vector) for vector in wanted]
+        first, end = min(start for start, _ in ranges), max(sum(placed) for placed in ranges)
+        with io.new_input(path).open() as stream:
+            stream.seek(first)
+            content = stream.read(end - first)
+        found = {}
+        for vector, (start, length) in zip(wanted, ranges, strict=True):
+            positions = _decoded(path, content[start - first : start - first + length], vector)
+            found[str(referenced_file(vector))] = positions
+        return found
+
+    for found in in_parallel(read, by_path.items()):
+        yield from found.items()
+
+
+def _decoded(path: str, blob: bytes, vector: DataFile) -> NDArray[np.uint32]:
+    try:
+        positions = decode(blob)
+        if len(positions) != vector.record_count:
+            raise ValueError(f"it has {len(positions)} rows, expected {vector.record_count}")
+    except ValueError as error:
+        raise TopicbergError(
+            f"file {path}: the deletion vector of {referenced_file(vector)} is damaged: {error}",
+            hint="roll the table back to a snapshot before it, or rewrite the data file",
+        ) from error
+    return positions

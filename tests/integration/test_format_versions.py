@@ -1,0 +1,249 @@
+"""Tables of format version 3 of Iceberg, and of versions that topicberg does not support."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import fastavro
+import pytest
+from kafka_topics import ORDER, Topic, encode
+from pyiceberg.manifest import DataFileContent
+from typer.testing import CliRunner
+
+from resources import Snowflake
+from topicberg.catalogs import glue, snowflake
+from topicberg.checks.catalogs import count_rows
+from topicberg.cli import app
+from topicberg.endpoints import CATALOG
+from topicberg.errors import TableFormatError
+from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg.files import live_files
+from topicberg.iceberg.maintenance import Policy, maintain
+from topicberg.iceberg.manifests import is_vector, referenced_file
+from topicberg.iceberg.snapshots import report
+from topicberg.iceberg.versions import upgrade_table
+from topicberg.query import Engine, run_query
+from topicberg.spark import new_session, quote
+from topicberg.tableflow import control
+from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.table import drop
+
+pytestmark = pytest.mark.integration
+
+KEYED = {"write_mode": "upsert", "key": {"format": "string"}}
+NOW = timedelta(0)
+EAGER = Policy(retention=NOW, min_snapshots=1, reader_age=NOW, staged_age=NOW, compact_after=NOW)
+
+MakeTopic = Callable[..., Topic]
+Rows = dict[str, int]
+"""Key → ``id`` of its newest record."""
+
+
+def version(number: int, **fields: Any) -> dict[str, Any]:
+    return {"table": {"format_version": number}, **fields}
+
+
+def send(topic: Topic, rows: dict[str, int | None]) -> None:
+    """Send records by key; None: a tombstone."""
+    prefix, parsed = wire_prefix(topic.register(ORDER)), fastavro.parse_schema(ORDER)
+    values = [
+        None if n is None else prefix + encode(parsed, {"id": n, "note": "n"})
+        for n in rows.values()
+    ]
+    keys = [key.encode() for key in rows]
+    topic.send_raw(values, key=keys.__getitem__)
+
+
+@contextmanager
+def spark(topic: Topic) -> Iterator[Callable[[str], list[Any]]]:
+    """Yield a function that runs a statement of another writer; ``{}`` is the table."""
+    config, endpoints = topic.config, topic.endpoints
+    conf, _ = endpoints.spark_session(config)
+    session = new_session(endpoints.spark_connect, conf)
+    name = quote(CATALOG, *topic.spec.table_identifier(config))
+    try:
+        yield lambda statement: session.sql(statement.format(name)).collect()
+    finally:
+        session.stop()
+
+
+def read(topic: Topic) -> Rows:
+    """Return the rows, on which all readers agree."""
+    rows = [(row["key"], row["id"]) for row in topic.rows("key", "id")]
+    engines: tuple[tuple[Engine, str], ...] = (
+        ("duckdb", f'"{topic.spec.name}"'),
+        ("spark", f"`{topic.spec.name}`"),
+    )
+    for engine, name in engines:
+        sql = f"SELECT key, id FROM {name}"
+        found = run_query(sql, engine, topic.endpoints, topic.config).rows
+        assert sorted(map(tuple, found)) == sorted(rows), engine
+    assert len(dict(rows)) == len(rows), "a key has two rows"
+    return {key.decode() if isinstance(key, bytes) else key: number for key, number in rows}
+
+
+def in_snowflake(topic: Topic) -> list[int]:
+    """Return what Snowflake reads, by the table in Glue."""
+    config, spec = topic.config, topic.spec
+    glue_table = config.cluster_id, spec.glue_name
+    glue.register(topic.endpoints.boto3("glue"), topic.table(), *glue_table)
+    location = topic.table().location()
+    with Snowflake().connection() as connection:
+        snowflake.sync(connection, config, spec.snowflake_name, glue_table, location)
+    query = f"SELECT id FROM {spec.snowflake_name}"
+    return [row[0] for row in run_query(query, "snowflake", topic.endpoints, config).rows]
+
+
+def vectors(topic: Topic) -> list[str | None]:
+    """Return the data file of each deletion vector."""
+    found = [referenced_file(file) for file in live_files(topic.table()) if is_vector(file)]
+    assert len(found) == len(set(found)), "a data file has two deletion vectors"
+    return found
+
+
+def delete_files(topic: Topic) -> int:
+    """Return the number of position delete files, of version 2."""
+    return sum(
+        file.content == DataFileContent.POSITION_DELETES and not is_vector(file)
+        for file in live_files(topic.table())
+    )
+
+
+def counted(topic: Topic) -> tuple[int, int]:
+    """Return the rows by the check's count and by the summary of the head."""
+    table = topic.table()
+    head = table.current_snapshot()
+    assert head is not None
+    return count_rows(table), report(head).total_records
+
+
+@pytest.mark.parametrize("fields", [{}, KEYED], ids=["append", "upsert"])
+def test_newer_format_version_is_reported(make_topic: MakeTopic, fields: dict[str, Any]) -> None:
+    topic = make_topic(**fields)
+    topic.send(ORDER, [{"id": 1, "note": "a"}], key=lambda _: b"k")
+    topic.ingest()
+    with spark(topic) as sql:
+        sql("ALTER TABLE {} SET TBLPROPERTIES ('format-version' = '4')")
+    topic.send(ORDER, [{"id": 2, "note": "b"}], key=lambda _: b"k")
+    for work in (
+        topic.ingest,
+        lambda: maintain(topic.spec, topic.endpoints, topic.config),
+        topic.table,
+    ):
+        with pytest.raises(TableFormatError, match="format version 4") as raised:
+            work()
+        assert topic.spec.name in raised.value.message
+        assert raised.value.hint
+    catalog = topic.endpoints.catalog(topic.config)
+    assert drop(catalog, topic.spec.table_identifier(topic.config)), "the hint works"
+    assert topic.ingest() == 2
+
+
+def test_versions_agree_after_each_commit(make_topic: MakeTopic) -> None:
+    """A table of version 2, one of version 3, and one that is upgraded midway."""
+    topics = [make_topic(**KEYED), make_topic(**version(3, **KEYED)), make_topic(**KEYED)]
+    three, midway = topics[1:]
+    ingestors = [Ingestor(t.spec, t.endpoints, t.config) for t in topics]
+    rng, rows = random.Random(3), Rows()
+    for batch in range(4):
+        if batch == 2:
+            assert delete_files(midway) > 0
+            upgrade_table(midway.table())
+            assert read(midway) == rows
+        changes: dict[str, int | None] = {
+            f"k{rng.randrange(30)}": None if rng.random() < 0.2 else 100 * batch + n
+            for n in range(20)
+        }
+        rows = {k: v for k, v in (rows | changes).items() if v is not None}
+        for topic, ingestor in zip(topics, ingestors, strict=True):
+            send(topic, changes)
+            ingestor.step()
+            assert read(topic) == rows
+            assert counted(topic) == (len(rows), len(rows))
+            vectors(topic)
+    assert [delete_files(topic) > 0 for topic in topics] == [True, False, False]
+    assert [topic.table().format_version for topic in topics] == [2, 3, 3]
+    assert len(vectors(midway)) > 0
+    for topic, ingestor in zip(topics, ingestors, strict=True):
+        maintain(topic.spec, topic.endpoints, topic.config, EAGER)
+        assert read(topic) == rows
+        assert counted(topic) == (len(rows), len(rows))
+        send(topic, {"k1": 999})
+        ingestor.step()
+        assert read(topic) == rows | {"k1": 999}
+        ingestor.close()
+    with spark(three) as sql:  # row lineage: every row has an id, and no two the same
+        ids = [row[0] for row in sql("SELECT _row_id FROM {}")]
+    assert None not in ids
+    assert len(set(ids)) == len(ids) == len(rows | {"k1": 999})
+
+
+def test_spark_and_engine_write_vectors_in_turns(make_topic: MakeTopic) -> None:
+    topic = make_topic(**KEYED)
+    for first in (0, 10):
+        send(topic, {f"k{n}": n for n in range(first, first + 10)})
+        topic.ingest()
+    send(topic, {"k1": 101, "k2": None, "k11": 111})
+    topic.ingest()
+    assert delete_files(topic) == 1
+    upgrade_table(topic.table())
+    with spark(topic) as sql:
+        sql("DELETE FROM {} WHERE id IN (3, 4)")
+        assert delete_files(topic) == 1, "Spark keeps delete files of several data files"
+        rows = {f"k{n}": n for n in range(20) if n not in (2, 3, 4)} | {"k1": 101, "k11": 111}
+        assert read(topic) == rows
+        assert count_rows(topic.table()) == len(rows)
+        send(topic, {"k5": 105, "k3": 103})
+        topic.ingest()
+        rows |= {"k5": 105, "k3": 103}
+        assert read(topic) == rows
+        assert counted(topic) == (len(rows), len(rows))
+        assert delete_files(topic) == 0
+        sql("DELETE FROM {} WHERE id IN (6, 105)")
+        del rows["k5"], rows["k6"]
+        send(topic, {"k7": 107, "k5": 205})
+        topic.ingest()
+        rows |= {"k7": 107, "k5": 205}
+        assert read(topic) == rows
+        assert counted(topic) == (len(rows), len(rows))
+        assert vectors(topic)
+    assert sorted(in_snowflake(topic)) == sorted(rows.values())
+
+
+def test_append_topic_of_version_3(make_topic: MakeTopic) -> None:
+    """With row ids; Snowflake and Glue read it as well."""
+    topic = make_topic(**version(3))
+    for first in (0, 5):
+        topic.send(ORDER, [{"id": n, "note": "n"} for n in range(first, first + 5)])
+        topic.ingest()
+    assert sorted(in_snowflake(topic)) == [row["id"] for row in topic.rows("id")] == [*range(10)]
+    done = maintain(topic.spec, topic.endpoints, topic.config, EAGER)
+    assert done.files_compacted == 2
+    with spark(topic) as sql:
+        ids = sorted(row[0] for row in sql("SELECT _row_id FROM {}"))
+    assert ids == [*range(10)], "compaction keeps them"
+
+
+def test_upgrade_command_warns_and_compacts_first(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    for n in range(2):
+        topic.send(ORDER, [{"id": n, "note": "n"}])
+        topic.ingest()
+    control.enable(topic.config, topic.spec.name, {}, None, command=True)
+    runner = CliRunner()
+    refused = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name], input="n\n")
+    assert refused.exit_code == 1
+    assert "Athena" in refused.output
+    assert topic.table().format_version == 2
+    done = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert topic.table().format_version == 3
+    assert "compacted 2 data files" in done.output
+    assert sorted(row["id"] for row in topic.rows("id")) == [0, 1]
+    again = runner.invoke(app, ["tableflow", "upgrade", topic.spec.name, "--yes"])
+    assert "already" in again.output
+    control.disable(topic.config, topic.spec.name)

@@ -1,0 +1,77 @@
+"""Iceberg tables of format version 3 in PyIceberg's SQL catalog, which writes only version 2."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.manifest import DATA_FILE_TYPE, DataFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadataV2, TableMetadataV3
+from pyiceberg.table.snapshots import Operation
+
+from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.manifests import new_file
+from topicberg.query import load_extensions
+
+
+def allow_version_3(patch: pytest.MonkeyPatch) -> None:
+    """Let the SQL catalog store metadata of version 3: PyIceberg only refuses to serialize it."""
+    patch.setattr(TableMetadataV3, "model_dump_json", TableMetadataV2.model_dump_json)
+
+
+def upgrade(catalog: SqlCatalog, table: Table) -> Table:
+    """Return the table after its upgrade to version 3, as a REST catalog does it."""
+    place = Path(urlsplit(table.metadata_location).path)
+    document = json.loads(place.read_text()) | {"format-version": 3, "next-row-id": 0}
+    upgraded = place.with_name(f"99999-{uuid.uuid4()}.metadata.json")
+    upgraded.write_text(json.dumps(document))
+    catalog.drop_table(table.name())
+    return catalog.register_table(table.name(), f"file://{upgraded}")
+
+
+def data_files(table: Table, rows: pa.Table) -> list[DataFile]:
+    """Return data files that are written, and not yet part of the table."""
+    if not rows.num_rows:
+        return []
+    names = [field.name for field in DATA_FILE_TYPE[2].fields]
+    found = []
+    for file in _dataframe_to_data_files(table.metadata, rows, table.io):
+        found.append(new_file(**{name: file[place] for place, name in enumerate(names)}))
+        found[-1].spec_id = table.spec().spec_id
+    return found
+
+
+def append(table: Table, rows: pa.Table, branch: str = "main") -> None:
+    """Append rows to a table of any version."""
+    change = SnapshotChange(
+        table, Operation.APPEND, parent=table.snapshot_by_name(branch), branch=branch
+    )
+    change.add(data_files(table, rows))
+    change.commit()
+
+
+def overwrite(table: Table, rows: pa.Table, removed: Iterable[DataFile]) -> None:
+    """Replace data files, and leave what is deleted of them, as some writers do."""
+    change = SnapshotChange(table, Operation.OVERWRITE)
+    change.remove(removed)
+    change.add(data_files(table, rows))
+    change.commit()
+
+
+def duckdb_rows(table: Table, columns: str) -> list[tuple[Any, ...]]:
+    """Return what DuckDB reads of a table in local files, without a catalog."""
+    with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
+        load_extensions(connection)
+        place = urlsplit(table.metadata_location).path
+        query = f"SELECT {columns} FROM iceberg_scan('{place}')"
+        return connection.execute(query).fetchall()
