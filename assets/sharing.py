@@ -58,6 +58,9 @@ MAX_SHOWN = 5
 _PRIORITY = {"iceberg": "2", "glue": "1", "snowflake": "0"}
 """Of the steps of a run: parents first."""
 
+_OPTIONAL = dg.Out(dg.Nothing, is_required=False)
+"""What a run may leave out, or fails to do."""
+
 Event = TypeVar("Event")
 Task = Callable[[], Event]
 _failed: dict[str, set[dg.AssetKey]] = {}
@@ -174,7 +177,7 @@ def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.Asset
 
     @dg.op(
         name=name,
-        out={output: dg.Out(dg.Nothing, is_required=False) for output in (*specs, *checks)},
+        out=dict.fromkeys((*specs, *checks), _OPTIONAL),
         pool=SNOWFLAKE_POOL if system == "snowflake" else None,
         tags={"dagster/priority": _PRIORITY[system]},
     )
