@@ -118,9 +118,6 @@ def share_out(grouped: Iterable[tuple[str, AnyNamed]]) -> Iterator[tuple[str, li
 
 
 def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
-    @dg.multi_observable_source_asset(
-        name=name, specs=[kafka_spec(spec) for spec in specs], can_subset=True
-    )
     def observation(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> Iterator[dg.ObserveResult]:
@@ -134,7 +131,11 @@ def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
         }
         raise_failures((yield from isolated(work, context.log)))
 
-    return observation
+    described = [kafka_spec(spec) for spec in specs]
+    observed: dg.AssetsDefinition = dg.multi_observable_source_asset(
+        name=name, specs=described, can_subset=True
+    )(observation)
+    return observed
 
 
 @dataclass(frozen=True)

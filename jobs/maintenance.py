@@ -34,7 +34,7 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
     )
     @retried()
     def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
-        _maintain(tables[context.get_mapping_key()], context, lakehouse)
+        _maintain(tables[str(context.get_mapping_key())], context, lakehouse)
 
     @dg.job(
         name=MAINTAIN,

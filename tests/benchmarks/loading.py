@@ -1,6 +1,6 @@
 """What a fleet of topics costs Dagster: CPU seconds until its definitions are loaded and served.
 
-    python tests/benchmarks/definitions.py [--topics 10 200 1000 2000]
+    python tests/benchmarks/loading.py [--topics 10 200 1000 2000]
 
 needs no stack. Half of the topics have a spec of their own, the others are discovered by one
 pattern; beside them are the topics and derived tables of the project. The table shows:
