@@ -131,7 +131,7 @@ def test_jobs_and_sensors() -> None:
 def test_every_table_is_maintained() -> None:
     job = REPOSITORY.get_job("maintain_tables")
     assert {node.name for node in job.nodes} == {"list_tables", "maintain"}
-    steps = job.graph.node_named("list_tables").definition()
+    steps: Any = job.graph.node_named("list_tables").definition()
     assert {step.mapping_key for step in steps} == table_names()
     (schedule,) = (s for s in REPOSITORY.schedule_defs if s.job_name == job.name)
     assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
