@@ -9,18 +9,18 @@ import dagster as dg
 from assets.checks import lake_checks
 from assets.lake import Lake, find_derived
 from assets.publishing import publishing_asset
+from assets.sharing import shared_assets
 from assets.tables import glue_asset, snowflake_asset
-from assets.topics import kafka_asset
 
 __all__ = ["Lake", "find_derived", "lake_assets", "lake_checks"]
 
 
 def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
     """Return every asset of the topics and of the tables."""
-    for spec in lake.topics:
-        if not spec.publishes:
-            yield kafka_asset(spec)
+    yield from shared_assets(lake)
     for table in lake.tables:
+        if table.is_independent(lake):
+            continue
         yield table.iceberg_asset(lake)
         yield glue_asset(table)
         yield snowflake_asset(table)

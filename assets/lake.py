@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from assets import pipelines
 from assets.derived import DerivedTable
@@ -15,6 +16,9 @@ from resources import Lakehouse
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
+
+if TYPE_CHECKING:
+    from topicberg.checks.check import TableCheck
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,24 @@ class Lake:
         """Every table: those of topics, their histories and views, then the derived ones."""
         computed = (ComputedTable.of(derived, self.root(derived)) for derived in self.derived)
         return (*self._of_topics, *computed)
+
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """The names of what derived tables read."""
+        return frozenset(name for each in self.derived for name in (*each.sources, *each.lookups))
+
+    @cached_property
+    def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
+        """Table, system (the first part of the asset's key), and the checks of that asset."""
+        from topicberg.checks.catalogs import parity_check, pointer_check
+
+        found: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
+        for table in self.tables:
+            found.append((table, "iceberg", tuple(table.checks(self))))
+            dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
+            found.append((table, "glue", (pointer_check(table, dropped),)))
+            found.append((table, "snowflake", (parity_check(table),)))
+        return tuple(found)
 
     @cached_property
     def ingested(self) -> dict[str, Table]:

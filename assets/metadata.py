@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -38,9 +40,15 @@ def documentation(page: str) -> dict[str, MetadataValue[Any]]:
     A link if ``TOPICBERG_DOCS_URL`` is set, else the page's path in the checkout.
     """
     config = settings()
-    if config.docs_url:
-        return {"documentation": MetadataValue.url(f"{config.docs_url.rstrip('/')}/{page}")}
-    return {"documentation": MetadataValue.path(config.project_root / "docs" / page)}
+    return {"documentation": _document(page, config.docs_url, config.project_root)}
+
+
+@lru_cache
+def _document(page: str, docs_url: str | None, project_root: Path) -> MetadataValue[Any]:
+    """Return the same object for every asset of a fleet."""
+    if docs_url:
+        return MetadataValue.url(f"{docs_url.rstrip('/')}/{page}")
+    return MetadataValue.path(project_root / "docs" / page)
 
 
 def column_schema(schema: Schema) -> TableSchema:

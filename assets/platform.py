@@ -4,7 +4,7 @@ One operation creates what is selected, so that resources which do not need each
 at the same time, as on the command line, and a lease prevents two operations at once.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +38,12 @@ def platform_nodes(
     """
     if is_deployed(config):
         return [platform_assets(config, specs)]
-    return [
-        spec.replace_attributes(
-            skippable=False,
-            description=f"{one.title}. Not deployed; `topicberg deploy create` creates it.",
-        )
-        for one, spec in _specs(config, specs)
-    ]
+    return [spec for _, spec in _specs(config, specs, deployed=False)]
 
 
 def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefinition:
     """Return every resource as an asset that can be materialized by itself."""
-    described = _specs(config, specs)
+    described = _specs(config, specs, deployed=True)
     graph = {spec.key: one for one, spec in described}
 
     @dg.multi_asset(
@@ -81,24 +75,30 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
     return make
 
 
-def _specs(config: Settings, specs: "list[TopicSpec]") -> "list[tuple[Resource, dg.AssetSpec]]":
+def _specs(
+    config: Settings, specs: "list[TopicSpec]", *, deployed: bool
+) -> "list[tuple[Resource, dg.AssetSpec]]":
     """Return the wanted resources with their assets, which depend on wanted resources only."""
     wanted = {one.key: one for one in resources(config, specs) if one.wanted}
     owners = sorted({owner for spec in specs for owner in spec.owners})
-    return [(one, _spec(one, wanted, owners)) for one in wanted.values()]
+    nodes = {key: dg.AssetDep(asset_key(key)) for key in wanted}
+    return [(one, _spec(one, nodes, owners, deployed=deployed)) for one in wanted.values()]
 
 
-def _spec(resource: "Resource", wanted: Collection[str], owners: list[str]) -> dg.AssetSpec:
+def _spec(
+    resource: "Resource", nodes: Mapping[str, dg.AssetDep], owners: list[str], *, deployed: bool
+) -> dg.AssetSpec:
+    done = "`topicberg deploy` finds it by its name, and creates or updates it."
+    missing = "Not deployed; `topicberg deploy create` creates it."
     return dg.AssetSpec(
-        asset_key(resource.key),
-        deps=[asset_key(key) for key in resource.needs if key in wanted],
+        nodes[resource.key].asset_key,
+        deps=[nodes[key] for key in resource.needs if key in nodes],
         group_name=PLATFORM,
         kinds={_KINDS[Path(resource.key).parts[0]]},
         owners=owners,
         metadata=documentation("cloud.md"),
-        skippable=True,  # one that waits, e.g. for a topic's first record
-        description=f"{resource.title}. `topicberg deploy` finds it by its name, and creates or "
-        "updates it.",
+        skippable=deployed,  # one that waits, e.g. for a topic's first record
+        description=f"{resource.title}. {done if deployed else missing}",
     )
 
 

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 from assets.derived import DerivedTable, derivation, derived_asset
 from assets.partitions import partition_keys, time_partitions
 from assets.tables import CATALOGS, LakeTable
-from assets.topics import history_asset, topic_asset, upsert_view_asset
+from assets.topics import (
+    history_asset,
+    topic_asset,
+    topic_spec,
+    upsert_view_asset,
+    wait_for_topic,
+)
 from topicberg.tableflow.history import history_table, ingest_history
 
 if TYPE_CHECKING:
@@ -62,6 +68,23 @@ class Table(LakeTable, ABC):
     @abstractmethod
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
         """Return the asset that fills it."""
+
+    def is_independent(self, lake: Lake) -> bool:
+        """Return whether no step of a run waits for its assets, so that they may share steps.
+
+        See :mod:`assets.sharing`, which then calls :meth:`iceberg_spec` and :meth:`materialize`.
+        """
+        return False
+
+    def iceberg_spec(self) -> dg.AssetSpec:
+        """Return the asset of an independent table."""
+        raise NotImplementedError
+
+    def materialize(
+        self, context: dg.AssetExecutionContext, lakehouse: Lakehouse
+    ) -> dg.MaterializeResult:
+        """Materialize the asset of an independent table."""
+        raise NotImplementedError
 
     @abstractmethod
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
@@ -127,6 +150,19 @@ class TopicTable(Table):
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
         return topic_asset(self.root, self)
+
+    def is_independent(self, lake: Lake) -> bool:
+        spec = self.root
+        is_read = bool(spec.upsert_views) or self.source in lake.read
+        return not (spec.publishes or is_read or spec.checks.blocking)
+
+    def iceberg_spec(self) -> dg.AssetSpec:
+        return topic_spec(self.root, self)
+
+    def materialize(
+        self, context: dg.AssetExecutionContext, lakehouse: Lakehouse
+    ) -> dg.MaterializeResult:
+        return wait_for_topic(context, self.root, self, lakehouse)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         from topicberg.checks.topic import topic_checks

@@ -22,6 +22,7 @@ from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
 CATALOGS = ("iceberg", "glue", "snowflake")
+SNOWFLAKE_POOL = "snowflake"
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,16 @@ def freshness(spec: TopicSpec) -> dg.FreshnessPolicy | None:
     )
 
 
-def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
+def operation_name(key: dg.AssetKey) -> str:
+    """Return the name of the operation, and so of the step, that is for this asset only."""
+    return "__".join(key.path)
+
+
+def glue_spec(table: LakeTable) -> dg.AssetSpec:
     """The Glue registration: a pointer to the table's current metadata."""
     database, name = table.glue_table
-
-    @dg.asset(
-        key=table.key("glue"),
+    return dg.AssetSpec(
+        table.key("glue"),
         deps=[table.key("iceberg")],
         group_name=table.group,
         kinds={"aws", "glue"},
@@ -93,79 +98,97 @@ def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
             **documentation("concepts.md"),
         },
     )
+
+
+def register(table: LakeTable, lakehouse: Lakehouse) -> dg.MaterializeResult:
+    """Register the table in Glue."""
+    database, name = table.glue_table
+    iceberg = lakehouse.catalog().load_table(table.identifier)
+    client = lakehouse.glue()
+    moved = glue.register(client, iceberg, database, name)
+    found = glue.get_table(client, database, name)
+    location = glue.metadata_location(found) if found else None
+    return dg.MaterializeResult(
+        asset_key=table.key("glue"),
+        metadata={
+            **table_metadata(iceberg, sample=False),
+            "dagster/column_lineage": copied_columns(
+                table.key("iceberg"),
+                {field.name: field.name for field in iceberg.schema().fields},
+            ),
+            "dagster/table_name": f"{database}.{name}",
+            "metadata_location": location or "",
+            "pointer_moved": moved,
+        },
+    )
+
+
+def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
+    """Return the registration as an operation of its own."""
+    spec = glue_spec(table)
+
+    @dg.multi_asset(name=operation_name(spec.key), specs=[spec])
     @retried()
-    def register(lakehouse: Lakehouse) -> dg.MaterializeResult:
-        iceberg = lakehouse.catalog().load_table(table.identifier)
-        client = lakehouse.glue()
-        moved = glue.register(client, iceberg, database, name)
-        found = glue.get_table(client, database, name)
-        location = glue.metadata_location(found) if found else None
-        return dg.MaterializeResult(
-            metadata={
-                **table_metadata(iceberg, sample=False),
-                "dagster/column_lineage": copied_columns(
-                    table.key("iceberg"),
-                    {field.name: field.name for field in iceberg.schema().fields},
-                ),
-                "dagster/table_name": f"{database}.{name}",
-                "metadata_location": location or "",
-                "pointer_moved": moved,
-            }
-        )
+    def registration(lakehouse: Lakehouse) -> dg.MaterializeResult:
+        return register(table, lakehouse)
 
-    return register
+    return registration
 
 
-def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
+def snowflake_spec(table: LakeTable) -> dg.AssetSpec:
     """The Iceberg table in Snowflake, refreshed to what Glue has."""
     path = table_path(settings(), table.snowflake_name, table.glue_table)
-
-    @dg.asset(
-        key=table.key("snowflake"),
+    return dg.AssetSpec(
+        table.key("snowflake"),
         deps=[table.key("glue")],
         group_name=table.group,
         kinds={"snowflake", "iceberg"},
         owners=list(table.owners),
-        pool="snowflake",
         description=_description(path),
         metadata={
             "dagster/table_name": str(path),
             **documentation("concepts.md"),
         },
     )
-    @retried()
-    def refresh(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
-        iceberg = lakehouse.catalog().load_table(table.identifier)
-        with snowflake.connection() as connection:
-            seen = sync(
-                connection,
-                lakehouse.config,
-                table.snowflake_name,
-                table.glue_table,
-                iceberg.location(),
-            )
-            where = (table.snowflake_name, table.glue_table)
-            columns = describe(connection, find_table_path(connection, lakehouse.config, *where))
-        folded = {field.name.upper(): field.name for field in iceberg.schema().fields}
-        return dg.MaterializeResult(
-            metadata={
-                "dagster/column_schema": dg.TableSchema(
-                    columns=[
-                        dg.TableColumn(column.name, column.type, column.comment)
-                        for column in columns
-                    ]
-                ),
-                "dagster/column_lineage": copied_columns(
-                    table.key("glue"),
-                    {c.name: folded[c.name.upper()] for c in columns if c.name.upper() in folded},
-                ),
-                "dagster/table_name": seen.name,
-                "dagster/row_count": seen.rows,
-                "metadata_location": seen.metadata_location,
-            }
-        )
 
-    return refresh
+
+def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
+    """Bring the table in Snowflake to what Glue has."""
+    iceberg = lakehouse.catalog().load_table(table.identifier)
+    with snowflake.connection() as connection:
+        where = (table.snowflake_name, table.glue_table)
+        seen = sync(connection, lakehouse.config, *where, iceberg.location())
+        columns = describe(connection, find_table_path(connection, lakehouse.config, *where))
+    folded = {field.name.upper(): field.name for field in iceberg.schema().fields}
+    return dg.MaterializeResult(
+        asset_key=table.key("snowflake"),
+        metadata={
+            "dagster/column_schema": dg.TableSchema(
+                columns=[
+                    dg.TableColumn(column.name, column.type, column.comment) for column in columns
+                ]
+            ),
+            "dagster/column_lineage": copied_columns(
+                table.key("glue"),
+                {c.name: folded[c.name.upper()] for c in columns if c.name.upper() in folded},
+            ),
+            "dagster/table_name": seen.name,
+            "dagster/row_count": seen.rows,
+            "metadata_location": seen.metadata_location,
+        },
+    )
+
+
+def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
+    """Return the refresh as an operation of its own."""
+    spec = snowflake_spec(table)
+
+    @dg.multi_asset(name=operation_name(spec.key), specs=[spec], pool=SNOWFLAKE_POOL)
+    @retried()
+    def refreshed(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
+        return refresh(table, lakehouse, snowflake)
+
+    return refreshed
 
 
 def _description(path: TablePath) -> str:

@@ -1,4 +1,4 @@
-"""A topic as assets, created from its spec: ``kafka``, ``iceberg``, ``glue`` and ``snowflake``."""
+"""A topic as assets, created from its spec: ``kafka`` and ``iceberg``."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from assets.tables import (
     LakeTable,
     freshness,
     kafka_key,
+    operation_name,
 )
 from resources import Lakehouse, Spark
 from topicberg.kafka.offsets import Offsets
@@ -17,22 +18,23 @@ from topicberg.topics import TopicSpec
 from topicberg.wording import count
 
 
-def kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
-    key = kafka_key(spec)
+def observe(spec: TopicSpec, lakehouse: Lakehouse) -> dg.ObserveResult:
+    """Return where the topic begins and ends."""
+    from topicberg import kafka
 
-    def observe(lakehouse: Lakehouse) -> dg.ObserveResult:
-        from topicberg import kafka
+    endpoints = lakehouse.endpoints()
+    begin, end = (
+        read(endpoints, spec.name) for read in (kafka.beginning_offsets, kafka.end_offsets)
+    )
+    return dg.ObserveResult(
+        kafka_key(spec), metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
+    )
 
-        endpoints = lakehouse.endpoints()
-        begin, end = (
-            read(endpoints, spec.name) for read in (kafka.beginning_offsets, kafka.end_offsets)
-        )
-        return dg.ObserveResult(
-            key, metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
-        )
 
-    described = dg.AssetSpec(
-        key,
+def kafka_spec(spec: TopicSpec) -> dg.AssetSpec:
+    """The topic in Kafka."""
+    return dg.AssetSpec(
+        kafka_key(spec),
         group_name=spec.pipeline,
         description=f"Kafka topic `{spec.name}`, {count(spec.partitions, 'partition')}, "
         f"{spec.value_schema.format} values (subject `{spec.value_subject}`).\n\n"
@@ -45,11 +47,6 @@ def kafka_asset(spec: TopicSpec) -> dg.AssetsDefinition:
             **documentation("add-a-topic.md"),
         },
     )
-    # Dagster's decorator for one asset takes no owners.
-    observed: dg.AssetsDefinition = dg.multi_observable_source_asset(
-        name="__".join(key.path), specs=[described]
-    )(observe)
-    return observed
 
 
 def kafka_data_version(end: dict[int, int]) -> dg.DataVersion:
@@ -75,9 +72,10 @@ def consumer_lag_metadata(held: Offsets, begin: Offsets, end: Offsets) -> dict[s
     }
 
 
-def topic_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
-    @dg.asset(
-        key=table.key("iceberg"),
+def topic_spec(spec: TopicSpec, table: LakeTable) -> dg.AssetSpec:
+    """The table of a topic, which Tableflow writes."""
+    return dg.AssetSpec(
+        table.key("iceberg"),
         deps=[kafka_key(spec)],
         group_name=table.group,
         kinds={"iceberg", "spark"},
@@ -91,18 +89,35 @@ def topic_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
             **documentation("tableflow.md"),
         },
     )
+
+
+def wait_for_topic(
+    context: dg.AssetExecutionContext, spec: TopicSpec, table: LakeTable, lakehouse: Lakehouse
+) -> dg.MaterializeResult:
+    """Return the table's state once Tableflow has committed what the topic has now."""
+
+    def report(missing: int) -> None:
+        records = count(missing, "record")
+        context.log.info(f"topic {spec.name}: waiting for Tableflow to commit {records}")
+
+    iceberg = lakehouse.ingest(spec, report)
+    return dg.MaterializeResult(
+        asset_key=table.key("iceberg"),
+        metadata=table_metadata(iceberg),
+        data_version=_data_version(iceberg.current_snapshot()),
+    )
+
+
+def topic_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
+    """Return the table of a topic as an operation of its own."""
+    described = topic_spec(spec, table)
+
+    @dg.multi_asset(name=operation_name(described.key), specs=[described])
     @retried()
     def materialize(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> dg.MaterializeResult:
-        def report(missing: int) -> None:
-            context.log.info(f"waiting for Tableflow to commit {count(missing, 'record')}")
-
-        iceberg = lakehouse.ingest(spec, report)
-        return dg.MaterializeResult(
-            metadata=table_metadata(iceberg),
-            data_version=_data_version(iceberg.current_snapshot()),
-        )
+        return wait_for_topic(context, spec, table, lakehouse)
 
     return materialize
 

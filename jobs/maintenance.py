@@ -1,5 +1,6 @@
 """The job that maintains every table, and its schedule."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -18,8 +19,22 @@ MAINTAIN = "maintain_tables"
 
 
 def maintenance_job(lake: Lake) -> dg.JobDefinition:
-    """Return the job, with an op for each table, so that one that fails stops no other."""
-    ops = [_op(table) for table in lake.tables]
+    """Return the job, with a step for each table, so that one that fails stops no other."""
+    tables = {table.name: table for table in lake.tables}
+
+    @dg.op(out=dg.DynamicOut(dg.Nothing), description="Begins a step for each table.")
+    def list_tables() -> Iterator[dg.DynamicOutput[None]]:
+        for name in tables:
+            yield dg.DynamicOutput(None, mapping_key=name)
+
+    @dg.op(
+        ins={"table": dg.In(dg.Nothing)},
+        description="Maintains the table that the step is named after.",
+        pool="spark",
+    )
+    @retried()
+    def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
+        _maintain(tables[str(context.get_mapping_key())], context, lakehouse)
 
     @dg.job(
         name=MAINTAIN,
@@ -28,8 +43,7 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
         "table what is due. Reports an observation of every table that it changed.",
     )
     def maintain_tables() -> None:
-        for op in ops:
-            op()
+        list_tables().map(maintain)
 
     return maintain_tables
 
@@ -39,33 +53,24 @@ def maintenance_schedule() -> dg.ScheduleDefinition:
     return schedule_unless_busy(MAINTAIN, "*/15 * * * *")
 
 
-def _op(table: Table) -> dg.OpDefinition:
-    @dg.op(
-        name=f"maintain_{table.name}",
-        description=f"Maintain `{'.'.join(table.identifier)}`.",
-        pool="spark",
-    )
-    @retried()
-    def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
-        try:
-            report = table.maintain(lakehouse)
-        except NoSuchTableError:
-            context.log.info("the table was not created yet")
-            return
-        if report is None:
-            context.log.info("Confluent's Tableflow maintains this table")
-            return
-        context.log.info(str(report))
-        if report.changed:
-            context.log_event(
-                dg.AssetObservation(
-                    asset_key=table.key("iceberg"),
-                    description=f"maintained in {report.seconds:.1f} s",
-                    metadata=maintenance_metadata(report),
-                )
+def _maintain(table: Table, context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
+    try:
+        report = table.maintain(lakehouse)
+    except NoSuchTableError:
+        context.log.info("the table was not created yet")
+        return
+    if report is None:
+        context.log.info("Confluent's Tableflow maintains this table")
+        return
+    context.log.info(str(report))
+    if report.changed:
+        context.log_event(
+            dg.AssetObservation(
+                asset_key=table.key("iceberg"),
+                description=f"maintained in {report.seconds:.1f} s",
+                metadata=maintenance_metadata(report),
             )
-
-    return maintain
+        )
 
 
 def maintenance_metadata(report: "MaintenanceReport") -> dict[str, Any]:

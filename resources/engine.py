@@ -59,7 +59,7 @@ def signals(specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings) 
 
     A topic that it says nothing of is left out.
     """
-    from topicberg.tableflow.status import read_status
+    from topicberg.tableflow.status import reported_snapshot
 
-    found = {spec.name: read_status(config, spec.name).snapshot_id for spec in specs}
+    found = {spec.name: reported_snapshot(config, spec.name) for spec in specs}
     return {name: str(snapshot) for name, snapshot in found.items() if snapshot is not None}

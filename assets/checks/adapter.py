@@ -3,14 +3,13 @@
 # Dagster reads the annotations of an operation's function: no `from __future__ import annotations`.
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.checks.catalogue import table_checks
 from assets.checks.evaluations import (
     CAUSE,
     FINDING,
@@ -24,7 +23,7 @@ from assets.lake import Lake
 from assets.metadata import markdown
 from assets.partitions import asked_window, time_partitions
 from assets.retries import retried
-from assets.tables import LakeTable
+from assets.tables import SNOWFLAKE_POOL, LakeTable
 from resources import Lakehouse, Snowflake, Spark
 from topicberg.checks.check import Probe, TableCheck, evaluate
 from topicberg.security.redaction import redact
@@ -41,47 +40,69 @@ REGISTRATION, COMPUTATION = "registration", "computation"
 
 
 def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
-    """Return every check of every table."""
-    for table, system, checks in table_checks(lake):
-        yield definition(table, system, checks)
+    """Return every check that is an operation of its own."""
+    for table, system, checks in lake.checks:
+        if not table.is_independent(lake):
+            yield definition(table, system, checks)
     for derived in lake.derived:
         for check in derived.checks:
             yield data_check(check, derived, lake)
+
+
+def check_specs(
+    table: LakeTable, system: str, checks: Iterable[TableCheck]
+) -> list[dg.AssetCheckSpec]:
+    """Return the checks of one asset as Dagster shows them."""
+    key = table.key(system)
+    return [
+        dg.AssetCheckSpec(
+            check.name, asset=key, description=check.description, blocking=check.blocking
+        )
+        for check in checks
+    ]
 
 
 def definition(
     table: LakeTable, system: str, checks: Sequence[TableCheck]
 ) -> dg.AssetChecksDefinition:
     """Return the checks of one asset as one operation."""
-    key = table.key(system)
 
     @dg.multi_asset_check(
         name=f"check_{system}_{table.name}",
-        specs=[
-            dg.AssetCheckSpec(
-                check.name, asset=key, description=check.description, blocking=check.blocking
-            )
-            for check in checks
-        ],
+        specs=check_specs(table, system, checks),
         can_subset=True,
-        pool="snowflake" if system == "snowflake" else None,
+        pool=SNOWFLAKE_POOL if system == "snowflake" else None,
     )
     def evaluate_checks(
         context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
     ) -> Iterator[dg.AssetCheckResult]:
-        def last(name: str) -> "Finding | None":
-            event = last_evaluation(context.instance, dg.AssetCheckKey(key, name))
-            return finding_of(event) if event else None
-
-        of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
-        probe = Probe(table, lakehouse, snowflake.connection, last, reads_rows=not of_sensor)
         requested = {chosen.name for chosen in context.selected_asset_check_keys}
+        evaluate = evaluation(context, table, system, lakehouse, snowflake)
         with retried():  # not as a decorator: this is a generator
             for check in checks:
                 if check.name in requested:
-                    yield result(key, check.name, evaluate(check, probe), last(check.name))
+                    yield evaluate(check)
 
     return evaluate_checks
+
+
+def evaluation(
+    context: dg.AssetCheckExecutionContext | dg.AssetExecutionContext,
+    table: LakeTable,
+    system: str,
+    lakehouse: Lakehouse,
+    snowflake: Snowflake,
+) -> Callable[[TableCheck], dg.AssetCheckResult]:
+    """Return what evaluates the checks of one asset; it loads the table once."""
+    key = table.key(system)
+
+    def last(name: str) -> "Finding | None":
+        event = last_evaluation(context.instance, dg.AssetCheckKey(key, name))
+        return finding_of(event) if event else None
+
+    of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
+    probe = Probe(table, lakehouse, snowflake.connection, last, reads_rows=not of_sensor)
+    return lambda check: result(key, check.name, evaluate(check, probe), last(check.name))
 
 
 def result(

@@ -1,25 +1,12 @@
-"""The checks of all tables; :mod:`assets.registry` says which kind of table has which."""
+"""The keys of the checks; :mod:`assets.registry` says which kind of table has which checks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import dagster as dg
 
 from assets.lake import Lake
-from assets.registry import Table
-from topicberg.checks.check import TableCheck
-
-
-def table_checks(lake: Lake) -> Iterator[tuple[Table, str, list[TableCheck]]]:
-    """Return table, system (the first part of the asset's key), and the checks of that asset."""
-    from topicberg.checks.catalogs import parity_check, pointer_check
-
-    for table in lake.tables:
-        yield table, "iceberg", [*table.checks(lake)]
-        dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
-        yield table, "glue", [pointer_check(table, dropped)]
-        yield table, "snowflake", [parity_check(table)]
 
 
 class CheckKeys:
@@ -29,7 +16,7 @@ class CheckKeys:
         self._lake = lake
         self._known = [
             (table.name, system, check, dg.AssetCheckKey(table.key(system), check.name))
-            for table, system, checks in table_checks(lake)
+            for table, system, checks in lake.checks
             for check in checks
         ]
         self._of_table: dict[str, list[int]] = {}
@@ -37,7 +24,7 @@ class CheckKeys:
             self._of_table.setdefault(name, []).append(place)
 
     def all(self) -> list[dg.AssetCheckKey]:
-        """Return every check of :func:`table_checks`."""
+        """Return every check of :attr:`assets.lake.Lake.checks`."""
         return [key for *_, key in self._known]
 
     def of_runs(self, names: Collection[str]) -> list[dg.AssetCheckKey]:

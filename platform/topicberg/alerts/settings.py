@@ -8,7 +8,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-from topicberg.security.redaction import HoldsSecrets
+from topicberg.security.models import HoldsSecrets
 from topicberg.settings import ENV_FILE
 
 

@@ -20,6 +20,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings={"max_content_width": 120},
+    rich_markup_mode=None,  # rich and its parsers take longer to import than all else of --help
 )
 
 for _module in (

@@ -97,13 +97,15 @@ def _recorded(config: Settings) -> list[_Check]:
 
     import dagster as dg
 
-    from assets.checks import lake_checks, last_evaluations
+    from assets.checks import check_specs, lake_checks, last_evaluations
     from assets.lake import Lake, find_derived
     from topicberg.checks.rules import COVERS
     from topicberg.topics import load_topics
 
     lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
-    specs = {spec.key: spec for one in lake_checks(lake) for spec in one.check_specs}
+    every = [spec for one in lake.checks for spec in check_specs(*one)]
+    every += [spec for one in lake_checks(lake) for spec in one.check_specs]
+    specs = {spec.key: spec for spec in every}
     with dg.DagsterInstance.get() as instance:
         last = last_evaluations(instance, specs.keys())
     found = []

@@ -13,7 +13,6 @@ import typer
 
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import StackError
-from topicberg.settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +55,8 @@ def up() -> None:
     """Start the local stack, or those of its services that are not running."""
     from rich.console import Console
 
+    from topicberg.settings import settings
+
     console = Console(stderr=True)
     began = time.monotonic()
     start(settings(), console)
@@ -93,6 +94,7 @@ def _progress(console: Console) -> Progress:
 def down() -> None:
     """Stop the local stack; its data stays."""
     from topicberg.local import stack
+    from topicberg.settings import settings
 
     echo("the stack is down" if stack.down(settings()) else "the stack was not running")
 
@@ -110,6 +112,7 @@ def status(
 
     from topicberg.endpoints import local_endpoints
     from topicberg.local import stack
+    from topicberg.settings import settings
 
     states = stack.status(settings())
     if as_json:
@@ -146,6 +149,7 @@ def logs(
 ) -> None:
     """Show the logs of the services."""
     from topicberg.local.stack import SERVICES
+    from topicberg.settings import settings
 
     folder = settings().state_dir / "logs"
     if service and service not in SERVICES and not (folder / f"{service}.log").exists():
@@ -174,6 +178,7 @@ def reset(
 ) -> None:
     """Stop the stack and delete its state: topics, schemas, tables, run history."""
     from topicberg.local import stack
+    from topicberg.settings import settings
 
     config = settings()
     if not config.state_dir.exists():
@@ -192,6 +197,7 @@ def env() -> None:
     """
     from topicberg.dagster.home import dagster_home
     from topicberg.endpoints import local_endpoints
+    from topicberg.settings import settings
 
     config = settings()
     endpoints = local_endpoints(config)

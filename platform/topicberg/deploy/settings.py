@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings
 
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
-from topicberg.security.redaction import HoldsSecrets
+from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
 
 

@@ -20,7 +20,8 @@ from topicberg.errors import StackError, StackNotRunningError
 from topicberg.logins.catalog import PREFIX, CatalogLogin
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
-from topicberg.security.redaction import HoldsSecrets, remember
+from topicberg.security.models import HoldsSecrets
+from topicberg.security.redaction import remember
 from topicberg.settings import Settings, settings
 from topicberg.spark import NO_SUBSTITUTION
 

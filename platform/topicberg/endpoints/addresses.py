@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from topicberg.security.redaction import HoldsSecrets
+from topicberg.security.models import HoldsSecrets
 from topicberg.settings import ENV_FILE
 
 

@@ -30,7 +30,6 @@ from pyiceberg.table.update import (
 )
 from tenacity import wait_random_exponential
 
-from topicberg.clients.catalog import READ_ONLY
 from topicberg.errors import CommitConflictError
 from topicberg.retry import conflicts, retry_conflicts
 
@@ -52,6 +51,9 @@ def reading(tables: Iterable[Table], reader: str) -> Iterator[None]:
     :param reader: the reader's name, for the tags' names
     :raises CommitConflictError: a snapshot is expired already; load the table again
     """
+    # It loads PyArrow's file systems and datasets, which definitions of assets do not need.
+    from topicberg.clients.catalog import READ_ONLY
+
     with ExitStack() as stack:
         for table in tables:
             head = table.current_snapshot()

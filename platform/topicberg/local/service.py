@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, field_serializer
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
-from topicberg.security.redaction import HoldsSecrets
+from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
 
 try:

@@ -12,7 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import LoginError
 from topicberg.logins import check_files, missing
-from topicberg.security.redaction import HoldsSecrets, remember
+from topicberg.security.models import HoldsSecrets
+from topicberg.security.redaction import remember
 from topicberg.settings import ENV_FILE
 
 PREFIX = "TOPICBERG_KAFKA"

@@ -19,7 +19,8 @@ import requests
 from pydantic import ConfigDict, Field, SecretStr
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
-from topicberg.security.redaction import HoldsSecrets, remember
+from topicberg.security.models import HoldsSecrets
+from topicberg.security.redaction import remember
 
 TIMEOUT_SECONDS = (5.0, 15.0)
 DEFAULT_SECONDS = 3600.0

@@ -13,10 +13,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 from urllib.parse import quote
-
-from pydantic import BaseModel, SecretStr
 
 REDACTED = "[redacted]"
 MIN_LENGTH = 8
@@ -24,10 +21,6 @@ MIN_LENGTH = 8
 _NAMES = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|PRIVATE_KEY|API_KEY|CREDENTIAL")
 _PLACES = re.compile(r"_(FILE|PATH|DIR|URI|URL|ENDPOINT|HOST|SOCK)$")
 _KEYS = re.compile(r"secret|password|private_key|user\.info|jaas", re.IGNORECASE)
-_IDENTIFIERS = frozenset(
-    {"s3_access_key", "aws_access_key", "kafka_api_key", "schema_registry_api_key"}
-)
-"""Fields that name a key and do not hold its secret."""
 _TOKEN = re.compile(r"[;&?]token=([^;&\s]+)", re.IGNORECASE)
 _known: set[str] = set()
 _lock = threading.Lock()
@@ -49,17 +42,6 @@ def remember_values(values: Mapping[str, object]) -> None:
         if isinstance(value, str) and _KEYS.search(name)
         for part in (value, value.partition(":")[2])
     )
-
-
-class HoldsSecrets(BaseModel):
-    """A model whose secrets are redacted from every message of this process."""
-
-    def model_post_init(self, context: Any, /) -> None:
-        super().model_post_init(context)
-        for name, value in self:
-            if isinstance(value, SecretStr) and name not in _IDENTIFIERS:
-                secret = value.get_secret_value()
-                remember((secret, secret.partition(":")[2] if name.endswith("user_info") else ""))
 
 
 def redact(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -17,6 +18,9 @@ from topicberg.tableflow.tombstones import Missed
 Phase = Literal["PENDING", "RUNNING", "FAILED"]
 """Of Confluent's API, where a suspended topic is FAILED, with ``suspended``."""
 SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
+
+FLEET = 20_000
+"""Topics whose snapshots are kept in memory."""
 
 
 class FailingFormat(BaseModel):
@@ -108,6 +112,33 @@ def read_status(config: Settings, topic: str) -> TopicStatus:
         return TopicStatus.model_validate_json(status_file(config, topic).read_text())
     except (FileNotFoundError, ValidationError):
         return TopicStatus(topic=topic)
+
+
+def reported_snapshot(config: Settings, topic: str) -> int | None:
+    """Return the table's snapshot in the last status, or None if it has none.
+
+    For callers that ask again and again for a fleet: a file that did not change is not read again.
+    """
+    path = _status_path(config.state_dir, topic)
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return _snapshot(path, state.st_ino, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=FLEET)
+def _status_path(state_dir: Path, topic: str) -> Path:
+    return topic_file(state_dir / "tableflow", topic)
+
+
+@lru_cache(maxsize=FLEET)
+def _snapshot(path: Path, _inode: int, _changed: int) -> int | None:
+    """Return the snapshot in a status; each status is a new file."""
+    try:
+        return TopicStatus.model_validate_json(path.read_bytes()).snapshot_id
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def give_up_status(config: Settings, status: TopicStatus) -> None:

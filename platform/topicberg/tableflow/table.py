@@ -25,7 +25,6 @@ from pyiceberg.types import (
     StructType,
 )
 
-from topicberg.clients.catalog import ensure_namespace
 from topicberg.errors import TableflowError
 from topicberg.formats.avro_schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
@@ -189,6 +188,8 @@ def _create(
     spec: TopicSpec,
     config: Settings,
 ) -> Table:
+    from topicberg.clients.catalog import ensure_namespace
+
     ensure_namespace(catalog, identifier[0])
     location = None
     if LOCATIONS not in catalog.properties:

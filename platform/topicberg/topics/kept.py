@@ -39,15 +39,16 @@ def build_with_kept(
     :raises SpecError: it cannot be built, and there is no earlier version to use
     """
     specs, problems = check_topics(config)
-    kept = _read(config)
     reason: str | None = None
     if problems:
+        kept = _read(config)
         reason = _joined(problems)
         wrong = {name for problem in problems for name in problem.names}
         specs = _completed(specs, [spec for name, spec in kept.items() if name in wrong])
     try:
         built = build(specs, reason)
     except SpecError as error:
+        kept = _read(config)
         if not kept:
             raise
         reason = "; ".join(filter(None, (reason, error.message)))

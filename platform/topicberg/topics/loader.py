@@ -270,13 +270,13 @@ def _check_document(
 
 def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
     """Return the spec with defaults for its invalid fields, and the errors of these fields."""
-    document = copy.deepcopy(document)
     errors: list[ErrorDetails] = []
     while True:
         try:
             return TopicSpec.model_validate(document), errors
         except ValidationError as error:
             found = _causes(error.errors())
+            document = document if errors else copy.deepcopy(document)
             errors = errors or found
             # from the end, so that the indexes of earlier list items do not change
             places = sorted({e["loc"] for e in found}, key=_position, reverse=True)

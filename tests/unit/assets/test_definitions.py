@@ -14,13 +14,12 @@ from botocore.exceptions import EndpointConnectionError
 from pyiceberg.exceptions import ServerError
 
 from assets import Lake, find_derived, lake_assets, lake_checks
-from assets.checks import table_checks
 from assets.derived import DerivedTable
 from assets.platform import platform_nodes
 from assets.registry import OF_TOPICS, HistoryTable, TopicTable
 from assets.tables import CATALOGS
 from definitions import defs
-from jobs import everything, maintenance_job, pipeline_jobs, snapshot_sensor
+from jobs import everything, pipeline_jobs, snapshot_sensor
 from jobs.watches import watches
 from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
@@ -131,7 +130,9 @@ def test_jobs_and_sensors() -> None:
 
 def test_every_table_is_maintained() -> None:
     job = REPOSITORY.get_job("maintain_tables")
-    assert {node.name for node in job.nodes} == {f"maintain_{name}" for name in table_names()}
+    assert {node.name for node in job.nodes} == {"list_tables", "maintain"}
+    steps: Any = job.graph.node_named("list_tables").definition()
+    assert {step.mapping_key for step in steps} == table_names()
     (schedule,) = (s for s in REPOSITORY.schedule_defs if s.job_name == job.name)
     assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
 
@@ -399,9 +400,9 @@ def test_further_kind_of_table_is_one_class(monkeypatch: pytest.MonkeyPatch) -> 
     assert audits <= keys
     assert audits == {
         table.key(system).to_user_string()
-        for table, system, checks in table_checks(lake)
+        for table, system, checks in lake.checks
         if checks and table.name == "stock_trades_audit"
     }
-    assert "maintain_stock_trades_audit" in {node.name for node in maintenance_job(lake).nodes}
+    assert "stock_trades_audit" in {table.name for table in lake.tables}
     (watch,) = (each for each in watches(lake) if each.name == "stock_trades_snapshots")
     assert audits <= {key.to_user_string() for key in watch.registrations}

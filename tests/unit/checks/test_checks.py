@@ -35,7 +35,7 @@ from pyiceberg.types import (
 from typer.testing import CliRunner
 
 from assets import Lake, find_derived
-from assets.checks import finding_of, result, table_checks
+from assets.checks import finding_of, result
 from assets.checks.adapter import definition
 from assets.registry import TopicTable
 from resources import RESOURCES
@@ -254,7 +254,7 @@ def test_rules_of_a_derived_table_name_its_file(catalog: SqlCatalog) -> None:
     lake = Lake(settings(), tuple(load_topics()), (derived, *others))
     named = {
         table.name: check
-        for table, system, checks in table_checks(lake)
+        for table, system, checks in lake.checks
         for check in checks
         if system == "iceberg" and check.name in ("not_null", "ranges")
     }
