@@ -274,6 +274,7 @@ def test_changelog_decimals_of_any_size_are_text(make_topic: Callable[..., Topic
 def test_changelog_random_changes_in_any_batches_equal_source(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
+    monkeypatch.setattr(old_values, "PATIENCE_MS", 3_600_000)
     rng = random.Random(seed)
     keys_move = seed % 2 == 1
     source = Source(rng)

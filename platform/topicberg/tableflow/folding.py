@@ -246,13 +246,14 @@ class Folding:
         halves = (
             events.select(
                 *self.target.key_columns,
-                *("partition", "offset", "kafka_ms", "op"),
+                *("partition", "offset", "kafka_ms"),
+                change.op.alias("op"),
                 change.micros.alias("m"),
                 change.position.alias("p"),
                 (change.new_key.isNotNull() | change.old_key.isNotNull()).alias("is_half"),
             )
             .withColumn("changes", F.sum(F.col("op").isin(*LIVE).cast("int")).over(before))
-            .filter("is_half")
+            .filter("is_half AND op IS NOT NULL")  # a tombstone has the headers of its deletion
             .toArrow()
         )
         columns = ("op", "m", "p", "partition", "offset", "changes")

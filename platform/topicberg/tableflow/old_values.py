@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from topicberg.tableflow.offsets import Batch
 
-PATIENCE_MS = 60_000
-"""How long an insertion waits for the deletion of its old key, by the record's timestamp."""
 CERTAIN_MS = 150_000
 """After this time, a producer has sent a record or given up (Kafka's ``delivery.timeout.ms``, and
 some more): no older change comes from another partition."""
+PATIENCE_MS = CERTAIN_MS
+"""How long an insertion waits for the deletion of its old key, by the record's timestamp."""
 FILL = "__topicberg_fill_"
 
 
