@@ -25,6 +25,7 @@ def commit_on_head(
     change: _SnapshotProducer[Any],
     properties: Mapping[str, str] | None = None,
     dropped: Collection[str] = (),
+    more: Collection[TableUpdate] = (),
 ) -> None:
     """Commit a snapshot on ``main`` if the head is still the one that ``table`` has.
 
@@ -32,10 +33,11 @@ def commit_on_head(
 
     :param properties: table properties that change in the same commit
     :param dropped: table properties that the same commit removes
+    :param more: other updates in the same commit
     :raises CommitConflictError: another commit came first; nothing was committed
     """
     updates, requirements = change._commit()
-    more = property_updates(table, properties, dropped)
+    more = (*property_updates(table, properties, dropped), *more)
     unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
     try:
         table.catalog.commit_table(table, (unchanged, *requirements), (*updates, *more))

@@ -107,7 +107,7 @@ def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch
     :returns: the snapshot's id
     :raises CommitConflictError: another commit came in between
     """
-    snapshot = _DeleteFilesChange(Operation.DELETE, table.transaction(), table.io, branch=branch)
+    snapshot = DeleteFilesChange(Operation.DELETE, table.transaction(), table.io, branch=branch)
     snapshot._parent_snapshot_id = head.snapshot_id  # the branch does not exist yet
     _add(table, snapshot, rows)
     commit_on_head(table, snapshot)
@@ -124,7 +124,7 @@ def delete_rows(
     :param dropped: table properties that the same commit removes
     :raises CommitConflictError: another commit came in between
     """
-    snapshot = _DeleteFilesChange(
+    snapshot = DeleteFilesChange(
         Operation.DELETE,
         table.transaction(),
         table.io,
@@ -162,7 +162,7 @@ def trim_deletes(table: Table) -> int:
     if not stale:
         return 0
     rows = [FileRows(data[path], np.unique(np.concatenate(parts))) for path, parts in seen.items()]
-    snapshot = _DeleteFilesChange(Operation.REPLACE, table.transaction(), table.io)
+    snapshot = DeleteFilesChange(Operation.REPLACE, table.transaction(), table.io)
     for file in stale:
         snapshot.delete_data_file(file)
     _add(table, snapshot, rows)
@@ -170,7 +170,7 @@ def trim_deletes(table: Table) -> int:
     return len(stale)
 
 
-def _add(table: Table, snapshot: _DeleteFilesChange, rows: Iterable[FileRows]) -> None:
+def _add(table: Table, snapshot: DeleteFilesChange, rows: Iterable[FileRows]) -> None:
     for of_partition in _by_partition(rows):
         snapshot.append_data_file(_written(table, of_partition))
 
@@ -240,7 +240,7 @@ class _DeleteManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": "deletes"}
 
 
-class _DeleteFilesChange(_FastAppendFiles):
+class DeleteFilesChange(_FastAppendFiles):
     """A snapshot that adds and removes delete files, of any of the table's partition specs."""
 
     def _manifests(self) -> list[ManifestFile]:
