@@ -33,7 +33,8 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.erasure import Condition, PinnedError, Rows, erase, find, prove
+from topicberg.iceberg.erasure import Condition, PinnedError, Rows, erase, find, prove, run
+from topicberg.iceberg.erasure.rewriting import rewritten
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, live_rows
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, START_OFFSETS, summary
@@ -217,15 +218,13 @@ def test_erase_beside_a_commit_retries_on_the_new_head(make: Make) -> None:
     table = make()
     append(table, SECRET, "bob")
     other = table.catalog.load_table(table.name())
-    from topicberg.iceberg.erasure import run
-
-    rewrite, raced = run.rewritten, []
+    raced: list[bool] = []
 
     def rewriting(*given: Any) -> Any:
         if not raced:
             raced.append(True)
             append(other.refresh(), "carol", SECRET)
-        return rewrite(*given)
+        return rewritten(*given)
 
     with patch.object(run, "rewritten", rewriting):
         done = erase(table, secret(table))

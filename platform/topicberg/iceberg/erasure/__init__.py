@@ -2,9 +2,18 @@
 
 from topicberg.iceberg.erasure.matching import Condition, Rows
 from topicberg.iceberg.erasure.proof import Proof, prove
-from topicberg.iceberg.erasure.run import Erased, Found, PinnedError, data_files, erase, find
+from topicberg.iceberg.erasure.run import (
+    READERS_SECONDS,
+    Erased,
+    Found,
+    PinnedError,
+    data_files,
+    erase,
+    find,
+)
 
 __all__ = [
+    "READERS_SECONDS",
     "Condition",
     "Erased",
     "Found",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -38,18 +38,12 @@ class Rows:
         :raises FileNotFoundError: there is no such file
         :raises TopicbergError: it cannot be read
         """
-        import pyarrow as pa
 
-        try:
-            found = [
-                first + np.flatnonzero(self.among(batch))
-                for batch, first in self._batches(io, path)
-            ]
-        except pa.ArrowInvalid as error:
-            raise TopicbergError(
-                f"{path} cannot be read as Parquet: {error}",
-                hint="delete the file if no table has it, and run the command again",
-            ) from error
+        wanted = {path[0] for condition in self.conditions for path in condition}
+        found = [
+            first + np.flatnonzero(self.among(batch))
+            for batch, first in columns(io, path, self.schema, wanted)
+        ]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def among(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
@@ -78,33 +72,48 @@ class Rows:
             found |= met
         return found
 
-    def _batches(self, io: FileIO, path: str) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield the columns of the conditions, with the table's names, and the first position."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        wanted = {path[0] for condition in self.conditions for path in condition}
+def columns(
+    io: FileIO, path: str, schema: Schema, wanted: Collection[str]
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield columns of a Parquet file, with the table's names, and the position of the first row.
+
+    A column that the file does not have is left out. Position deletes have no rows of the table.
+
+    :raises FileNotFoundError: there is no such file
+    :raises TopicbergError: it cannot be read
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
         with io.new_input(path).open() as stream:
             parquet = pq.ParquetFile(stream)
             arrow = parquet.schema_arrow
-            if {"file_path", "pos"} <= set(arrow.names):  # position deletes
+            if {"file_path", "pos"} <= set(arrow.names):
                 return
-            names = self._names(arrow, wanted)
-            if not names:  # from before the columns were added: all of them are null
+            names = _names(arrow, schema, wanted)
+            if not names:
                 yield pa.record_batch({"": pa.nulls(parquet.metadata.num_rows)}), 0
                 return
             first = 0
             for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names)):
                 yield batch.rename_columns([names[each] for each in batch.schema.names]), first
                 first += batch.num_rows
+    except pa.ArrowInvalid as error:
+        raise TopicbergError(
+            f"{path} cannot be read as Parquet: {error}",
+            hint="delete the file if no table has it, and run the command again",
+        ) from error
 
-    def _names(self, arrow: pa.Schema, wanted: set[str]) -> dict[str, str]:
-        """Return the name of a column in a file → its name in the table."""
-        ids = {self.schema.find_field(name).field_id: name for name in wanted}
-        held = {field.name: (field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
-        if not any(held.values()):  # not written by Iceberg
-            return {name: name for name in held if name in wanted}
-        return {name: ids[int(n)] for name, n in held.items() if n and int(n) in ids}
+
+def _names(arrow: pa.Schema, schema: Schema, wanted: Collection[str]) -> dict[str, str]:
+    """Return the name of a column in a file → its name in the table."""
+    ids = {schema.find_field(name).field_id: name for name in wanted}
+    held = {field.name: (field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
+    if not any(held.values()):  # not written by Iceberg
+        return {name: name for name in held if name in wanted}
+    return {name: ids[int(n)] for name, n in held.items() if n and int(n) in ids}
 
 
 def _of(arrow: pa.Schema, path: ColumnPath) -> pa.DataType:

@@ -279,6 +279,8 @@ class _Erasure:
         before_expiry: Callable[[], None],
         patience: float,
     ) -> Erased:
+        if not self.find():
+            return self.done
         for _ in range(ROUNDS):
             while self._retried(lambda: self._replace(time_column, note)):
                 pass
@@ -466,6 +468,7 @@ def _avro(table: Table, path: str) -> list[dict[str, Any]]:
 
     try:
         with table.io.new_input(path).open() as stream:
-            return [dict(each) for each in fastavro.reader(BytesIO(stream.read()))]  # type: ignore[call-overload]
+            records: Any = fastavro.reader(BytesIO(stream.read()))
+            return [dict(each) for each in records]
     except (FileNotFoundError, ValueError, EOFError):  # it is being written
         return []

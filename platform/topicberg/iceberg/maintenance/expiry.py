@@ -146,7 +146,7 @@ def remove(
 ) -> int:
     """Remove snapshots and refs, then the files that only they had; return how many files.
 
-    :param table: freshly loaded; nobody else may have moved its branches and tags since
+    :param table: freshly loaded: no other writer may have moved its branches and tags since
     :param time: the column by whose hours other tables are derived from this one
     :param properties: table properties that change in the same commit
     :raises CommitFailedException: another commit came first; nothing was done
