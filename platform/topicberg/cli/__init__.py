@@ -26,7 +26,7 @@ app = typer.Typer(
 
 for _module in (
     *("stack", "topics", "peek", "datagen", "tableflow", "pipelines", "checks", "sync", "query"),
-    *("demo", "deploy", "ui"),
+    *("forget", "demo", "deploy", "ui"),
 ):
     import_module(f"topicberg.cli.{_module}").register(app)
 

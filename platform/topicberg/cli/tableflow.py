@@ -43,9 +43,14 @@ def register(app: typer.Typer) -> None:
 
 
 def _own_engine_alone() -> None:
-    """Topics into Iceberg tables.
+    """Topics into Iceberg tables."""
+    require_own_engine()
 
-    :raises TopicbergError: Confluent's Tableflow writes the tables
+
+def require_own_engine() -> None:
+    """Check that topicberg's own engine writes the tables.
+
+    :raises TopicbergError: Confluent's Tableflow does
     """
     from topicberg.errors import TopicbergError
     from topicberg.settings import settings

@@ -27,6 +27,7 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     SetSnapshotRefUpdate,
+    TableUpdate,
 )
 
 from topicberg.errors import CommitConflictError
@@ -85,6 +86,7 @@ class SnapshotChange:
         self._properties = properties or {}
         self._added: list[DataFile] = []
         self._removed: dict[tuple[str, int | None], DataFile] = {}
+        self._forgets = False
         self._version = cast("Version", table.format_version)
         self._uuid, self._numbers = uuid.uuid4(), count()
         compression = table.properties.get("write.avro.compression-codec", "gzip")
@@ -98,8 +100,15 @@ class SnapshotChange:
         """Remove files that the parent has."""
         self._removed |= {identity(file): file for file in files}
 
+    def forget_removed(self) -> None:
+        """Name no file that earlier snapshots removed."""
+        self._forgets = True
+
     def commit(
-        self, properties: Mapping[str, str] | None = None, dropped: Collection[str] = ()
+        self,
+        properties: Mapping[str, str] | None = None,
+        dropped: Collection[str] = (),
+        more: Iterable[TableUpdate] = (),
     ) -> None:
         """Commit it if the branch is still where the table says.
 
@@ -107,6 +116,7 @@ class SnapshotChange:
 
         :param properties: table properties that change in the same commit
         :param dropped: table properties that the same commit removes
+        :param more: other updates in the same commit
         :raises CommitConflictError: another commit came first; nothing was committed
         """
         table, before = self.table, self.table.metadata
@@ -125,6 +135,7 @@ class SnapshotChange:
                 }
             ),
             *property_updates(table, properties, dropped),
+            *more,
         )
         try:
             table.catalog.commit_table(table, requirements, updates)
@@ -177,13 +188,17 @@ class SnapshotChange:
         removed = {_kind(file) for file in self._removed.values()}
         held = read_manifests(self.table.io, self.parent) if self.parent else []
         live = [each for each in held if each.has_added_files() or each.has_existing_files()]
-        inspected = [each for each in live if each.content in removed]
+        inspected: list[ManifestFile] = []
+        kept: list[ManifestFile] = []
+        for each in live:
+            changes = each.content in removed or (self._forgets and each.deleted_files_count != 0)
+            (inspected if changes else kept).append(each)
         entries = in_parallel(lambda each: read_entries(self.table.io, each), inspected)
-        kept = [each for each in live if each.content not in removed]
         written: list[ManifestFile] = []
         merged: dict[int, list[ManifestEntry]] = defaultdict(list)
         for manifest, found in zip(inspected, entries, strict=True):
-            if not any(identity(entry.data_file) in self._removed for entry in found):
+            has_removed = any(identity(entry.data_file) in self._removed for entry in found)
+            if not has_removed and not (self._forgets and manifest.deleted_files_count != 0):
                 kept.append(manifest)
             elif manifest.content == ManifestContent.DELETES:
                 # They become one: each batch replaces some vectors of many earlier batches.

@@ -97,6 +97,17 @@ def live_rows(table: Table) -> int:
     return sum(rows.values()) - sum(counts.values())
 
 
+def deleted_positions(
+    files: FileIO, deletes: Deletes, paths: Collection[str]
+) -> dict[str, NDArray[np.uint32]]:
+    """Return the deleted positions of these data files, ascending."""
+    found = _positions(files, deletes.files, paths)
+    vectors = [vector for path, vector in deletes.vectors.items() if path in paths]
+    for path, positions in read_vectors(files, vectors):
+        found[path] = np.concatenate([found.get(path, _NONE), positions])
+    return {path: np.unique(positions) for path, positions in found.items()}
+
+
 def _positions(
     files: FileIO, deletes: Iterable[DataFile], paths: Collection[str]
 ) -> dict[str, NDArray[np.uint32]]:

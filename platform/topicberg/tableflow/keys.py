@@ -108,6 +108,17 @@ def forget(config: Settings, topic: str) -> None:
     shutil.rmtree(key_folder(config, topic), ignore_errors=True)
 
 
+def forget_files(config: Settings, topic: str, paths: Iterable[str]) -> None:
+    """Remove the key files of data files that were deleted."""
+    for path in paths:
+        for found in key_folder(config, topic).glob(f"*/{_file_name(path)}"):
+            found.unlink(missing_ok=True)
+
+
+def _file_name(path: str) -> str:
+    return f"{hashlib.blake2b(path.encode(), digest_size=16).hexdigest()}.keys"
+
+
 class KeyIndex:
     """The keys of one table. Not thread-safe; any number of processes may share the folder.
 
@@ -293,8 +304,7 @@ class KeyIndex:
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def _path(self, file: DataFile) -> Path:
-        digest = hashlib.blake2b(file.file_path.encode(), digest_size=16).hexdigest()
-        return self._folder / f"{digest}.keys"
+        return self._folder / _file_name(file.file_path)
 
     def _clean(self, data: Iterable[DataFile]) -> None:
         """Remove the key files of deleted data files, at most once per :data:`_UNUSED_SECONDS`."""

@@ -4,6 +4,6 @@
 """
 
 from topicberg.iceberg.delta.log import DeltaVersion, storage_options
-from topicberg.iceberg.delta.sync import sync
+from topicberg.iceberg.delta.sync import rebuild, sync
 
-__all__ = ["DeltaVersion", "storage_options", "sync"]
+__all__ = ["DeltaVersion", "rebuild", "storage_options", "sync"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -101,6 +102,12 @@ class DeltaLog:
         table = self._open()
         table.create_checkpoint()
         table.cleanup_metadata()
+
+    def remove(self) -> None:
+        """Delete the log; the data files stay."""
+        with suppress(FileNotFoundError):
+            self._files.rm(self.folder, recursive=True)
+        self._files.invalidate_cache()
 
     def live_paths(self) -> set[str]:
         """Return the paths of the newest version's data files, with percent-encoding removed."""

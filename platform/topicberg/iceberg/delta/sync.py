@@ -66,6 +66,19 @@ def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
         ) from error
 
 
+def rebuild(table: Table, spec: TopicSpec) -> None:
+    """Write the Delta log again, from the newest snapshot only.
+
+    The statistics in the log may be values of rows that were erased.
+
+    :param table: freshly loaded
+    :raises TopicbergError: the Delta log cannot be written
+    """
+    if "DELTA" in spec.tableflow.table_formats:
+        DeltaLog(table).remove()
+        sync(table, spec)
+
+
 def _sync(table: Table, retention_ms: int) -> DeltaVersion:
     actions = definition(table, retention_ms)
     log = DeltaLog(table)

@@ -12,6 +12,7 @@ Sources: Iceberg spec, "Snapshot Retention Policy"; REST catalog OpenAPI, ``remo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -134,8 +135,22 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
     """
     table.refresh()
     expired = expirable(table, policy, now_ms)
-    if not expired:
-        return 0
+    return remove(table, expired, time) if expired else 0
+
+
+def remove(
+    table: Table,
+    expired: Expirable,
+    time: str | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> int:
+    """Remove snapshots and refs, then the files that only they had; return how many files.
+
+    :param table: freshly loaded: no other writer may have moved its branches and tags since
+    :param time: the column by whose hours other tables are derived from this one
+    :param properties: table properties that change in the same commit
+    :raises CommitFailedException: another commit came first; nothing was done
+    """
     before = table.metadata
     requirements: tuple[TableRequirement, ...] = (
         AssertTableUUID(uuid=before.table_uuid),
@@ -148,6 +163,8 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
     updates: list[TableUpdate] = [
         RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(expired.refs)
     ]
+    if properties:
+        updates.append(SetPropertiesUpdate(updates=dict(properties)))
     if expired.snapshots:
         on_main = table.current_snapshot() is not None  # a killed first batch is only staged
         if on_main and time is not None and time in table.schema().column_names:
@@ -159,7 +176,13 @@ def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -
     table.catalog.commit_table(table, requirements, tuple(updates))
     table.refresh()
     removed = [s for s in before.snapshots if s.snapshot_id in expired.snapshots]
-    return delete_files(table.io, _only_of(removed, table))
+    files = _only_of(removed, table)
+    for statistics in (*before.statistics, *before.partition_statistics):
+        if statistics.snapshot_id in expired.snapshots:
+            files.add(statistics.statistics_path)
+    # Data files last: what a killed run leaves is then found by what it holds.
+    manifests_first = {path for path in files if path.endswith(".avro")}
+    return delete_files(table.io, manifests_first) + delete_files(table.io, files - manifests_first)
 
 
 def _only_of(removed: list[Snapshot], table: Table) -> set[str]:

@@ -23,14 +23,14 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
     """
     oldest = (time.time() if now is None else now) - age.total_seconds()
     # List first: files that are committed later are in the metadata that is read next.
-    listed = {_place(path): path for path, modified in _listing(table) if modified < oldest}
+    listed = {place_of(path): path for path, modified in listing(table) if modified < oldest}
     if not listed:
         return 0
-    known = {_place(path) for path in _known(table.refresh())}
+    known = {place_of(path) for path in known_files(table.refresh())}
     return delete_files(table.io, [path for place, path in listed.items() if place not in known])
 
 
-def _listing(table: Table) -> Iterator[tuple[str, float]]:
+def listing(table: Table) -> Iterator[tuple[str, float]]:
     """Yield path and time of the last change (seconds since 1970) of everything in the folder."""
     from pyarrow.fs import FileSelector, FileType
     from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -51,7 +51,8 @@ def _listing(table: Table) -> Iterator[tuple[str, float]]:
             yield prefix + info.path, info.mtime.timestamp()
 
 
-def _known(table: Table) -> Iterator[str]:
+def known_files(table: Table) -> Iterator[str]:
+    """Yield the paths of all files that the table's metadata leads to."""
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
@@ -63,7 +64,7 @@ def _known(table: Table) -> Iterator[str]:
     yield from (entry.data_file.file_path for entry in entries(table.io, found.values()))
 
 
-def _place(path: str) -> str:
+def place_of(path: str) -> str:
     """Return a path without its scheme: s3, s3a and s3n are equivalent."""
     parts = urlsplit(path)
     return f"{parts.netloc}{parts.path}"

@@ -1,0 +1,27 @@
+"""Erasure of rows from every file of a table: the current ones, and those that only history has."""
+
+from topicberg.iceberg.erasure.matching import Condition, Rows
+from topicberg.iceberg.erasure.proof import Proof, prove
+from topicberg.iceberg.erasure.run import (
+    READERS_SECONDS,
+    Erased,
+    Found,
+    PinnedError,
+    data_files,
+    erase,
+    find,
+)
+
+__all__ = [
+    "READERS_SECONDS",
+    "Condition",
+    "Erased",
+    "Found",
+    "PinnedError",
+    "Proof",
+    "Rows",
+    "data_files",
+    "erase",
+    "find",
+    "prove",
+]

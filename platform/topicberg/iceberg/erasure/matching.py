@@ -1,0 +1,136 @@
+"""Which rows of a file are to be erased: every row is read, whatever the statistics say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.io import FileIO
+    from pyiceberg.schema import Schema
+
+ROWS_AT_ONCE = 200_000
+ColumnPath = tuple[str, ...]
+"""The name of a column, then the names of fields inside it."""
+Condition = Mapping[ColumnPath, Sequence[Any]]
+"""Column → the values of which a row has one; None is null. A row has one of each column."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that meet one of the conditions."""
+
+    schema: Schema
+    """Of the table."""
+    conditions: tuple[Condition, ...]
+
+    def in_file(self, io: FileIO, path: str) -> NDArray[np.int64]:
+        """Return the positions of the rows of a Parquet file, ascending.
+
+        :raises FileNotFoundError: there is no such file
+        :raises TopicbergError: it cannot be read
+        """
+
+        wanted = {path[0] for condition in self.conditions for path in condition}
+        found = [
+            first + np.flatnonzero(self.among(batch))
+            for batch, first in columns(io, path, self.schema, wanted)
+        ]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def among(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return for each row whether it is one of them.
+
+        :param rows: with the columns of the table, or some of them
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        arrow = schema_to_pyarrow(self.schema, include_field_ids=False)
+        found = np.zeros(rows.num_rows, np.bool_)
+        for condition in self.conditions:
+            met = np.ones(rows.num_rows, np.bool_)
+            for path, values in condition.items():
+                kind = reduce(lambda held, name: held.field(name).type, path[1:], _of(arrow, path))
+                column = pa.nulls(rows.num_rows, kind)
+                if path[0] in rows.schema.names:
+                    column = rows.column(path[0])
+                    if isinstance(column, pa.ChunkedArray):
+                        column = column.combine_chunks()
+                    for name in path[1:]:
+                        column = pc.struct_field(column, name)
+                met &= _is_one_of(column.cast(kind), pa.array(values, kind))
+            found |= met
+        return found
+
+
+def columns(
+    io: FileIO, path: str, schema: Schema, wanted: Collection[str]
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield columns of a Parquet file, with the table's names, and the position of the first row.
+
+    A column that the file does not have is left out. Position deletes have no rows of the table.
+
+    :raises FileNotFoundError: there is no such file
+    :raises TopicbergError: it cannot be read
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with io.new_input(path).open() as stream:
+            parquet = pq.ParquetFile(stream)
+            arrow = parquet.schema_arrow
+            if {"file_path", "pos"} <= set(arrow.names):
+                return
+            names = _names(arrow, schema, wanted)
+            if not names:
+                yield pa.record_batch({"": pa.nulls(parquet.metadata.num_rows)}), 0
+                return
+            first = 0
+            for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names)):
+                yield batch.rename_columns([names[each] for each in batch.schema.names]), first
+                first += batch.num_rows
+    except pa.ArrowInvalid as error:
+        raise TopicbergError(
+            f"{path} cannot be read as Parquet: {error}",
+            hint="delete the file if no table has it, and run the command again",
+        ) from error
+
+
+def _names(arrow: pa.Schema, schema: Schema, wanted: Collection[str]) -> dict[str, str]:
+    """Return the name of a column in a file → its name in the table."""
+    ids = {schema.find_field(name).field_id: name for name in wanted}
+    held = {field.name: (field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
+    if not any(held.values()):  # not written by Iceberg
+        return {name: name for name in held if name in wanted}
+    return {name: ids[int(n)] for name, n in held.items() if n and int(n) in ids}
+
+
+def _of(arrow: pa.Schema, path: ColumnPath) -> pa.DataType:
+    return arrow.field(path[0]).type
+
+
+def is_data(path: str) -> bool:
+    """Return whether a file of a table's folder may have rows, by its name."""
+    return not path.endswith((".avro", ".json", ".puffin", ".stats", ".crc", ".text", ".txt"))
+
+
+def _is_one_of(column: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_nested(column.type):
+        found = pc.is_in(column, value_set=values)
+        return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
+    known = values.to_pylist()
+    return np.array([one in known for one in column.to_pylist()], np.bool_)

@@ -1,0 +1,91 @@
+"""The proof of an erasure: every file of a table is read, and none holds a row that was erased.
+
+It starts from nothing that the erasure found: it loads the table again, reads all manifests that
+its metadata leads to, lists the table's folder, and reads the files of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile, FileFormat
+
+from topicberg.errors import TopicbergError
+from topicberg.iceberg.erasure.matching import Rows, is_data
+from topicberg.iceberg.files import in_parallel, manifests
+from topicberg.iceberg.maintenance.orphans import listing, place_of
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was read, and which files hold rows that should be erased: none."""
+
+    snapshots: int
+    manifests: int
+    files: int
+    unreachable: int
+    """Of the files: those that only the folder has."""
+    holders: tuple[str, ...]
+
+
+def prove(table: Table, rows: Rows) -> Proof:
+    """Read every file that the metadata reaches or that is in the table's folder."""
+    table.refresh()
+    snapshots = table.metadata.snapshots
+    held = manifests(table.io, snapshots)
+    reached = {place_of(file.file_path): file for file in all_files(table, held.values())}
+    for file in reached.values():
+        check_format(table, file)
+    paths = {place: file.file_path for place, file in reached.items() if _has_rows(file)}
+    listed = {place_of(path): path for path, _ in listing(table) if is_data(path)}
+    everything = [*(paths | listed).values()]
+    verdicts = in_parallel(lambda path: holds(table, rows, path), everything)
+    holders = [path for path, held in zip(everything, verdicts, strict=True) if held]
+    return Proof(
+        snapshots=len(snapshots),
+        manifests=len(held),
+        files=len(everything),
+        unreachable=len(listed.keys() - paths.keys()),
+        holders=tuple(sorted(holders)),
+    )
+
+
+def all_files(table: Table, held: Iterable[ManifestFile]) -> list[DataFile]:
+    """Return the files that manifests name, those that were removed included."""
+
+    def read(manifest: ManifestFile) -> list[DataFile]:
+        found = manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+        return [entry.data_file for entry in found]
+
+    return [file for files in in_parallel(read, held) for file in files]
+
+
+def holds(table: Table, rows: Rows, path: str) -> bool | None:
+    """Return whether a file has one of the rows; None: the file was deleted."""
+    try:
+        return len(rows.in_file(table.io, path)) > 0
+    except FileNotFoundError:
+        return None
+
+
+def check_format(table: Table, file: DataFile) -> None:
+    """Check that the rows of a file can be read.
+
+    :raises TopicbergError: its format is not supported
+    """
+    if file.file_format not in (FileFormat.PARQUET, FileFormat.PUFFIN):
+        raise TopicbergError(
+            f"table {'.'.join(table.name())}: the file {file.file_path} is "
+            f"{file.file_format.value}, and rows can be erased from Parquet only",
+            hint="rewrite the table's files as Parquet, and run the command again",
+        )
+
+
+def _has_rows(file: DataFile) -> bool:
+    return file.file_format == FileFormat.PARQUET

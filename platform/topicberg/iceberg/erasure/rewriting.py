@@ -1,0 +1,92 @@
+"""Data files without some of their rows."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
+
+from topicberg.iceberg.erasure.matching import ROWS_AT_ONCE
+from topicberg.iceberg.manifests import new_file
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+    from pyiceberg.table import Table
+
+
+def rewritten(table: Table, file: DataFile, dropped: NDArray[np.int64]) -> DataFile | None:
+    """Write a data file again without some rows; return it, or None if no row is left.
+
+    Columns, types and order are those of the file, and so is its partition.
+
+    :param dropped: positions, ascending
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if len(dropped) >= file.record_count:
+        return None
+    path = table.location_provider().new_data_location(f"{uuid.uuid4()}-erased.parquet")
+    codec = table.properties.get("write.parquet.compression-codec", "zstd")
+    with table.io.new_input(file.file_path).open() as source:
+        parquet, first = pq.ParquetFile(source), 0
+        with (
+            table.io.new_output(path).create() as target,
+            pq.ParquetWriter(
+                target,
+                parquet.schema_arrow.remove_metadata(),
+                compression="none" if codec == "uncompressed" else codec,
+                store_schema=False,
+                store_decimal_as_integer=True,  # as the Iceberg specification requires
+            ) as writer,
+        ):
+            for batch in parquet.iter_batches(ROWS_AT_ONCE):
+                stays = ~np.isin(np.arange(first, first + batch.num_rows), dropped)
+                first += batch.num_rows
+                if stays.any():
+                    writer.write_batch(batch.filter(pa.array(stays)))
+        arrow = parquet.schema_arrow
+    return _described(table, file, path, writer.writer.metadata, arrow)
+
+
+def _described(
+    table: Table, file: DataFile, path: str, metadata: pq.FileMetaData, arrow: object
+) -> DataFile:
+    """Return a written file with its statistics, in place of another one."""
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+        pyarrow_to_schema,
+    )
+
+    inside = pyarrow_to_schema(arrow)
+    # The table's properties name its columns; the file may have other names and narrower types.
+    names = {field.field_id: field.name for field in table.schema().fields}
+    own = Schema(
+        *(
+            NestedField(f.field_id, names.get(f.field_id, f.name), f.field_type, required=False)
+            for f in inside.fields
+        )
+    )
+    statistics = data_file_statistics_from_parquet_metadata(
+        parquet_metadata=metadata,
+        stats_columns=compute_statistics_plan(own, table.properties),
+        parquet_column_mapping=parquet_path_to_id_mapping(inside),
+    )
+    found = new_file(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=file.partition,
+        file_size_in_bytes=len(table.io.new_input(path)),
+        sort_order_id=file.sort_order_id,
+        **statistics.to_serialized_dict(),
+    )
+    found.spec_id = file.spec_id
+    return found

@@ -1,0 +1,470 @@
+"""Erase rows from a table: from its head, its history, and the files in its folder.
+
+1. Every data file of the head that has such rows, deleted ones included, is replaced by a file
+   without them. Manifests record the replaced files, for what is derived from the table.
+2. A snapshot follows whose manifests name live files only: the bounds of a replaced file may be
+   values of an erased row. It carries what the engine resumes from.
+3. Every snapshot expires that names a file with such rows, or one that cannot be read any more, and
+   so do the branches and tags that lead to it. What derived tables have to compute again is
+   recorded as for any other expiry (:mod:`topicberg.iceberg.changes`).
+4. Files in the folder that no metadata leads to are deleted if they have such rows.
+
+Each commit is refused if another one came first. Every step starts from the table's state, so an
+erasure that was killed is completed by the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntryStatus
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import SetSnapshotRefUpdate, TableUpdate
+from tenacity import wait_random
+
+from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg import read_tags
+from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.erasure.matching import Rows, is_data
+from topicberg.iceberg.erasure.proof import all_files, check_format
+from topicberg.iceberg.erasure.rewriting import rewritten
+from topicberg.iceberg.files import delete_files, in_parallel, live_files, manifests
+from topicberg.iceberg.hours import Hours
+from topicberg.iceberg.maintenance.expiry import Expirable, remove
+from topicberg.iceberg.maintenance.orphans import known_files, listing, place_of
+from topicberg.iceberg.position_deletes import Deletes, deleted_positions, trim_deletes
+from topicberg.iceberg.snapshots import affected_hours
+from topicberg.iceberg.summaries import (
+    CHECKPOINT_TAG,
+    END_OFFSETS,
+    MAIN,
+    SOURCE_SNAPSHOTS,
+    START_OFFSETS,
+    ancestry,
+    summary,
+)
+from topicberg.retry import conflicts, retry_conflicts
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table import Table
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 20
+ROUNDS = 10
+"""How often another writer may bring a snapshot back that has to expire."""
+COMMIT_SECONDS = 5.0
+"""Replaced files are committed after this time: a later commit of the engine would refuse them."""
+READERS_SECONDS = 120.0
+"""How long readers of a snapshot that has to expire are waited for."""
+PUBLISHED = ("published-", "publishing-")
+"""Prefixes of the tags on what a published topic holds: without them it cannot continue."""
+_OWN = "topicberg."
+
+
+class PinnedError(TopicbergError):
+    """A snapshot with rows to erase is what a published topic continues from."""
+
+
+@dataclass
+class Found:
+    """Where the rows to erase are."""
+
+    rows: int = 0
+    """Rows of the head."""
+    live: int = 0
+    """Data files of the head that have such rows, deleted ones included."""
+    history: int = 0
+    """Data files that only other snapshots have."""
+    unreachable: int = 0
+    """Files in the folder that no snapshot has."""
+    snapshots: int = 0
+    """Snapshots that have to expire."""
+    refs: tuple[str, ...] = ()
+    """Branches and tags that have to be removed."""
+
+    def __bool__(self) -> bool:
+        return bool(self.live or self.history or self.unreachable)
+
+
+@dataclass
+class Erased:
+    """What was done."""
+
+    rows: int = 0
+    files_rewritten: int = 0
+    snapshots_expired: int = 0
+    files_deleted: int = 0
+    refs: list[str] = field(default_factory=list)
+    replaced: set[str] = field(default_factory=set)
+    """Paths of the data files that were replaced or deleted."""
+    hours: list[Hours] = field(default_factory=list)
+    """Hours of event time in which rows were erased."""
+
+
+def find(table: Table, rows: Rows) -> Found:
+    """Return where the rows are; nothing is changed."""
+    return _Erasure(table, rows).find()
+
+
+def data_files(table: Table) -> list[str]:
+    """Return the paths of all files with rows: those of all snapshots, and others in the folder."""
+    held = manifests(table.refresh().io, table.metadata.snapshots)
+    named = {place_of(file.file_path): file.file_path for file in all_files(table, held.values())}
+    listed = {place_of(path): path for path, _ in listing(table)}
+    return [path for path in (named | listed).values() if is_data(path)]
+
+
+def erase(
+    table: Table,
+    rows: Rows,
+    *,
+    time_column: str | None = None,
+    note: Callable[[int], Mapping[str, str]] = lambda rows: {},
+    before_expiry: Callable[[], None] = lambda: None,
+    patience: float = READERS_SECONDS,
+) -> Erased:
+    """Erase the rows.
+
+    :param time_column: by whose hours other tables are derived from this one
+    :param note: the table properties to set, given the rows that are erased
+    :param before_expiry: called when the head is without the rows, and files of history still exist
+    :param patience: seconds to wait for readers of snapshots that have to expire
+    :raises PinnedError: the head is without the rows; a topic has to be published first
+    :raises CommitConflictError: others kept committing to the table
+    :raises TopicbergError: a file cannot be read or rewritten
+    """
+    return _Erasure(table, rows).erase(time_column, note, before_expiry, patience)
+
+
+class _Erasure:
+    def __init__(self, table: Table, rows: Rows) -> None:
+        self.table, self.rows = table, rows
+        self.name = ".".join(table.name())
+        self.done = Erased()
+        self._positions: dict[str, NDArray[np.int64] | None] = {}  # files never change
+        self._written: dict[tuple[str, bytes], DataFile | None] = {}
+        self._entries: dict[str, list[tuple[str, bool]]] = {}  # manifests never change
+
+    # --- finding ---
+
+    def find(self) -> Found:
+        self.table.refresh()
+        head = list(live_files(self.table)) if self.table.current_snapshot() else []
+        self._check(head)
+        named = self._named()
+        live = [file.file_path for file in head if self._holds(file.file_path)]
+        history = [path for path in named if path not in set(live) and self._holds(path)]
+        outside = [path for path in self._unreachable() if self._holds(path)]
+        found = Found(live=len(live), history=len(history), unreachable=len(outside))
+        if not found:
+            return found
+        deleted = self._deleted(head)
+        for path in live:
+            found.rows += len(np.setdiff1d(self._at(path), deleted.get(path, _NOTHING)))
+        expired = self._expirable()
+        found.snapshots, found.refs = len(expired.snapshots), tuple(sorted(expired.refs))
+        if (now := self.table.current_snapshot()) and now.snapshot_id in self._tainted():
+            found.snapshots += 1
+        return found
+
+    def _at(self, path: str) -> NDArray[np.int64]:
+        found = self._positions.get(path)
+        return _NOTHING if found is None else found
+
+    def _holds(self, path: str) -> bool:
+        self._read([path])
+        return len(self._at(path)) > 0
+
+    def _read(self, paths: Iterable[str]) -> None:
+        """Read the files that are not known yet."""
+
+        def read(path: str) -> tuple[str, NDArray[np.int64] | None]:
+            try:
+                return path, self.rows.in_file(self.table.io, path)
+            except FileNotFoundError:
+                return path, None
+
+        unknown = [p for p in dict.fromkeys(paths) if p not in self._positions and is_data(p)]
+        self._positions |= dict(in_parallel(read, unknown))
+
+    def _check(self, files: Iterable[DataFile]) -> None:
+        """:raises TopicbergError: the table has files that cannot be rewritten"""
+        for file in files:
+            check_format(self.table, file)
+            if file.content == DataFileContent.EQUALITY_DELETES:
+                raise TopicbergError(
+                    f"table {self.name}: {file.file_path} is an equality delete, and rows cannot "
+                    "be erased from files that have some",
+                    hint="rewrite the table's files without deletes (rewrite_data_files with "
+                    "delete-file-threshold 1), and run the command again",
+                )
+
+    def _named(self) -> list[str]:
+        """Return the paths of the files that manifests of any snapshot name."""
+        held = manifests(self.table.io, self.table.metadata.snapshots)
+        named = [path for entries in self._all_entries(held).values() for path, _ in entries]
+        self._read(named)
+        return list(dict.fromkeys(named))
+
+    def _all_entries(self, held: Mapping[str, ManifestFile]) -> dict[str, list[tuple[str, bool]]]:
+        """Return manifest → path of each file that it names, and whether it is live in it."""
+
+        def read(manifest: ManifestFile) -> tuple[str, list[tuple[str, bool]]]:
+            entries = manifest.fetch_manifest_entry(self.table.io, discard_deleted=False)
+            gone = ManifestEntryStatus.DELETED
+            return manifest.manifest_path, [
+                (entry.data_file.file_path, entry.status != gone) for entry in entries
+            ]
+
+        new = [manifest for path, manifest in held.items() if path not in self._entries]
+        self._entries |= dict(in_parallel(read, new))
+        return {path: self._entries[path] for path in held}
+
+    def _deleted(self, files: Iterable[DataFile]) -> dict[str, NDArray[np.uint32]]:
+        """Return data file → its deleted positions, of files that have rows to erase."""
+        paths = {path for path, at in self._positions.items() if at is not None and len(at)}
+        return deleted_positions(self.table.io, Deletes.of(files), paths)
+
+    def _tainted(self) -> set[int]:
+        """Return the snapshots that name a file with rows to erase, or one that is deleted."""
+        bad: dict[str, bool] = {}
+        found = set()
+        for snapshot in self.table.metadata.snapshots:
+            held = {each.manifest_path: each for each in snapshot.manifests(self.table.io)}
+            for path, entries in self._all_entries(held).items():
+                if path not in bad:
+                    self._read(each for each, _ in entries)
+                    bad[path] = any(self._is_bad(each) for each, _ in entries)
+                if bad[path]:
+                    found.add(snapshot.snapshot_id)
+        return found
+
+    def _is_bad(self, path: str) -> bool:
+        if not is_data(path):
+            return False
+        return self._positions.get(path, _NOTHING) is None or len(self._at(path)) > 0
+
+    def _expirable(self) -> Expirable:
+        """Return all tainted snapshots but the head, and the refs that lead to them."""
+        tainted = self._tainted()
+        refs = self.table.metadata.refs
+        gone = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
+        head = self.table.current_snapshot()
+        kept = {head.snapshot_id} if head else set()
+        return Expirable(frozenset(tainted - kept), frozenset(gone))
+
+    # --- erasing ---
+
+    def erase(
+        self,
+        time_column: str | None,
+        note: Callable[[int], Mapping[str, str]],
+        before_expiry: Callable[[], None],
+        patience: float,
+    ) -> Erased:
+        if not self.find():
+            return self.done
+        for _ in range(ROUNDS):
+            while self._retried(lambda: self._replace(time_column, note)):
+                pass
+            self._retried(lambda: trim_deletes(self.table.refresh()))
+            self._retried(self._clean)
+            before_expiry()
+            if self._retried(lambda: self._expire(time_column, note, patience)):
+                break
+        else:
+            raise CommitConflictError(
+                f"table {self.name}: other writers kept committing files with rows to erase",
+                hint="run the command again",
+            )
+        self._sweep()
+        return self.done
+
+    def _retried(self, work: Callable[[], Any]) -> Any:
+        def attempt() -> Any:
+            with conflicts(f"table {self.name}"):
+                return work()
+
+        exhausted = CommitConflictError(
+            f"table {self.name}: {ATTEMPTS} times in a row another commit came first",
+            hint="run the command again: it continues where it stopped",
+        )
+        return retry_conflicts(attempt, ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted)
+
+    def _replace(self, time_column: str | None, note: Callable[[int], Mapping[str, str]]) -> bool:
+        """Replace files of the head that have rows to erase; return False if there are none."""
+        if self.table.refresh().current_snapshot() is None:
+            return False
+        head = list(live_files(self.table))
+        self._check(head)
+        self._read(file.file_path for file in head)
+        files = [file for file in head if len(self._at(file.file_path))]
+        if not files:
+            return False
+        deleted, until = self._deleted(head), time.monotonic() + COMMIT_SECONDS
+        replaced: dict[str, DataFile | None] = {}
+        rows = 0
+        for file in files:
+            path, before = file.file_path, deleted.get(file.file_path, _NOTHING)
+            dropped = np.union1d(self._at(path), before)
+            known = path, dropped.tobytes()
+            if known not in self._written:
+                self._written[known] = rewritten(self.table, file, dropped)
+            replaced[path] = self._written[known]
+            rows += len(np.setdiff1d(self._at(path), before))
+            if time.monotonic() > until:
+                break
+        # Without a row that readers see, nothing changes for what is derived from the table.
+        operation = Operation.OVERWRITE if rows else Operation.REPLACE
+        change = SnapshotChange(self.table, operation)
+        change.remove(file for file in files if file.file_path in replaced)
+        change.add(file for file in replaced.values() if file is not None)
+        change.commit(note(rows))
+        if rows and time_column and time_column in self.table.schema().column_names:
+            written = self.table.refresh().snapshot_by_id(change.snapshot_id)
+            assert written is not None  # noqa: S101  it was just committed
+            self.done.hours += affected_hours(self.table, written, time_column)
+        self.done.rows += rows
+        self.done.files_rewritten += len(replaced)
+        self.done.replaced |= replaced.keys()
+        return True
+
+    def _clean(self) -> None:
+        """Commit a head that names live files only, and has what the engine resumes from."""
+        head = self.table.refresh().current_snapshot()
+        if head is None:
+            return
+        tainted, carried = self._tainted(), self._carried()
+        if head.snapshot_id not in tainted and not carried.keys() & tainted:
+            return
+        properties = {
+            key: value
+            for snapshot in carried.values()
+            for key, value in summary(snapshot).items()
+            if key.startswith(_OWN)
+        }
+        if END_OFFSETS in properties:
+            properties[START_OFFSETS] = properties[END_OFFSETS]
+        change = SnapshotChange(self.table, Operation.REPLACE, properties=properties)
+        change.forget_removed()
+        more: list[TableUpdate] = []
+        if END_OFFSETS in properties:
+            tag = {
+                "ref-name": CHECKPOINT_TAG,
+                "type": SnapshotRefType.TAG,
+                "snapshot-id": change.snapshot_id,
+            }
+            more.append(SetSnapshotRefUpdate.model_validate(tag))
+        change.commit(more=more)
+
+    def _carried(self) -> dict[int, Any]:
+        """Return the snapshots that say where the engine, and what computes the table, resume."""
+        found = {}
+        for key in (END_OFFSETS, SOURCE_SNAPSHOTS):
+            line = ancestry(self.table)
+            newest = next((each for each in line if key in summary(each)), None)
+            if newest is None and key == END_OFFSETS:
+                newest = self.table.snapshot_by_name(CHECKPOINT_TAG)
+            if newest is not None:
+                found[newest.snapshot_id] = newest
+        return found
+
+    def _expire(
+        self,
+        time_column: str | None,
+        note: Callable[[int], Mapping[str, str]],
+        patience: float,
+    ) -> bool:
+        """Expire what names erased files; return False if the head does."""
+        expired = self._without_readers(patience)
+        head = self.table.current_snapshot()
+        tainted = self._tainted()
+        if head is not None and head.snapshot_id in tainted:
+            return False
+        if not expired:
+            return True
+        if pinned := sorted(name for name in expired.refs if name.startswith(PUBLISHED)):
+            topics = sorted({name.partition("-")[2] for name in pinned})
+            raise PinnedError(
+                f"table {self.name}: the topic {', '.join(topics)} is published from a snapshot "
+                "that has rows to erase",
+                hint=f"materialize kafka/{topics[0]}, and run the command again",
+            )
+        gone = {path for path, at in self._positions.items() if at is None or len(at)}
+        count = remove(self.table, expired, time_column, note(0))
+        self.done.snapshots_expired += len(expired.snapshots)
+        self.done.files_deleted += count
+        self.done.refs += sorted(expired.refs)
+        self.done.replaced |= gone
+        return True
+
+    def _without_readers(self, patience: float) -> Expirable:
+        """Return what has to expire, after the readers of it ended."""
+        deadline = time.monotonic() + patience
+        while True:
+            self.table.refresh()
+            expired = self._expirable()
+            now_ms = int(time.time() * 1000)
+            stale = read_tags.stale_tags(self.table, now_ms)
+            readers = [r for r in expired.refs if r.startswith(read_tags.PREFIX) and r not in stale]
+            if not readers or time.monotonic() > deadline:
+                return expired
+            time.sleep(1)
+
+    # --- files that no metadata leads to ---
+
+    def _unreachable(self) -> list[str]:
+        """Return the Parquet files and manifests of the folder that no metadata leads to."""
+        listed = {place_of(path): path for path, _ in listing(self.table)}
+        known = {place_of(path) for path in known_files(self.table.refresh())}
+        found = [path for place, path in listed.items() if place not in known]
+        self._read(path for path in found if is_data(path))
+        return found
+
+    def _sweep(self) -> None:
+        """Delete unreachable files with rows to erase, and manifests that name such files."""
+        found = self._unreachable()
+        data = {path for path in found if self._holds(path)}
+        content = {path: _avro(self.table, path) for path in found if path.endswith(".avro")}
+        named = {
+            path: [record["data_file"]["file_path"] for record in records]
+            for path, records in content.items()
+            if records and "data_file" in records[0]
+        }
+        self._read(each for files in named.values() for each in files)
+        bad = {path for path, files in named.items() if any(self._is_bad(each) for each in files)}
+        lists = {
+            path
+            for path, records in content.items()
+            if any(record.get("manifest_path") in bad for record in records)
+        }
+        # Data files last: what a killed run leaves is then found by what it holds.
+        self.done.files_deleted += delete_files(self.table.io, lists)
+        self.done.files_deleted += delete_files(self.table.io, bad)
+        self.done.files_deleted += delete_files(self.table.io, data)
+        self.done.replaced |= data
+
+
+_NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def _avro(table: Table, path: str) -> list[dict[str, Any]]:
+    """Return the records of a manifest, or of a list of manifests; none if it is deleted."""
+    import fastavro
+
+    try:
+        with table.io.new_input(path).open() as stream:
+            records: Any = fastavro.reader(BytesIO(stream.read()))
+            return [dict(each) for each in records]
+    except (FileNotFoundError, ValueError, EOFError):  # it is being written
+        return []

@@ -1,0 +1,175 @@
+"""A key as a user writes it, and its value in columns of any type.
+
+The value is personal data: no message, log or table property has it. A digest stands for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from topicberg.errors import SpecError
+
+_HEX = "hex"
+_BITS: dict[type[IcebergType], int] = {IntegerType: 31, LongType: 63}
+
+
+@dataclass(frozen=True)
+class Key:
+    """``given``: the value of each column of the key: JSON, or text for any type."""
+
+    topic: str
+    fields: tuple[NestedField, ...]
+    given: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, topic: str, fields: Sequence[NestedField], text: str) -> Key:
+        """Return the key that a text means: JSON with all columns, or the value of the only one.
+
+        :param fields: the columns of the topic's keys, with their types
+        :raises SpecError: the text does not have the columns, or a value is not of its type
+        """
+        names = [field.name for field in fields]
+        given: Any = None
+        if text.lstrip().startswith("{"):
+            try:
+                given = json.loads(text, parse_float=str)
+            except ValueError:
+                given = None
+        if not isinstance(given, dict) or set(given) != set(names):
+            if len(names) > 1:
+                raise SpecError(
+                    f"topic {topic}: KEY is not a JSON object with the columns of the topic's "
+                    f"keys: {described(fields)}",
+                    hint=f"write KEY as JSON: '{_example(fields)}'",
+                )
+            given = {names[0]: text}
+        key = cls(topic, tuple(fields), given)
+        for field in fields:
+            key.value(field.name, field.field_type)
+        return key
+
+    def value(self, name: str, kind: IcebergType) -> Any:
+        """Return the value of a column of the key in a column of some type.
+
+        :raises SpecError: it is not of this type
+        """
+        try:
+            return _value(self.given[name], kind)
+        except (ValueError, TypeError, KeyError, InvalidOperation, OverflowError):
+            raise SpecError(
+                f"topic {self.topic}: the value of KEY for the column {name} is not of type {kind}",
+                hint=f"write KEY with the columns of the topic's keys: {described(self.fields)}",
+            ) from None
+
+    def digest(self, table: uuid.UUID) -> str:
+        """Return a hash of the key for records of what was done, which differs by table."""
+        values = {field.name: self.value(field.name, field.field_type) for field in self.fields}
+        content = json.dumps(values, sort_keys=True, default=repr).encode()
+        return hashlib.blake2b(content, key=table.bytes, digest_size=16).hexdigest()
+
+
+def described(fields: Sequence[NestedField]) -> str:
+    """Return the names and types of columns, for messages."""
+    return ", ".join(f"{field.name} ({field.field_type})" for field in fields)
+
+
+def _example(fields: Sequence[NestedField]) -> str:
+    return "{" + ", ".join(f'"{field.name}": …' for field in fields) + "}"
+
+
+def _value(given: Any, kind: IcebergType) -> Any:
+    if given is None:
+        return None
+    match kind:
+        case StructType():
+            if not isinstance(given, dict) or set(given) - {f.name for f in kind.fields}:
+                raise ValueError
+            return {f.name: _value(given.get(f.name), f.field_type) for f in kind.fields}
+        case ListType():
+            return [_value(each, kind.element_type) for each in _of(list, given)]
+        case MapType():
+            pairs = _of(dict, given).items()
+            return [(_value(k, kind.key_type), _value(v, kind.value_type)) for k, v in pairs]
+        case BinaryType():
+            if isinstance(given, dict):
+                (name, digits) = next(iter(given.items()))
+                if name != _HEX or len(given) > 1:
+                    raise ValueError
+                return bytes.fromhex(digits)
+            return str(_of(str, given)).encode()
+        case StringType():
+            return _of(str, given)
+    if isinstance(given, bool) or isinstance(kind, BooleanType):
+        return _boolean(given, kind)
+    return _scalar(str(given).strip(), kind)
+
+
+def _scalar(text: str, kind: IcebergType) -> Any:
+    match kind:
+        case IntegerType() | LongType():
+            number = int(text)
+            if not -(1 << _BITS[type(kind)]) <= number < 1 << _BITS[type(kind)]:
+                raise ValueError
+            return number
+        case FloatType() | DoubleType():
+            return float(text)
+        case DecimalType():
+            decimal = Decimal(text)
+            scaled = decimal.scaleb(kind.scale)
+            if scaled != scaled.to_integral_value() or len(str(abs(int(scaled)))) > kind.precision:
+                raise ValueError
+            return decimal
+        case DateType():
+            return date.fromisoformat(text)
+        case TimestamptzType():
+            moment = datetime.fromisoformat(text)
+            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        case TimestampType():
+            local = datetime.fromisoformat(text)
+            if local.tzinfo is not None:
+                raise ValueError
+            return local
+    raise TypeError
+
+
+def _boolean(given: Any, kind: IcebergType) -> bool:
+    known = {True: True, False: False, "true": True, "false": False}
+    if (
+        not isinstance(kind, BooleanType)
+        or given not in known
+        or (given in (0, 1) and not (isinstance(given, bool)))
+    ):
+        raise ValueError
+    return known[given]
+
+
+def _of(kind: type[Any], given: Any) -> Any:
+    if not isinstance(given, kind):
+        raise TypeError
+    return given

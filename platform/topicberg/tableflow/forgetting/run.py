@@ -1,0 +1,383 @@
+"""Forget a key of a topic: find its rows in every table, write tombstones, erase, prove.
+
+What is still to be read from Kafka is read first, by the running engine or by one in this process,
+and so are the tombstones: no later batch brings a row back. Every step starts from the state of
+Kafka and of the tables, so a run that was killed is completed by the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.types import BinaryType, IcebergType, StructType
+
+from topicberg import kafka
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.formats.subjects import SubjectReader
+from topicberg.iceberg import delta, erasure
+from topicberg.iceberg.erasure import Condition, Erased, Found, Proof, Rows
+from topicberg.iceberg.erasure.matching import columns
+from topicberg.kafka.offsets import Offsets
+from topicberg.tableflow import keys
+from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.forgetting.key import Key, described
+from topicberg.tableflow.forgetting.records import (
+    Records,
+    described_topic,
+    key_fields,
+    matching_keys,
+    records_of,
+    write_tombstones,
+)
+from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.tableflow.layout import KEY, Layout, read_layout
+from topicberg.tableflow.rows import HASHED_KEY_BYTES
+from topicberg.tableflow.skips import current_user
+from topicberg.tableflow.wait import noted_offsets, wait_for
+from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.topics.spec import PARTITION, RAW_KEY
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+FORGOTTEN = "topicberg.forgotten."
+"""Prefix of the table property of each erased key, followed by the key's digest."""
+PATIENCE_SECONDS = 30.0
+"""How much longer than its commit interval the engine may be silent."""
+_SOURCE = "source_record"
+_DEAD_TOPIC, _DEAD_KEY = (_SOURCE, "topic"), (_SOURCE, KEY)
+
+
+class Forgotten(BaseModel):
+    """The record of an erasure."""
+
+    by: str
+    at_ms: int
+    rows: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Records that no table holds yet: if the key is among them, it comes back."""
+
+    topic: str
+    table: str
+    first: Offsets
+    """By partition: the first offset that the table does not hold."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table that may hold rows of the key."""
+
+    identifier: tuple[str, str]
+    what: str
+    time: str | None
+    """The event time, by whose hours other tables are derived from this one."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Column of the key → column of this table."""
+    spec: TopicSpec | None = None
+    """The topic's own table, which the engine writes."""
+    is_dead_letters: bool = False
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.identifier)
+
+
+class Forgetting:
+    """A key of a topic, and everything that may hold it."""
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        text: str,
+        endpoints: Endpoints,
+        config: Settings,
+        reason: str = "not given",
+    ) -> None:
+        """:param spec: with the settings of later requests, as the engine uses it
+        :param text: the key, as a user writes it
+        :param reason: for the record in the tables
+        :raises SpecError: the text is not a key of the topic, or no column has the keys
+        """
+        self.spec, self.endpoints, self.config = spec, endpoints, config
+        self._reason = reason
+        self._catalog = endpoints.catalog(config)
+        layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()))
+        self.key = Key.parse(spec.name, key_fields(layout), text)
+        self._is_raw = layout.key.subject is None
+        self._shadowed = self._is_raw and _value_has(layout, KEY)
+        self._matching = matching_keys(spec, layout, self.key, endpoints, config)
+        self._raws: set[bytes] = set()
+        """Raw keys of the key that are known."""
+        self._places: set[tuple[bytes, int]] = set()
+        self.targets = self._of_topic()
+
+    def _of_topic(self) -> list[Target]:
+        """Return the tables of the topic; one that does not exist yet may read the key later."""
+        spec, dead = self.spec, dead_letter_spec(self.spec)
+        at, own = spec.table_identifier(self.config), {f.name: f.name for f in self.key.fields}
+        found = [
+            Target(at, "the topic's table", spec.event_time, own, spec),
+            Target(history_table(spec), "its history", spec.event_time, own),
+        ]
+        if dead.name != spec.name:
+            what, at = "dead letters", dead.table_identifier(self.config)
+            found.append(Target(at, what, dead.event_time, is_dead_letters=True))
+        return found
+
+    def table(self, target: Target) -> Table | None:
+        """Return a table, or None if there is none."""
+        try:
+            return self._catalog.load_table(target.identifier)
+        except NoSuchTableError:
+            return None
+
+    # --- Kafka ---
+
+    def records(self) -> Records:
+        """Return what the topic has of the key; nothing if the topic was deleted."""
+        try:
+            found = records_of(self.endpoints, self.spec.name, self._matching)
+        except kafka.NoSuchTopicError:
+            return Records(self.spec.name, compacted=True)
+        self._raws |= {raw for raw, _ in found.newest}
+        return found
+
+    def write_tombstones(self, found: Records) -> int:
+        """Write the tombstones that a compacted topic lacks; return how many."""
+        return write_tombstones(self.endpoints, found)
+
+    def dead_letters(self) -> Records | None:
+        """Return what the dead-letter topic has of the key, by its table; None: there is none."""
+        target = next((each for each in self.targets if each.is_dead_letters), None)
+        table = None if target is None else self.table(target)
+        if target is None or table is None or (rows := self._rows(target, table)) is None:
+            return None
+        spec = dead_letter_spec(self.spec)
+        try:
+            found = described_topic(self.endpoints, spec.name)
+        except kafka.NoSuchTopicError:
+            return None
+        partition, schema = spec.metadata_column(PARTITION), table.schema()
+        if not found.compacted or not {KEY, partition} <= set(schema.column_names):
+            return found
+        for path in erasure.data_files(table):
+            at = set(rows.in_file(table.io, path).tolist())
+            for batch, first in columns(table.io, path, schema, [KEY, partition]) if at else ():
+                dead, where = (batch.column(name).to_pylist() for name in (KEY, partition))
+                for number in at & set(range(first, first + batch.num_rows)):
+                    if (raw := dead[number - first]) is not None:
+                        found.newest[bytes(raw), where[number - first]] = False
+        found.count = len(found.newest)
+        return found
+
+    def unread(self) -> list[Uncovered]:
+        """Return the records that the tables do not hold yet."""
+        return [
+            Uncovered(topic, target.name, first, "they are not read yet")
+            for target, topic in self._ingested()
+            if (first := self._lacks(target, topic))
+        ]
+
+    def drain(self, *, enabled: bool, patience: float | None = None) -> list[Uncovered]:
+        """Let the tables read what their topics hold now; return what they cannot read.
+
+        :param enabled: whether the engine materializes the topic
+        :param patience: seconds without progress of a running engine after which this process
+            reads; default: by the commit interval
+        """
+        found = []
+        for target, topic in self._ingested():
+            if not (first := self._lacks(target, topic)):
+                continue
+            if not enabled:
+                found.append(Uncovered(topic, target.name, first, "Tableflow is disabled"))
+                continue
+            try:
+                self._read(target, patience)
+            except TopicbergError as error:
+                if first := self._lacks(target, topic):
+                    found.append(Uncovered(topic, target.name, first, error.message))
+        return found
+
+    def _ingested(self) -> list[tuple[Target, str]]:
+        """Return the tables that read a topic, and that topic."""
+        dead = dead_letter_spec(self.spec)
+        found = []
+        for target in self.targets:
+            if target.spec is not None:
+                found.append((target, self.spec.name))
+            elif target.is_dead_letters and self.spec.tableflow.error_handling.mode == "LOG":
+                found.append((target, dead.name))
+            elif target.identifier == history_table(self.spec) and self.spec.history:
+                found.append((target, self.spec.name))
+        return found
+
+    def _lacks(self, target: Target, topic: str) -> Offsets:
+        table = self.table(target)
+        held = noted_offsets(table) if table is not None else {}
+        try:
+            log = kafka.topic_log(self.endpoints, topic)
+        except kafka.NoSuchTopicError:
+            return {}
+        at = {p: held.get(p, log.beginning.get(p, 0)) for p in log.end}
+        return {p: first for p, first in at.items() if first < log.end[p]}
+
+    def _read(self, target: Target, patience: float | None) -> None:
+        if target.identifier == history_table(self.spec):
+            ingest_history(self.spec, self.endpoints, self.config)
+            return
+        spec = dead_letter_spec(self.spec) if target.is_dead_letters else self.spec
+        table = self.table(target)
+        if patience is None:
+            patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
+        end = kafka.end_offsets(self.endpoints, spec.name)
+        if table is None or not wait_for(table, end, patience):
+            run_once(spec, self.endpoints, self.config)
+
+    # --- tables ---
+
+    def find(self, target: Target) -> Found:
+        """Return where a table holds rows of the key."""
+        table = self.table(target)
+        rows = None if table is None else self._rows(target, table)
+        return Found() if table is None or rows is None else erasure.find(table, rows)
+
+    def erase(self, target: Target, patience: float = erasure.READERS_SECONDS) -> Erased:
+        """Erase the rows of the key from a table; what is not there is left as it is."""
+        table = self.table(target)
+        rows = None if table is None else self._rows(target, table)
+        if table is None or rows is None:
+            return Erased()
+        spec = target.spec
+
+        def rebuild_delta() -> None:
+            if spec is not None:
+                delta.rebuild(table.refresh(), spec)
+
+        done = erasure.erase(
+            table,
+            rows,
+            time_column=target.time,
+            note=lambda number: self._note(table, number),
+            before_expiry=rebuild_delta,
+            patience=patience,
+        )
+        if spec is not None:
+            keys.forget_files(self.config, spec.name, done.replaced)
+        return done
+
+    def prove(self, target: Target) -> Proof | None:
+        """Read every file of a table; None: it does not exist, or cannot hold the key.
+
+        :raises TopicbergError: a file holds a row of the key
+        """
+        table = self.table(target)
+        rows = None if table is None else self._rows(target, table)
+        if table is None or rows is None:
+            return None
+        found = erasure.prove(table, rows)
+        if found.holders:
+            raise TopicbergError(
+                f"table {target.name}: {len(found.holders)} of {found.files} files hold the key, "
+                "which another writer wrote meanwhile",
+                hint="run the command again",
+            )
+        return found
+
+    def _note(self, table: Table, rows: int) -> dict[str, str]:
+        name = FORGOTTEN + self.key.digest(table.metadata.table_uuid)
+        try:
+            before = Forgotten.model_validate_json(table.properties.get(name, ""))
+        except ValidationError:
+            before = Forgotten(by="", at_ms=0, rows=0, reason="")
+        now = int(time.time() * 1000)
+        done = Forgotten(by=current_user(), at_ms=now, rows=rows + before.rows, reason=self._reason)
+        return {name: done.model_dump_json()}
+
+    def _rows(self, target: Target, table: Table) -> Rows | None:
+        """Return which rows of a table are the key's; None: it cannot hold it."""
+        schema = table.schema()
+        if target.is_dead_letters:
+            return self._dead_letters(table)
+        found: list[Condition] = []
+        raw_key = self.spec.metadata_column(RAW_KEY)
+        if raw_key in schema.column_names and (self._is_raw or self._raws):
+            raws = set(self._raws)
+            if self._is_raw:
+                raws |= {self.key.value(f.name, f.field_type) for f in self.key.fields}
+            found.append({(raw_key,): [_as_held(raw) for raw in sorted(raws)]})
+        values = self._values(target, schema)
+        if values:
+            found.append(values)
+        if not found:
+            raise SpecError(
+                f"table {target.name} has no column with the keys of topic {self.spec.name}: "
+                f"{described(self.key.fields)}",
+                hint="the value has a field of that name, so rows of a key cannot be found",
+            )
+        return Rows(schema, tuple(found))
+
+    def _values(self, target: Target, schema: Schema) -> Condition | None:
+        if self._shadowed:
+            return None
+        types = {each.name: each.field_type for each in schema.fields}
+        if not {*target.names.values()} <= types.keys():
+            return None
+        return {
+            (column,): (self.key.value(name, types[column]),)
+            for name, column in target.names.items()
+        }
+
+    def _dead_letters(self, table: Table) -> Rows | None:
+        """Return which dead letters are records of the key."""
+        fields = {each.name: each.field_type for each in table.schema().fields}
+        if not _has(fields.get(_SOURCE), KEY):
+            return None  # another writer's table
+        known: set[bytes] = set()
+        for path in erasure.data_files(table):
+            try:
+                for batch, _ in columns(table.io, path, table.schema(), [_SOURCE]):
+                    if _SOURCE in batch.schema.names:
+                        known |= {
+                            bytes(one[KEY])
+                            for one in batch.column(_SOURCE).to_pylist()
+                            if one and one["topic"] == self.spec.name and one[KEY] is not None
+                        }
+            except FileNotFoundError:
+                continue
+        raws = self._matching(known) | self._raws
+        if not raws:
+            return None
+        return Rows(table.schema(), ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(raws)},))
+
+
+def _value_has(layout: Layout, column: str) -> bool:
+    return any(each.name == column for each in layout.value.fields(itertools.count(1)))
+
+
+def _has(kind: IcebergType | None, name: str) -> bool:
+    return isinstance(kind, StructType) and any(
+        each.name == name and isinstance(each.field_type, BinaryType) for each in kind.fields
+    )
+
+
+def _as_held(raw: bytes) -> bytes:
+    """Return a raw key as upsert tables hold it."""
+    return raw if len(raw) <= HASHED_KEY_BYTES else hashlib.sha256(raw).digest()

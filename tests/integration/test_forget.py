@@ -1,0 +1,291 @@
+"""A forgotten key is in no file of any table: not in history, dead letters, or old snapshots."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fastavro
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka.schema_registry import Schema
+from debezium import Replay, captured
+from deltalake import DeltaTable
+from kafka_topics import ORDER, Topic, encode
+from pyiceberg.table import Table
+from typer.testing import CliRunner
+
+from topicberg import kafka
+from topicberg.cli import app
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError
+from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg import delta
+from topicberg.kafka.consumer import messages
+from topicberg.query import run_query
+from topicberg.settings import settings
+from topicberg.tableflow import control
+from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
+from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.tableflow.wait import wait_for
+from topicberg.topics.deadletters import dead_letter_spec
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+SECRET = "alice@example.org"
+Make = Callable[..., Topic]
+
+
+def files_with(table: Table, text: str, endpoints: Endpoints) -> list[str]:
+    """Return the objects in a table's folder that have a text: in rows, statistics, bounds, JSON.
+
+    Written independently of the command: it lists the object store and decodes every file.
+    """
+    bucket, _, prefix = table.location().partition("://")[2].partition("/")
+    s3 = endpoints.boto3("s3")
+    found = []
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
+        for each in page.get("Contents", ()):
+            body = s3.get_object(Bucket=bucket, Key=each["Key"])["Body"].read()
+            content = repr(body)
+            if each["Key"].endswith(".parquet") and body:
+                file = pq.ParquetFile(io.BytesIO(body))
+                content = repr(file.read().to_pylist()) + repr(file.metadata.to_dict())
+            elif each["Key"].endswith(".avro"):
+                content = repr([*fastavro.reader(io.BytesIO(body))])
+            if text in content or text in each["Key"]:
+                found.append(each["Key"])
+    return found
+
+
+def forget(topic: Topic, key: str) -> Forgetting:
+    """Forget a key as the command does, without a running engine."""
+    job = Forgetting(topic.spec, key, topic.endpoints, topic.config, "a letter")
+    assert job.drain(enabled=True, patience=0) == []
+    records = job.records()
+    for target in job.targets:
+        job.find(target)
+    for each in (records, job.dead_letters()):
+        if each is not None:
+            job.write_tombstones(each)
+    assert job.drain(enabled=True, patience=0) == []
+    for target in job.targets:
+        job.erase(target)
+    for target in job.targets:
+        assert (proof := job.prove(target)) is None or proof.files >= 0
+    return job
+
+
+def tables(job: Forgetting) -> list[Table]:
+    return [table for target in job.targets if (table := job.table(target)) is not None]
+
+
+def orders(topic: Topic, *keys: str, note: str = "n") -> None:
+    rows = [{"id": n, "note": note} for n in range(len(keys))]
+    topic.send(ORDER, rows, key=lambda n: keys[n].encode())
+
+
+def newest(topic: Topic) -> dict[bytes, bytes | None]:
+    log = {p: (0, end) for p, end in _ends(topic).items()}
+    return {m.key(): m.value() for m in messages(topic.endpoints, topic.spec.name, log)}  # type: ignore[misc]
+
+
+def _ends(topic: Topic) -> dict[int, int]:
+    return kafka.end_offsets(topic.endpoints, topic.spec.name)
+
+
+def test_forget_upsert_key_with_history_leaves_no_file(make_topic: Make) -> None:
+    topic = make_topic(
+        {"cleanup.policy": "compact"},
+        schema={"format": "avro"},
+        external=True,
+        write_mode="upsert",
+        key={"format": "string"},
+        history=True,
+    )
+    for batch in range(3):  # the row moves, and old ones are deleted by position
+        orders(topic, SECRET, f"bob{batch}", note=f"b{batch}")
+        topic.ingest()
+    ingest_history(topic.spec, topic.endpoints, topic.config)
+    history = topic.endpoints.catalog(topic.config).load_table(history_table(topic.spec))
+    for table in (topic.table(), history):
+        assert files_with(table, SECRET, topic.endpoints)
+    orders(topic, SECRET)  # not read yet
+    job = forget(topic, SECRET)
+    for table in tables(job):
+        assert files_with(table, SECRET, topic.endpoints) == []
+        assert [key for key in table.properties if key.startswith(FORGOTTEN)]
+    assert {row["key"] for row in topic.rows("key")} == {b"bob0", b"bob1", b"bob2"}
+    assert newest(topic)[SECRET.encode()] is None
+    assert job.records().pending == []
+    # The engine continues where it was, and its key index is right.
+    orders(topic, "bob0", SECRET, note="later")
+    assert topic.ingest() > 0
+    rows = {row["key"]: row["note"] for row in topic.rows("key", "note")}
+    assert rows == {b"bob0": "later", b"bob1": "b1", b"bob2": "b2", SECRET.encode(): "later"}
+    assert len(ingest_history(topic.spec, topic.endpoints, topic.config).scan().to_arrow()) == 5
+    spark = run_query(
+        f"SELECT count(*) FROM lake.`{topic.config.cluster_id}`.{topic.spec.name}",
+        "spark",
+        topic.endpoints,
+        topic.config,
+    )
+    assert [tuple(row) for row in spark.rows] == [(4,)]
+
+
+KEY = {
+    "type": "record",
+    "name": "Key",
+    "fields": [
+        {"name": "tenant", "type": "string"},
+        {"name": "no", "type": "long"},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+    ],
+}
+
+
+def test_forget_composite_avro_key_of_append_topic(make_topic: Make) -> None:
+    """Rows, dead letters and a Delta log; the table is partitioned by a column of the key."""
+    log = f"dead_{uuid.uuid4().hex[:8]}"
+    topic = make_topic(
+        key={"format": "avro", "file": "stock_trades.avsc"},
+        table={"partitioning": ["tenant"]},
+        tableflow={
+            "error_handling": {"mode": "LOG", "target": log},
+            "table_formats": ["ICEBERG", "DELTA"],
+        },
+    )
+    registry = topic.endpoints.schema_registry_client()
+    number = registry.register_schema(topic.spec.key_subject, Schema(json.dumps(KEY), "AVRO"))
+    parsed = fastavro.parse_schema(KEY)
+
+    def key(tenant: str, no: int) -> bytes:
+        return wire_prefix(number) + encode(parsed, {"tenant": tenant, "no": no, "day": 20_000})
+
+    keys = [key(SECRET, 7), key(SECRET, 8), key("acme", 7)]
+    rows = [{"id": n, "note": f"text of {n}"} for n in range(3)]
+    topic.send(ORDER, rows, key=lambda n: keys[n])
+    topic.ingest()
+    topic.send(ORDER, [{"id": 3, "note": "text of 0, again"}], key=lambda _: keys[0])
+    # A malformed record of each of two keys.
+    topic.send_raw([b"\1text of 0, malformed", b"\1text of 1"], key=lambda n: keys[n])
+    topic.ingest()
+    delta.sync(topic.table(), topic.spec)
+    dead = Topic(topic.endpoints, dead_letter_spec(topic.spec), topic.config)
+    dead.ingest()
+    assert files_with(topic.table(), "text of 0", topic.endpoints)
+    assert files_with(dead.table(), "text of 0", topic.endpoints)
+    text = json.dumps({"tenant": SECRET, "no": 7, "day": "2024-10-04"})
+    forget(topic, text)
+    assert files_with(topic.table(), "text of 0", topic.endpoints) == []
+    assert files_with(dead.table(), "text of 0", topic.endpoints) == []
+    assert [row["id"] for row in topic.rows("id")] == [1, 2]
+    assert len(dead.rows()) == 1
+    location = topic.table().location()
+    options = delta.storage_options(dict(topic.table().io.properties))
+    held = DeltaTable(location, storage_options=options).to_pyarrow_table()
+    assert sorted(held["id"].to_pylist()) == [1, 2]
+    other = json.dumps({"tenant": SECRET, "no": 8, "day": "2024-10-04"})
+    forget(topic, other)
+    assert files_with(topic.table(), SECRET, topic.endpoints) == []
+    assert files_with(topic.table(), SECRET[:16], topic.endpoints) == []
+    assert [row["id"] for row in topic.rows("id")] == [2]
+
+
+def test_forget_key_of_a_change_log(make_topic: Make) -> None:
+    topic = make_topic(
+        write_mode="upsert",
+        key={"format": "avro", "file": "stock_trades.avsc"},
+        changelog={"format": "debezium"},
+        tableflow={"error_handling": {"mode": "SKIP"}},
+    )
+    records = captured("davro.shop.customers")
+    Replay(topic, records).send(records)
+    topic.ingest()
+    (key, *rest) = sorted(row["id"] for row in topic.rows("id"))
+    forget(topic, str(key))
+    assert sorted(row["id"] for row in topic.rows("id")) == rest
+    files = [task.file.file_path for task in topic.table().scan().plan_files()]
+    assert all("erased" in path for path in files)
+
+
+class Killed(BaseException):
+    """What a kill does: nothing after it runs."""
+
+
+def test_forget_killed_at_any_commit_is_completed(
+    make_topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic({"cleanup.policy": "compact"}, write_mode="upsert", key={"format": "string"})
+    orders(topic, SECRET, "bob")
+    topic.ingest()
+    orders(topic, SECRET, "carol", note="second")
+    topic.ingest()
+    catalog = type(topic.table().catalog)
+    commit, left = catalog.commit_table, [0]
+
+    def counted(*given: Any, **more: Any) -> Any:
+        done = commit(*given, **more)
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return done
+
+    for step in range(10):
+        left[0] = step
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog, "commit_table", counted)
+            try:
+                forget(topic, SECRET)
+            except Killed:
+                continue
+        break
+    else:
+        raise AssertionError("it never ended")
+    assert step > 1
+    assert files_with(topic.table(), SECRET, topic.endpoints) == []
+    assert {row["key"] for row in topic.rows("key")} == {b"bob", b"carol"}
+
+
+@pytest.fixture
+def running(stack: Endpoints, make_topic: Make) -> Iterator[Topic]:
+    """A topic that the service's engine materializes."""
+    topic = make_topic()
+    topic.register(ORDER)
+    control.enable(settings(), topic.spec.name, {"commit_interval_seconds": 1})
+    topic.spec = control.find_topic(settings(), topic.spec.name)
+    yield topic
+    control.disable(settings(), topic.spec.name)
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*words])
+    assert done.exception is None or isinstance(done.exception, SystemExit | TopicbergError), done
+    return done.exit_code, done.output
+
+
+def test_forget_command_beside_the_running_engine(running: Topic) -> None:
+    """Records keep coming; the command says what Kafka keeps, and what is not there."""
+    topic, name = running, running.spec.name
+    for batch in range(3):
+        orders(topic, SECRET, f"bob{batch}")
+    code, output = run("forget", name, SECRET, "--dry-run")
+    assert (code, "nothing was changed" in output) in ((0, True), (1, False)), output
+    code, output = run("forget", name, SECRET, "--yes", "--reason", "a letter")
+    assert code == 0, output
+    assert SECRET not in output
+    assert "3 rows erased" in output
+    assert "none of" in output
+    assert "stay in Kafka until" in output
+    assert files_with(topic.table(), SECRET, topic.endpoints) == []
+    (note,) = (v for k, v in topic.table().properties.items() if k.startswith(FORGOTTEN))
+    assert (json.loads(note)["rows"], json.loads(note)["reason"]) == (3, "a letter")
+    orders(topic, "carol")
+    assert wait_for(topic.table(), _ends(topic), 60)
+    assert {row["key"] for row in topic.rows("key")} == {b"bob0", b"bob1", b"bob2", b"carol"}
+    assert run("forget", name, SECRET, "--yes")[0] == 1
+    code, output = run("forget", name, "nobody", "--dry-run")
+    assert (code, "no table holds the key" in output) == (1, True)
