@@ -131,6 +131,8 @@ class Folding:
         if truncates or self.state.truncates:
             self._check_order(facts)
             wanted = wanted.filter(is_tombstone | ~self._is_before(truncates))
+        if self.progress.may_move and (facts["missing"] or facts["moves"]):
+            self.progress.look(wanted)  # before the batch is cut
         lost = self._lost(refused) if refused or facts["lost"] else []
         if lost and facts["missing"]:
             self._cut_after_lost(wanted, lost)

@@ -65,6 +65,19 @@ class Progress:
     passed: dict[int, Order]
     may_move: bool
 
+    def look(self, changes: DataFrame) -> None:
+        """Note the newest change of each partition."""
+        from pyspark.sql import functions as F
+
+        change = F.col(CHANGE)
+        newest = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
+        rows = changes.filter(change.op.isNotNull()).groupBy("partition").agg(newest.alias("at"))
+        for row in rows.collect():
+            at = order_of(row["at"]["m"], row["at"]["p"])
+            if at is not None:
+                held = self.passed.get(row["partition"], at)
+                self.passed[row["partition"]] = max(at, held)
+
 
 class OldValues:
     """Values that changes lack, from the table's rows and from the rows of old keys."""
@@ -87,7 +100,6 @@ class OldValues:
         """The changes for which there is no value, and why."""
         self.repeated: set[Place] = set()
         """The changes for which there is no value any more."""
-        self._has_looked = False
 
     def fills(self, needs: pa.Table) -> pa.Table | None:
         """Return a value for each missing column of the changes that have one."""
@@ -182,17 +194,7 @@ class OldValues:
 
     def _is_certain(self, need: Mapping[str, Any]) -> bool:
         """Return whether all changes from before one are read, in all partitions."""
-        from pyspark.sql import functions as F
-
-        batch, passed, change = self.progress.batch, self.progress.passed, F.col(CHANGE)
-        if not self._has_looked:
-            self._has_looked = True
-            ends = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
-            rows = self.events.filter(change.op.isNotNull()).groupBy("partition")
-            for row in rows.agg(ends.alias("at")).collect():
-                at = order_of(row["at"]["m"], row["at"]["p"])
-                if at is not None:
-                    passed[row["partition"]] = max(at, passed.get(row["partition"], at))
+        batch, passed = self.progress.batch, self.progress.passed
         order = order_of(need["m"], need["p"])
         is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
         for partition, end in batch.end.items():
