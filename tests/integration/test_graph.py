@@ -161,8 +161,9 @@ def test_a_daemon_that_was_down_for_twenty_snapshots(stack: Endpoints, daemon: D
     assert sum(lag["consumer_lag_by_partition"].value.values()) == lag["consumer_lag"].value == 0
     hours = 2 if datetime.now(UTC).minute < 3 else 1
     kinds = [run.dagster_run.tags["topicberg/kind"] for run in daemon.runs[runs:]]
-    assert kinds.count("registration") == 1
-    assert kinds.count("computation") == len(kinds) - 1 <= hours
+    registrations = kinds.count("registration")
+    assert 1 <= registrations <= 2  # the engine may compact the table in between
+    assert kinds.count("computation") == len(kinds) - registrations <= hours
     produced = sum(kafka.end_offsets(stack, TOPIC).values())
     for engine in ENGINES:
         assert count(TOTALS, engine, stack) == produced
