@@ -13,6 +13,7 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.checks.check import CheckedTable, Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.errors import TableFormatError
+from topicberg.iceberg.files import entries
 from topicberg.iceberg.readers import Reader, configured
 from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.iceberg.summaries import ancestry
@@ -96,14 +97,12 @@ def check_equality_deletes(table: Table, rewrite: str) -> Finding:
     if head is None:
         return good("the table has no files yet")
     found, since = 0, []
-    for manifest in head.manifests(table.io):
-        if manifest.content != ManifestContent.DELETES:
-            continue
-        for entry in manifest.fetch_manifest_entry(table.io):
-            if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
-                found += 1
-                snapshot = table.snapshot_by_id(entry.snapshot_id or 0)
-                since += [from_ms(snapshot.timestamp_ms)] if snapshot else []
+    deletes = [m for m in head.manifests(table.io) if m.content == ManifestContent.DELETES]
+    for entry in entries(table.io, deletes):
+        if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
+            found += 1
+            snapshot = table.snapshot_by_id(entry.snapshot_id or 0)
+            since += [from_ms(snapshot.timestamp_ms)] if snapshot else []
     if not found:
         return good("the table has no equality deletes")
     return Finding(

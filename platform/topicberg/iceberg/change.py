@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, cast
 
@@ -32,13 +33,12 @@ from pyiceberg.table.update import (
 
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg.commits import property_updates
-from topicberg.iceberg.files import in_parallel, partition_of
+from topicberg.iceberg.files import entries_by_manifest, partition_of
 from topicberg.iceberg.manifests import (
     ManifestWriter,
     Version,
     identity,
     is_vector,
-    read_entries,
     read_manifests,
     size_of,
     write_manifest_list,
@@ -91,6 +91,12 @@ class SnapshotChange:
         self._uuid, self._numbers = uuid.uuid4(), count()
         compression = table.properties.get("write.avro.compression-codec", "gzip")
         self._compression = compression
+        self._entries: dict[str, list[ManifestEntry]] = {}
+
+    def files(self, content: ManifestContent) -> list[DataFile]:
+        """Return the parent's data files, or its delete files."""
+        read = self._read([each for each in self._held if each.content == content])
+        return [entry.data_file for entries in read for entry in entries]
 
     def add(self, files: Iterable[DataFile]) -> None:
         """Add files, each with the number of its partition spec."""
@@ -186,17 +192,14 @@ class SnapshotChange:
     def _manifests(self) -> list[ManifestFile]:
         """Write the manifests that change; return all of the snapshot."""
         removed = {_kind(file) for file in self._removed.values()}
-        held = read_manifests(self.table.io, self.parent) if self.parent else []
-        live = [each for each in held if each.has_added_files() or each.has_existing_files()]
         inspected: list[ManifestFile] = []
         kept: list[ManifestFile] = []
-        for each in live:
+        for each in self._held:
             changes = each.content in removed or (self._forgets and each.deleted_files_count != 0)
             (inspected if changes else kept).append(each)
-        entries = in_parallel(lambda each: read_entries(self.table.io, each), inspected)
         written: list[ManifestFile] = []
         merged: dict[int, list[ManifestEntry]] = defaultdict(list)
-        for manifest, found in zip(inspected, entries, strict=True):
+        for manifest, found in zip(inspected, self._read(inspected), strict=True):
             has_removed = any(identity(entry.data_file) in self._removed for entry in found)
             if not has_removed and not (self._forgets and manifest.deleted_files_count != 0):
                 kept.append(manifest)
@@ -214,6 +217,18 @@ class SnapshotChange:
             found = merged[spec_id] if content == ManifestContent.DELETES else []
             written.append(self._written(content, spec_id, found, files))
         return [*written, *kept]
+
+    @cached_property
+    def _held(self) -> list[ManifestFile]:
+        """The parent's manifests of live files."""
+        held = read_manifests(self.table.io, self.parent) if self.parent else []
+        return [each for each in held if each.has_added_files() or each.has_existing_files()]
+
+    def _read(self, wanted: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
+        """Return the live entries of each manifest, which is read once."""
+        new = [each for each in wanted if each.manifest_path not in self._entries]
+        self._entries |= dict(entries_by_manifest(self.table.io, new))
+        return [self._entries[each.manifest_path] for each in wanted]
 
     def _written(
         self,

@@ -45,12 +45,16 @@ def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFi
 
 
 def entries_by_manifest(
-    io: FileIO, found: Iterable[ManifestFile]
+    io: FileIO, found: Iterable[ManifestFile], *, discard_deleted: bool = True
 ) -> Iterator[tuple[str, list[ManifestEntry]]]:
-    """Yield the path of each manifest and its entries, without those of removed files."""
+    """Yield the path of each manifest and its entries.
+
+    :param discard_deleted: without the entries of removed files
+    """
 
     def read(manifest: ManifestFile) -> tuple[str, list[ManifestEntry]]:
-        return manifest.manifest_path, read_entries(io, manifest)
+        found = read_entries(io, manifest, discard_deleted=discard_deleted)
+        return manifest.manifest_path, found
 
     yield from in_parallel(read, found)
 

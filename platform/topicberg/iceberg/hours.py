@@ -179,7 +179,7 @@ class FileHours:
                     tuple(self._of_partition(entry.data_file) or self._of_bounds(entry.data_file)),
                     entry.data_file.file_format,
                 )
-                for entry in manifest.fetch_manifest_entry(self._table.io)
+                for entry in read_entries(self._table.io, manifest)
             }
             _cache.put(key, known)
         return known

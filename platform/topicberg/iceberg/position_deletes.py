@@ -24,7 +24,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestCo
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.files import entries, live_files, partition_of
+from topicberg.iceberg.files import live_files, partition_of
 from topicberg.iceberg.manifests import is_vector, new_file, referenced_file
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 
@@ -161,10 +161,9 @@ def trim_deletes(table: Table) -> int:
     """
     if table.current_snapshot() is None:
         return 0
-    files = list(live_files(table))
-    data = {file.file_path: file for file in files if file.content == DataFileContent.DATA}
-    deletes = Deletes.of(files)
     change = SnapshotChange(table, Operation.REPLACE)
+    data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
+    deletes = Deletes.of(change.files(ManifestContent.DELETES))
     if table.format_version > 2:
         stale = [vector for path, vector in deletes.vectors.items() if path not in data]
         stale += deletes.files
@@ -192,14 +191,10 @@ def _delete(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
     if table.format_version == 2:
         change.add(_written(table, of_partition) for of_partition in _by_partition(rows))
         return
-    parent = change.parent
-    manifests = parent.manifests(table.io) if parent else []
-    of_deletes = [each for each in manifests if each.content == ManifestContent.DELETES]
-    deletes = Deletes.of(entry.data_file for entry in entries(table.io, of_deletes))
+    deletes = Deletes.of(change.files(ManifestContent.DELETES))
     data: dict[str, DataFile] = {}
     if deletes.files:  # once after an upgrade
-        of_data = [each for each in manifests if each.content == ManifestContent.DATA]
-        data = {e.data_file.file_path: e.data_file for e in entries(table.io, of_data)}
+        data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
         change.remove(deletes.files)
     _add_vectors(change, rows, deletes, data)
 

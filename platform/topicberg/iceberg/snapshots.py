@@ -215,7 +215,7 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
         upper = manifest.partitions[place].upper_bound if manifest.partitions else None
         if upper is not None and int(from_bytes(IntegerType(), upper)) * width < first:
             continue
-        for entry in manifest.fetch_manifest_entry(table.io):
+        for entry in read_entries(table.io, manifest):
             hours = partition_hours(entry.data_file.partition[place], width)
             if hours.start >= first:
                 rows[hours.start] = rows.get(hours.start, 0) + entry.data_file.record_count

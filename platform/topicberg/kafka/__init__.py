@@ -483,10 +483,14 @@ def _converge_config(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) 
     logger.info("topic %s: set %s", spec.name, ", ".join(f"{k}={v}" for k, v in changes.items()))
 
 
+def is_compacted(cleanup_policy: str | None) -> bool:
+    """Return whether Kafka compacts a topic with this policy, as in ``delete,compact``."""
+    return "compact" in (cleanup_policy or "").split(",")
+
+
 def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
     """Compare the policies; ``delete,compact`` counts as compacted, as it does for Tableflow."""
-    compacted = "compact" in policy.split(",")
-    if spec.changelog is None and compacted != spec.is_compacted:
+    if spec.changelog is None and is_compacted(policy) != spec.is_compacted:
         raise TopicDriftError(
             f"topic {spec.name} has cleanup.policy {policy}, "
             f"write mode {spec.write_mode} needs {spec.cleanup_policy}",

@@ -184,7 +184,7 @@ def _compacted(names: list[str], endpoints: Endpoints) -> set[str]:
             what = f"describe the configuration of {resource.name}"
             entries = kafka.result_of(future, endpoints, what)
             policy = entries.get("cleanup.policy")
-            if policy is not None and "compact" in (policy.value or "").split(","):
+            if policy is not None and kafka.is_compacted(policy.value):
                 found.add(str(resource.name))
     return found
 

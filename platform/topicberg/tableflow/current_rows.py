@@ -84,8 +84,8 @@ class Target:
         whole = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             whole &= column.is_valid().to_numpy(zero_copy_only=False)
-        parts = zip(hashes.position, hashes.high, hashes.low, strict=True)
-        return {int(n): f"{int(h):016x}{int(low):016x}" for n, h, low in parts if whole[n]}
+        numbers = enumerate(hashes.position)
+        return {int(key): hashes.text(number) for number, key in numbers if whole[key]}
 
     def rows_of(self, snapshot: Snapshot, keys: pa.Table) -> list[FileRows]:
         """Return the rows of a snapshot that have one of the keys."""

@@ -23,16 +23,21 @@ def order_of(micros: int | None, position: Any) -> Order | None:
     return (-1 if micros is None else micros, empty if position is None else position)
 
 
-class Deletion(BaseModel):
-    """A truncate of the source's table, or the deletion of one row."""
+class _Change(BaseModel):
+    """A change, by its time and position in the source."""
 
-    partition: int
     micros: int | None
     position: int | str | None
 
     @property
     def order(self) -> Order | None:
         return order_of(self.micros, self.position)
+
+
+class Deletion(_Change):
+    """A truncate of the source's table, or the deletion of one row."""
+
+    partition: int
 
 
 class Lost(BaseModel):
@@ -43,14 +48,12 @@ class Lost(BaseModel):
     key: str | None = None
 
 
-class Move(BaseModel):
+class Move(_Change):
     """A deletion by a change of the primary key, applied before the insertion with the new key.
 
     ``key``: the hash of the old key. ``snapshot``: the last one that had the row; None: none did.
     """
 
-    micros: int | None
-    position: int | str | None
     key: str
     snapshot: int | None
 

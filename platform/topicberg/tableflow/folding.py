@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from topicberg.tableflow.fold_state import (
     newest_truncates,
     order_of,
 )
+from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.old_values import FILL, BatchCutError, OldValues, Progress
 from topicberg.tableflow.rows import ROW
 
@@ -92,7 +94,11 @@ class Folding:
         skipped = [Lost(partition=p, offset=at) for p, at in sorted(self.progress.batch.skipped)]
         self.lost = LostChanges([*self.state.lost, *skipped])
         self._persisted: list[DataFrame] = []
-        self._columns = self.frame.select(f"{ROW}.*").columns
+
+    @cached_property
+    def _columns(self) -> list[str]:
+        """The columns of a row; a request to Spark, which only batches that lack values need."""
+        return self.frame.select(f"{ROW}.*").columns
 
     def close(self) -> None:
         """Free what Spark holds of the batch."""
@@ -267,7 +273,7 @@ class Folding:
             if op == "d" and (m, p) not in inserted:
                 alone.append(number)
                 if changes:
-                    ends[partition] = min(offset, ends.get(partition, offset))
+                    end_before(ends, partition, offset)
         if ends:
             raise BatchCutError(ends)
         return Moves(inserted, halves.take(pa.array(alone, pa.int64())))
@@ -325,8 +331,7 @@ class Folding:
         for one in lost:
             after = last.get((one.partition, one.key), -1) > one.offset
             if after or (has_moved and self.progress.batch.end[one.partition] > one.offset + 1):
-                end = one.offset + 1
-                ends[one.partition] = min(end, ends.get(one.partition, end))
+                end_before(ends, one.partition, one.offset + 1)
         if ends:
             raise BatchCutError(ends)
 
@@ -530,7 +535,7 @@ class Folding:
         rows = places.select(["partition", "offset", "m", "p", "op"])
         for which in np.flatnonzero(np.isin(hashes.high, held_high) | (is_delete & may_move)):
             row = rows.slice(int(hashes.position[which]), 1).to_pylist()[0]
-            key = f"{int(hashes.high[which]):016x}{int(hashes.low[which]):016x}"
+            key = hashes.text(int(which))
             order, held = order_of(row["m"], row["p"]), known.get(key)
             is_elsewhere = held is not None and held.partition != row["partition"]
             at = held.order if held is not None else None

@@ -60,6 +60,10 @@ class Keys:
     low: NDArray[np.uint64]
     position: NDArray[np.uint32]
 
+    def text(self, number: int) -> str:
+        """Return one hash as 32 hexadecimal digits."""
+        return f"{int(self.high[number]):016x}{int(self.low[number]):016x}"
+
     def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
         """Return the positions, ascending, of the rows that have one of these keys.
 

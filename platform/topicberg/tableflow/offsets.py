@@ -82,6 +82,11 @@ def plan_batch(
     return _around(start, _cut(start, latest, max_records), skip)
 
 
+def end_before(ends: Offsets, partition: int, offset: int) -> None:
+    """End a batch before an offset of a partition, if it does not end earlier."""
+    ends[partition] = min(offset, ends.get(partition, offset))
+
+
 def _cut(start: Offsets, latest: Mapping[int, int], max_records: int) -> Offsets:
     """Return ends that are at most ``max_records`` offsets after the starts, together."""
     backlog = sum(latest[p] - start[p] for p in latest)

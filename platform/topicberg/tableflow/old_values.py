@@ -22,6 +22,7 @@ from topicberg.spark import quote
 from topicberg.tableflow.changes import CHANGE, LIVE
 from topicberg.tableflow.current_rows import OldRows, Target
 from topicberg.tableflow.fold_state import LostChanges, Move, Order, State, order_of
+from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.rows import ROW
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class OldValues:
                 values = self._values(need, None if row < 0 else int(row))
             except _WaitError as wait:
                 if wait.is_needed or self._may_wait(need):
-                    waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+                    end_before(waiting, *place)
                     continue
                 values = None
             if values is not None:
@@ -188,7 +189,7 @@ class OldValues:
             elif self._is_certain(need):
                 continue
             else:
-                waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+                end_before(waiting, *place)
             usable[number] = False
         return usable
 
@@ -226,7 +227,7 @@ class OldValues:
             else:
                 has_moved = True
             if is_elsewhere or (has_moved and not self._is_certain(need)):
-                waiting[place[0]] = min(place[1], waiting.get(place[0], place[1]))
+                end_before(waiting, *place)
         if waiting:
             self._wait(waiting)
 

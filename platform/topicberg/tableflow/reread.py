@@ -12,7 +12,6 @@ there is a later record of its key.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.keys import KeyIndex, Keys, key_folder, merged
-from topicberg.tableflow.rows import HASHED_KEY_BYTES
+from topicberg.tableflow.rows import held_key
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert import key_columns
 
@@ -169,5 +168,9 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
 def _records(endpoints: Endpoints, topic: str, ranges: Ranges) -> Iterator[Record]:
     for message in messages(endpoints, topic, ranges):
         if (key := message.key()) is not None:
-            raw = key if len(key) <= HASHED_KEY_BYTES else hashlib.sha256(key).digest()
-            yield raw, message.partition() or 0, message.offset() or 0, message.value() is None
+            yield (
+                held_key(key),
+                message.partition() or 0,
+                message.offset() or 0,
+                message.value() is None,
+            )

@@ -6,6 +6,7 @@ afterwards, in this process, from its bytes: see :meth:`Decoding.reason`.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -406,6 +407,11 @@ def problem_of(writers: Writers, is_decoded: Column) -> Column:
         raw.isNotNull() & ~(accepted & F.coalesce(is_decoded, F.lit(False))),
         problem_struct(generic(writers.half), F.when(is_new, named)),
     )
+
+
+def held_key(raw: bytes) -> bytes:
+    """Return a raw key as upsert tables hold it, like ``$$raw-key`` below."""
+    return raw if len(raw) <= HASHED_KEY_BYTES else hashlib.sha256(raw).digest()
 
 
 def metadata_values(spec: TopicSpec) -> dict[str, Column]:

@@ -74,7 +74,7 @@ class Watch:
     def _kept_ms(self) -> int | None:
         """Return how long Kafka keeps a tombstone, or None if the topic is not compacted."""
         settings = kafka.topic_config(self._endpoints, self._spec.name)
-        if "compact" not in (settings.get("cleanup.policy") or ""):
+        if not kafka.is_compacted(settings.get("cleanup.policy")):
             return None
         return int(settings.get("delete.retention.ms") or 0)
 

@@ -34,10 +34,16 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _expression(text: str) -> str | None:
+    """Return the regular expression between slashes; None: the text is not one."""
+    is_one = len(text) > 1 and text.startswith("/") and text.endswith("/")
+    return text[1:-1] if is_one else None
+
+
 def _pattern(text: str) -> str:
-    if len(text) > 1 and text.startswith("/") and text.endswith("/"):
+    if (expression := _expression(text)) is not None:
         try:
-            re.compile(text[1:-1])
+            re.compile(expression)
         except re.error as error:
             raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     elif text.startswith(INTERNAL):
@@ -91,10 +97,8 @@ def is_pattern(text: str) -> bool:
 
 def _matches(patterns: Collection[str], name: str) -> bool:
     for text in patterns:
-        if len(text) > 1 and text.startswith("/") and text.endswith("/"):
-            if re.fullmatch(text[1:-1], name):
-                return True
-        elif fnmatchcase(name, text):
+        expression = _expression(text)
+        if re.fullmatch(expression, name) if expression is not None else fnmatchcase(name, text):
             return True
     return False
 

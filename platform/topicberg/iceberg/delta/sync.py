@@ -20,6 +20,7 @@ from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.iceberg.delta.log import CHECKPOINT_EVERY, DeltaLog, DeltaVersion
 from topicberg.iceberg.delta.schema import Action, definition
 from topicberg.iceberg.delta.stats import statistics
+from topicberg.iceberg.files import entries
 from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.retry import retry_conflicts
 
@@ -143,8 +144,7 @@ def _difference(table: Table, head: Snapshot, held: set[str]) -> Iterator[Action
     """Yield the actions from any set of files to the files of a snapshot."""
     live = {
         _relative(table, entry.data_file): entry.data_file
-        for manifest in head.manifests(table.io)
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        for entry in entries(table.io, head.manifests(table.io))
     }
     added = ((live[path], True) for path in sorted(live.keys() - held))
     yield from _actions(table, head, added, True)

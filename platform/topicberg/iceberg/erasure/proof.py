@@ -14,7 +14,7 @@ from pyiceberg.manifest import DataFile, FileFormat
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.erasure.matching import Rows, is_data
-from topicberg.iceberg.files import in_parallel, manifests
+from topicberg.iceberg.files import entries_by_manifest, in_parallel, manifests
 from topicberg.iceberg.maintenance.orphans import listing, place_of
 
 if TYPE_CHECKING:
@@ -58,12 +58,8 @@ def prove(table: Table, rows: Rows) -> Proof:
 
 def all_files(table: Table, held: Iterable[ManifestFile]) -> list[DataFile]:
     """Return the files that manifests name, those that were removed included."""
-
-    def read(manifest: ManifestFile) -> list[DataFile]:
-        found = manifest.fetch_manifest_entry(table.io, discard_deleted=False)
-        return [entry.data_file for entry in found]
-
-    return [file for files in in_parallel(read, held) for file in files]
+    read = entries_by_manifest(table.io, held, discard_deleted=False)
+    return [entry.data_file for _, entries in read for entry in entries]
 
 
 def holds(table: Table, rows: Rows, path: str) -> bool | None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntryStatus
+from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import SetSnapshotRefUpdate, TableUpdate
@@ -36,7 +36,13 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.erasure.proof import all_files, check_format
 from topicberg.iceberg.erasure.rewriting import rewritten
-from topicberg.iceberg.files import delete_files, in_parallel, live_files, manifests
+from topicberg.iceberg.files import (
+    delete_files,
+    entries_by_manifest,
+    in_parallel,
+    live_files,
+    manifests,
+)
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.maintenance.expiry import Expirable, remove
 from topicberg.iceberg.maintenance.orphans import known_files, listing, place_of
@@ -153,7 +159,7 @@ class _Erasure:
         self.done = Erased()
         self._positions: dict[str, NDArray[np.int64] | None] = {}  # files never change
         self._written: dict[tuple[str, bytes], DataFile | None] = {}
-        self._entries: dict[str, list[tuple[str, bool]]] = {}  # manifests never change
+        self._named_by: dict[str, list[str]] = {}  # manifests never change
 
     # --- finding ---
 
@@ -212,23 +218,16 @@ class _Erasure:
     def _named(self) -> list[str]:
         """Return the paths of the files that manifests of any snapshot name."""
         held = manifests(self.table.io, self.table.metadata.snapshots)
-        named = [path for entries in self._all_entries(held).values() for path, _ in entries]
+        named = [path for paths in self._paths(held).values() for path in paths]
         self._read(named)
         return list(dict.fromkeys(named))
 
-    def _all_entries(self, held: Mapping[str, ManifestFile]) -> dict[str, list[tuple[str, bool]]]:
-        """Return manifest → path of each file that it names, and whether it is live in it."""
-
-        def read(manifest: ManifestFile) -> tuple[str, list[tuple[str, bool]]]:
-            entries = manifest.fetch_manifest_entry(self.table.io, discard_deleted=False)
-            gone = ManifestEntryStatus.DELETED
-            return manifest.manifest_path, [
-                (entry.data_file.file_path, entry.status != gone) for entry in entries
-            ]
-
-        new = [manifest for path, manifest in held.items() if path not in self._entries]
-        self._entries |= dict(in_parallel(read, new))
-        return {path: self._entries[path] for path in held}
+    def _paths(self, held: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
+        """Return manifest → path of each file that it names, also of removed ones."""
+        new = [manifest for path, manifest in held.items() if path not in self._named_by]
+        for path, entries in entries_by_manifest(self.table.io, new, discard_deleted=False):
+            self._named_by[path] = [entry.data_file.file_path for entry in entries]
+        return {path: self._named_by[path] for path in held}
 
     def _deleted(self, files: Iterable[DataFile]) -> dict[str, NDArray[np.uint32]]:
         """Return data file → its deleted positions, of files that have rows to erase."""
@@ -241,10 +240,10 @@ class _Erasure:
         found = set()
         for snapshot in self.table.metadata.snapshots:
             held = {each.manifest_path: each for each in snapshot.manifests(self.table.io)}
-            for path, entries in self._all_entries(held).items():
+            for path, named in self._paths(held).items():
                 if path not in bad:
-                    self._read(each for each, _ in entries)
-                    bad[path] = any(self._is_bad(each) for each, _ in entries)
+                    self._read(named)
+                    bad[path] = any(self._is_bad(each) for each in named)
                 if bad[path]:
                     found.add(snapshot.snapshot_id)
         return found

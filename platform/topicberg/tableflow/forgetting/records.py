@@ -70,7 +70,7 @@ def described_topic(endpoints: Endpoints, topic: str) -> Records:
     :raises NoSuchTopicError: there is no such topic
     """
     settings = kafka.topic_config(endpoints, topic)
-    compacted = "compact" in (settings.get("cleanup.policy") or "")
+    compacted = kafka.is_compacted(settings.get("cleanup.policy"))
     return Records(topic, compacted, kept_ms=_kept_ms(settings, compacted))
 
 

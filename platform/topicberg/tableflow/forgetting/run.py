@@ -7,7 +7,6 @@ Kafka and of the tables, so a run that was killed is completed by the next one.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import time
 from collections.abc import Mapping
@@ -38,7 +37,7 @@ from topicberg.tableflow.forgetting.records import (
 )
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.layout import KEY, Layout, read_layout
-from topicberg.tableflow.rows import HASHED_KEY_BYTES
+from topicberg.tableflow.rows import held_key
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.wait import noted_offsets, wait_for
 from topicberg.topics.deadletters import dead_letter_spec
@@ -322,7 +321,7 @@ class Forgetting:
             raws = set(self._raws)
             if self._is_raw:
                 raws |= {self.key.value(f.name, f.field_type) for f in self.key.fields}
-            found.append({(raw_key,): [_as_held(raw) for raw in sorted(raws)]})
+            found.append({(raw_key,): [held_key(raw) for raw in sorted(raws)]})
         values = self._values(target, schema)
         if values:
             found.append(values)
@@ -376,8 +375,3 @@ def _has(kind: IcebergType | None, name: str) -> bool:
     return isinstance(kind, StructType) and any(
         each.name == name and isinstance(each.field_type, BinaryType) for each in kind.fields
     )
-
-
-def _as_held(raw: bytes) -> bytes:
-    """Return a raw key as upsert tables hold it."""
-    return raw if len(raw) <= HASHED_KEY_BYTES else hashlib.sha256(raw).digest()
