@@ -19,7 +19,6 @@ from typing import Any
 import click
 import dagster as dg
 import pytest
-import typer
 import yaml
 from dagster._cli import create_dagster_cli
 from dagster._core.storage.event_log import SqlEventLogStorage
@@ -49,7 +48,6 @@ PROGRAMS: dict[str, Callable[[], click.Command]] = {
     "dagster": create_dagster_cli,
     "dagster-daemon": create_dagster_daemon_cli,
     "dagster-webserver": create_dagster_webserver_cli,
-    "topicberg": lambda: typer.main.get_command(app),
 }
 
 
@@ -149,7 +147,7 @@ def test_compose_publishes_only_on_loopback() -> None:
             assert port.startswith("127.0.0.1:"), name
         assert not service["image"].endswith(":latest"), name
         assert re.search(r":\d", service["image"]), name
-        if "command" in service:
+        if "command" in service and service.get("profiles") != ["generators"]:
             parse(service["command"])
     assert "--read-only" in services["viewer"]["command"]
     mounted = [volume.split(":")[0] for volume in services["code"]["volumes"]]
