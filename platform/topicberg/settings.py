@@ -26,6 +26,9 @@ def derived_from(bucket: str) -> str:
     return f"{bucket[:55]}-derived"
 
 
+ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
+
+
 class Settings(BaseSettings):
     """The deployment and the names in it."""
 
@@ -161,6 +164,22 @@ class Settings(BaseSettings):
     )
     athena: bool = Field(
         default=True, description="`topicberg deploy` creates a workgroup of Athena, for queries"
+    )
+    tableflow_role_arn: str | None = Field(
+        default=None,
+        pattern=ROLE_ARN,
+        description="an existing IAM role for Tableflow, which `topicberg deploy` only checks",
+    )
+    snowflake_role_arn: str | None = Field(
+        default=None, pattern=ROLE_ARN, description="the same for Snowflake"
+    )
+    emr_role_arn: str | None = Field(
+        default=None, pattern=ROLE_ARN, description="the same for the job runs of EMR Serverless"
+    )
+    existing_buckets: bool = Field(
+        default=False,
+        description="the buckets of the tables exist: `topicberg deploy` creates, changes, empties "
+        "and deletes none of them",
     )
     emr_max_vcpu: int = Field(
         default=16, ge=4, le=4000, description="what all of its job runs may use together"

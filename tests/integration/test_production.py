@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 from topicberg.alerts.settings import AlertSettings
 from topicberg.cli import app
 from topicberg.dagster.events import forget_events
+from topicberg.deploy.confluent.connect import QUICKSTARTS
 from topicberg.deploy.settings import DeploySettings
 from topicberg.endpoints.cloud import CloudSettings
 from topicberg.kafka.group import PARTITIONS
@@ -40,6 +41,7 @@ from topicberg.logins.kafka import KafkaSettings
 from topicberg.logins.registry import RegistrySettings
 from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
 from topicberg.tableflow.metrics import StatusCollector
+from topicberg.topics import load_topics
 
 FOLDER = PROJECT_ROOT / "docs" / "production"
 PROGRAMS: dict[str, Callable[[], click.Command]] = {
@@ -145,7 +147,7 @@ def test_compose_publishes_only_on_loopback() -> None:
             assert port.startswith("127.0.0.1:"), name
         assert not service["image"].endswith(":latest"), name
         assert re.search(r":\d", service["image"]), name
-        if "command" in service:
+        if "command" in service and service.get("profiles") != ["generators"]:
             parse(service["command"])
     assert "--read-only" in services["viewer"]["command"]
     mounted = [volume.split(":")[0] for volume in services["code"]["volumes"]]
@@ -257,6 +259,36 @@ def test_engines_share_a_directory_and_gain_no_rights() -> None:
     assert scaled["maxReplicaCount"] <= PARTITIONS
 
 
+def test_generators_run_what_no_connector_generates() -> None:
+    """On one machine and on Kubernetes, with the rights of an engine."""
+    generated = {spec.name: spec.generator for spec in load_topics() if spec.generator}
+    wanted = {name for name, one in generated.items() if one.kind not in QUICKSTARTS}
+    found = {
+        one["kind"]: one for one in yaml.safe_load_all((FOLDER / "generators.yaml").read_text())
+    }
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    services = document("compose.yaml")["services"].values()
+    for commands in (
+        [one["command"] for one in pod["containers"]],
+        [one["command"] for one in services if one.get("profiles") == ["generators"]],
+    ):
+        assert {command[3] for command in commands} == wanted
+        for command in commands:
+            assert command[:3] == ["topicberg", "datagen", "start"]
+            done = CliRunner().invoke(app, [*command[1:], "--help"])
+            assert done.exit_code == 0, done.output
+    documents = list(yaml.safe_load_all((FOLDER / "engine.yaml").read_text()))
+    (engine,) = [one["spec"] for one in documents if one["kind"] == "StatefulSet"]
+    engine = engine["template"]["spec"]
+    assert pod["securityContext"] == engine["securityContext"]
+    for container in pod["containers"]:
+        assert container["securityContext"] == engine["containers"][0]["securityContext"]
+        assert container["image"] == engine["containers"][0]["image"]
+    claim = found["PersistentVolumeClaim"]["metadata"]["name"]
+    assert {"claimName": claim} in [one.get("persistentVolumeClaim") for one in pod["volumes"]]
+    assert found["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
 def test_network_policy_lets_only_dagster_reach_the_code() -> None:
     code, runs = yaml.safe_load_all((FOLDER / "network-policy.yaml").read_text())
     (deployment,) = document("values.yaml")["dagster-user-deployments"]["deployments"]
@@ -292,7 +324,7 @@ def test_guarded_web_server_takes_dagsters_options() -> None:
 
 
 def test_commands_in_comments() -> None:
-    for name in ("compose.yaml", "values.yaml", "engine.yaml", "Dockerfile"):
+    for name in ("compose.yaml", "values.yaml", "engine.yaml", "generators.yaml", "Dockerfile"):
         for line in (FOLDER / name).read_text().splitlines():
             if match := re.match(r"# +((?:docker|helm|cp|kubectl) .*)", line):
                 words = shlex.split(match[1], comments=True)

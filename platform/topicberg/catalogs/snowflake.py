@@ -164,7 +164,7 @@ def _like(name: str) -> str:
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
     name = DeployNames(config.prefix).snowflake_role
-    return f"arn:aws:iam::{config.aws_account_id}:role/{name}"
+    return config.snowflake_role_arn or f"arn:aws:iam::{config.aws_account_id}:role/{name}"
 
 
 def create_volume(config: Settings, *, derived: bool = False) -> str:

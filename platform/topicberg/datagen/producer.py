@@ -148,8 +148,9 @@ class GeneratorRun:
         from confluent_kafka import Producer
 
         encode = self._encoder()
+        tuning = self._endpoints.kafka_tuning("producer")
         login = self._endpoints.kafka_config(writes=True)
-        producer = Producer({"log_level": 2, **PRODUCER_CONFIG, **login})
+        producer = Producer({"log_level": 2, **PRODUCER_CONFIG, **tuning, **login})
         report(0)
         pace = Pace(self._rate)
         produced = 0

@@ -286,7 +286,8 @@ class DeployContext:
         (self.config.state_dir / DEPLOYED_FILE).unlink(missing_ok=True)
 
     def role_arn(self, name: str) -> str:
-        return f"arn:aws:iam::{self.account}:role/{name}"
+        """Return the ARN of a role of topicberg; that of an existing role is one already."""
+        return name if name.startswith("arn:") else f"arn:aws:iam::{self.account}:role/{name}"
 
     @cached_property
     def secrets(self) -> Secrets:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from topicberg.catalogs.snowflake import role_arn
+
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
 
@@ -25,7 +27,7 @@ def manual_steps(context: DeployContext) -> list[str]:
     name = deploy.catalog_name
     return [
         f"create an external catalog {name}: storage provider S3, default base location "
-        f"s3://{context.bucket}/, S3 role ARN {context.role_arn(context.names.snowflake_role)}, "
+        f"s3://{context.bucket}/, S3 role ARN {role_arn(context.seen)}, "
         "external ID of your choice",
         f"create a service connection; its client is TOPICBERG_CATALOG_CLIENT_ID "
         f"({deploy.catalog_client_id}) and TOPICBERG_CATALOG_CLIENT_SECRET",

@@ -94,7 +94,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_aws(names, config),
         *_namespaces(names, specs),
         *_compute(names, config),
-        *_integrations(names),
+        *_integrations(names, config),
         *_snowflake(names, config),
     ]
     for spec in specs:
@@ -204,21 +204,24 @@ def _kafka_rights(role: str) -> tuple[str, ...]:
 
 
 def _aws(names: Names, config: Settings) -> Iterator[Resource]:
-    yield Bucket("aws/bucket", "of the topics' tables")
-    yield DerivedBucket("aws/derived_bucket", "of the derived tables")
+    given = config.existing_buckets
+    yield Bucket("aws/bucket", "of the topics' tables", given=given)
+    yield DerivedBucket("aws/derived_bucket", "of the derived tables", given=given)
     yield GlueDatabase("aws/glue_database", "of the cluster", (CLUSTER,), (CLUSTER,))
     yield Policy(
         "aws/policy/tableflow",
         names.tableflow_policy,
         (CLUSTER, "aws/bucket"),
+        wanted=config.tableflow_role_arn is None,
         grants=tableflow_policy,
     )
     yield Role(
         "aws/role/tableflow",
-        names.tableflow_role,
+        _role(config.tableflow_role_arn, names.tableflow_role),
         ("aws/policy/tableflow", PROVIDER_INTEGRATION),
         trust=confluent_trust,
         policy="aws/policy/tableflow",
+        given=config.tableflow_role_arn,
     )
     consumer = {**CONSUMER, "auto.offset.reset": config.auto_offset_reset}
     for client, values in (("consumer", consumer), ("producer", PRODUCER)):
@@ -240,17 +243,23 @@ def _compute(names: Names, config: Settings) -> Iterator[Resource]:
         emr.POLICY,
         names.emr_policy,
         (CLUSTER, "aws/bucket", "aws/derived_bucket", bucket),
-        wanted=wanted,
+        wanted=wanted and config.emr_role_arn is None,
         grants=emr.emr_policy,
     )
     yield Role(
         emr.ROLE,
-        names.emr_role,
+        _role(config.emr_role_arn, names.emr_role),
         (emr.POLICY, emr.APPLICATION),
         wanted=wanted,
         trust=emr.emr_trust,
         policy=emr.POLICY,
+        given=config.emr_role_arn,
     )
+
+
+def _role(given: str | None, own: str) -> str:
+    """The name of a role that exists already, else of the one that is created."""
+    return given.rpartition("/")[2] if given else own
 
 
 def _namespaces(names: Names, specs: list[TopicSpec]) -> Iterator[Resource]:
@@ -265,13 +274,13 @@ def _namespaces(names: Names, specs: list[TopicSpec]) -> Iterator[Resource]:
         )
 
 
-def _integrations(names: Names) -> Iterator[Resource]:
+def _integrations(names: Names, config: Settings) -> Iterator[Resource]:
     yield ProviderIntegration(
         PROVIDER_INTEGRATION,
         names.provider_integration,
         (ENVIRONMENT,),
         (ENVIRONMENT,),
-        role=names.tableflow_role,
+        role=config.tableflow_role_arn or names.tableflow_role,
     )
     yield _binding("provider_integration", "app_manager", "ResourceOwner", PROVIDER_INTEGRATION)
     yield CatalogIntegration(
@@ -446,14 +455,16 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         "aws/policy/snowflake",
         names.snowflake_policy,
         (CLUSTER, "aws/bucket", "aws/derived_bucket"),
+        wanted=config.snowflake_role_arn is None,
         grants=snowflake_policy,
     )
     yield ReadingRole(
         "aws/role/snowflake",
-        names.snowflake_role,
+        _role(config.snowflake_role_arn, names.snowflake_role),
         ("aws/policy/snowflake", *used, *((LINKED_INTEGRATION,) if linked and not rest else ())),
         trust=snowflake_trust,
         policy="aws/policy/snowflake",
+        given=config.snowflake_role_arn,
         volumes=(called.volume, called.derived_volume),
         integrations=(
             *((called.integration,) if config.snowflake_catalog == "glue_rest" else ()),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from pyiceberg.catalog import Catalog
 
+    from topicberg.endpoints.parameters import Client
+
 RUNTIME_FILE = "runtime.json"
 CATALOG = "lake"
 """Name of the Iceberg catalog in Spark and in DuckDB."""
@@ -214,6 +216,9 @@ class Endpoints(LakeEndpoints):
 
     kafka_bootstrap: str
     kafka_login: KafkaLogin = Field(default_factory=lambda: KafkaLogin(auth="none"))
+    kafka_deployed: bool = Field(
+        default=False, description="`topicberg deploy` created the cluster, and settings of clients"
+    )
     kafka_writer: KafkaLogin | None = Field(
         default=None,
         description="the login for writing records and creating topics; None: kafka_login",
@@ -247,6 +252,15 @@ class Endpoints(LakeEndpoints):
             "bootstrap.servers": self.kafka_bootstrap,
             **self.kafka_account(writes).librdkafka(),
         }
+
+    def kafka_tuning(self, client: Client) -> dict[str, str]:
+        """Return the deployment's own settings for a kind of Kafka client.
+
+        :raises TopicbergError: AWS does not answer, or refuses
+        """
+        from topicberg.endpoints.parameters import client_parameters
+
+        return client_parameters(settings(), client) if self.kafka_deployed else {}
 
     def kafka_account(self, writes: bool = False) -> KafkaLogin:
         """Return the login for reading, or the one for writing."""

@@ -72,6 +72,7 @@ def connect(config: Settings) -> Endpoints:
         kafka_bootstrap=bootstrap,
         kafka_login=reader,
         kafka_writer=writer,
+        kafka_deployed=cloud.kafka_bootstrap is None,
         schema_registry=registry,
         registry_login=registry_login,
         iceberg_rest=(cloud.iceberg_rest_uri or glue_rest_uri(config)).rstrip("/"),

@@ -167,6 +167,7 @@ def _consumer(
     consumer = Consumer(
         {
             "log_level": 2,
+            **endpoints.kafka_tuning("consumer"),
             **endpoints.kafka_config(),
             "group.id": "topicberg",  # required by the client
             "enable.auto.commit": False,

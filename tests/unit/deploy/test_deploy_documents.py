@@ -215,3 +215,21 @@ def test_without_generators_nothing_of_a_connector_is_wanted() -> None:
     assert all("connector" in key for key in changed)
     needed = {need for one in without.values() if one.wanted for need in one.needs}
     assert not needed & changed
+
+
+def test_json_beside_avro_is_a_topic_of_its_own() -> None:
+    """Of one generator, as docs/pipelines.md describes it."""
+    text = SPEC.model_dump(by_alias=True, exclude_unset=True)
+    variant = TopicSpec.model_validate(
+        {**text, "name": "stock_trades_json", "schema": {"format": "json", "file": "airline.json"}}
+    )
+    found = resources(CONFIG, [SPEC, variant])
+    keys = [resource.key for resource in found]
+    assert len(set(keys)) == len(keys)
+    connectors = [one for one in found if isinstance(one, Connector)]
+    assert [one.format for one in connectors] == ["avro", "json"]
+    for what in ("topic", "tableflow", "connector"):
+        wanted = {f"confluent/{what}/{name}" for name in ("stock_trades", "stock_trades_json")}
+        assert wanted <= set(keys)
+    names = [(one.kind, one.name) for one in connectors]
+    assert len(set(names)) == len(names)

@@ -46,6 +46,9 @@ class Bucket(Resource):
     """In the cluster's region, encrypted, without public access, by TLS only. No versioning, as in
     the source: Iceberg has its snapshots, and every dropped file would stay for ever."""
 
+    given: bool = False
+    """It exists: it is never created, changed, emptied or deleted."""
+
     kind = "S3 bucket"
     holds_data = True
     replaced_for = frozenset({"region"})
@@ -90,6 +93,8 @@ class Bucket(Resource):
     def desired(self, context: DeployContext) -> Fields:
         if not context.deploy_on_aws:
             return {}
+        if self.given:
+            return {"region": context.region}
         return {
             "region": context.region,
             "encryption": "AES256",
@@ -102,7 +107,13 @@ class Bucket(Resource):
 
     def is_ours(self, context: DeployContext) -> bool:
         """The local stack's bucket holds the tables of its catalog, and goes with `reset`."""
-        return context.deploy_on_aws
+        return context.deploy_on_aws and not self.given
+
+    def waits(self, context: DeployContext) -> str:
+        name = self.bucket(context)
+        if not self.given:
+            return ""
+        return f"bucket {name} does not exist, and TOPICBERG_EXISTING_BUCKETS is set: create it"
 
     def create(self, context: DeployContext) -> None:
         s3 = context.aws("s3")

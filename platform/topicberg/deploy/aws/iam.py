@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from topicberg.deploy.aws.glue import pipelines
-from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
@@ -248,14 +249,47 @@ class Role(Resource):
     """
     :param trust: who may take it
     :param policy: key of the one policy that it has
+    :param given: ARN of a role that another administrator manages. It is there once it lets in
+        whoever needs it; it is never created, changed or deleted.
     """
 
     trust: Callable[[DeployContext], Document] = _nothing
     policy: str = ""
+    given: str | None = None
 
     kind = "IAM role"
 
     def find(self, context: DeployContext) -> Live | None:
+        live = self._live(context)
+        if live is None or self.given is None:
+            return live
+        return None if self._lacking(context, live) else Live(live.id)
+
+    def is_ours(self, context: DeployContext) -> bool:
+        return self.given is None
+
+    def waits(self, context: DeployContext) -> str:
+        if self.given is None:
+            return ""
+        live = self._live(context)
+        try:
+            lacking = self._lacking(context, live)
+        except MissingError as error:
+            return f"IAM role {self.given}: whom it must trust is known once {error.key} exists"
+        if not lacking:
+            return ""
+        statements = json.dumps(document(*lacking))
+        if live is None or live.id != self.given:
+            return f"IAM role {self.given} does not exist: create it with the trust {statements}"
+        return f"IAM role {self.given} lacks statements of its trust: add {statements}"
+
+    def _lacking(self, context: DeployContext, live: Live | None) -> list[Document]:
+        """Return the statements of the trust that a given role does not have."""
+        wanted: list[Document] = self.trust(context)["Statement"]
+        held = listed(live.fields["trust"]["Statement"]) if live and live.id == self.given else []
+        return [one for one in wanted if not any(_covers(other, one) for other in held)]
+
+    def _live(self, context: DeployContext) -> Live | None:
         iam = context.aws("iam")
         try:
             role = iam.get_role(RoleName=self.name)["Role"]
@@ -272,6 +306,8 @@ class Role(Resource):
         )
 
     def desired(self, context: DeployContext) -> Fields:
+        if self.given is not None:
+            return {}
         return {
             "trust": self.trust(context),
             "policies": [context.need(self.policy).id],
@@ -287,6 +323,8 @@ class Role(Resource):
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """A run that was killed between the two calls left the role without its policy."""
+        if self.given is not None:
+            return
         policy = context.need(self.policy).id
         if policy not in live.fields["policies"]:
             context.aws("iam").attach_role_policy(RoleName=self.name, PolicyArn=policy)
@@ -314,6 +352,47 @@ class Role(Resource):
         for name in _inline(iam, self.name):
             iam.delete_role_policy(RoleName=self.name, PolicyName=name)
         iam.delete_role(RoleName=self.name)
+
+
+def listed(value: Any) -> list[Any]:
+    """Return the items of an IAM element, which may be one value instead of a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _covers(held: Document, wanted: Document) -> bool:
+    """Return whether a statement of a trust policy allows what another one does.
+
+    Of its conditions only the external id is compared: others restrict who calls from where.
+    """
+    given = wanted.get("Condition", {}).get("StringEquals", {}).get("sts:ExternalId", "")
+    allowed = [
+        value
+        for operator, keys in held.get("Condition", {}).items()
+        for key, values in keys.items()
+        if operator in ("StringEquals", "StringLike") and key.lower() == "sts:externalid"
+        for value in listed(values)
+    ]
+    actions = listed(held.get("Action", []))
+    return (
+        held.get("Effect") == "Allow"
+        and any(fnmatchcase(wanted["Action"], action) for action in actions)
+        and all(_names(held, principal) for principal in _principals(wanted))
+        and (not allowed or any(fnmatchcase(given, value) for value in allowed))
+    )
+
+
+def _names(statement: Document, principal: str) -> bool:
+    """Return whether a statement is about a principal, also by its account."""
+    account = principal.split(":")[4] if principal.startswith("arn:") else principal
+    by_account = {account, f"arn:aws:iam::{account}:root", "*"}
+    return bool(_principals(statement) & {principal, *by_account})
+
+
+def _principals(statement: Document) -> set[str]:
+    named = statement.get("Principal", {})
+    if isinstance(named, str):
+        return {named}
+    return {value for values in named.values() for value in listed(values)}
 
 
 def _attached(iam: Any, role: str) -> list[str]:

@@ -1,0 +1,180 @@
+"""IAM roles and buckets that another administrator manages: checked, and never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import boto3
+import pytest
+from moto import mock_aws
+from pydantic import SecretStr
+
+from topicberg.deploy import engine
+from topicberg.deploy.aws import iam
+from topicberg.deploy.aws.bucket import Bucket
+from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Live, Resource
+from topicberg.deploy.settings import DeploySettings
+from topicberg.settings import Settings
+from topicberg.topics import load_topics
+
+ACCOUNT = "123456789012"
+CONFLUENT = "arn:aws:iam::197857026523:role/confluent"
+ARN = f"arn:aws:iam::{ACCOUNT}:role/data/lake-writer"
+FACTS = {
+    CLUSTER: Live("lkc-1"),
+    "confluent/provider_integration": Live(
+        "cspi-1", {}, {"principal": CONFLUENT, "external_id": "ext"}
+    ),
+}
+ROLE = iam.Role("aws/role/tableflow", "lake-writer", trust=iam.confluent_trust, given=ARN)
+BUCKET = Bucket("aws/bucket", "of the tables", given=True)
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DeployContext]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    config = Settings(deployment="cloud", prefix="demo", aws_region="eu-west-1", state_dir=tmp_path)
+    deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
+    with mock_aws():
+        yield DeployContext(config, deploy, [], sleep=lambda _: None, live=dict(FACTS))
+
+
+def _step(resource: Resource, context: DeployContext) -> Any:
+    (step,) = engine.plan([resource], context)
+    return step
+
+
+def _create_role(context: DeployContext, *statements: Any, path: str = "/data/") -> None:
+    trust = json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
+    context.aws("iam").create_role(
+        RoleName="lake-writer", Path=path, AssumeRolePolicyDocument=trust
+    )
+
+
+def test_role_that_does_not_exist_is_waited_for(context: DeployContext) -> None:
+    step = _step(ROLE, context)
+    assert step.action == "wait"
+    assert f"{ARN} does not exist" in step.reason
+    assert '"sts:ExternalId": "ext"' in step.reason
+
+
+def test_role_of_another_path_is_not_the_one(context: DeployContext) -> None:
+    _create_role(context, *iam.confluent_trust(context)["Statement"], path="/other/")
+    assert "does not exist" in _step(ROLE, context).reason
+
+
+def test_role_without_the_trust_names_the_statements(context: DeployContext) -> None:
+    first, second = iam.confluent_trust(context)["Statement"]
+    _create_role(context, first)
+    step = _step(ROLE, context)
+    assert step.action == "wait"
+    assert json.loads(step.reason.partition("add ")[2])["Statement"] == [second]
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [
+            iam.trusted_by(CONFLUENT, "ext"),
+            {"Effect": "Allow", "Principal": {"AWS": CONFLUENT}, "Action": "sts:TagSession"},
+        ],
+        [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": ["arn:aws:iam::1:role/x", CONFLUENT]},
+                "Action": ["sts:AssumeRole", "sts:TagSession"],
+            }
+        ],
+        [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": "arn:aws:iam::197857026523:root"},
+                "Action": "sts:*",
+                "Condition": {"StringLike": {"sts:ExternalId": ["other", "e?t"]}},
+            },
+            {"Effect": "Allow", "Principal": {"AWS": "197857026523"}, "Action": "sts:TagSession"},
+        ],
+    ],
+)
+def test_role_with_a_trust_that_suffices_is_kept(
+    context: DeployContext, statements: list[Any]
+) -> None:
+    _create_role(context, *statements)
+    before = context.aws("iam").get_role(RoleName="lake-writer")["Role"]
+    assert _step(ROLE, context).action == "keep"
+    engine.create([ROLE], context, lambda *_: None)
+    assert context.need(ROLE.key).id == ARN
+    assert context.aws("iam").get_role(RoleName="lake-writer")["Role"] == before
+    attached = context.aws("iam").list_attached_role_policies(RoleName="lake-writer")
+    assert not attached["AttachedPolicies"]
+    assert not engine.existing([ROLE], context, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        {**iam.trusted_by(CONFLUENT, "ext"), "Effect": "Deny"},
+        iam.trusted_by(CONFLUENT, "other"),
+        iam.trusted_by("arn:aws:iam::197857026523:role/confluent2", "ext"),
+        {**iam.trusted_by(CONFLUENT, "ext"), "Action": "sts:AssumeRoleWithSAML"},
+        {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:*"},
+    ],
+)
+def test_trust_of_something_else_does_not_suffice(context: DeployContext, statement: Any) -> None:
+    tagging = iam.confluent_trust(context)["Statement"][1]
+    _create_role(context, statement, tagging)
+    assert _step(ROLE, context).action == "wait"
+
+
+def test_trust_that_is_not_known_yet_comes_later(context: DeployContext) -> None:
+    context.forget("confluent/provider_integration")
+    step = _step(ROLE, context)
+    assert step.action == "wait"
+    assert "once confluent/provider_integration exists" in step.reason
+
+
+def test_existing_bucket_is_neither_changed_nor_deleted(context: DeployContext) -> None:
+    step = _step(BUCKET, context)
+    assert step.action == "wait"
+    assert "TOPICBERG_EXISTING_BUCKETS" in step.reason
+    s3 = boto3.client("s3", region_name="eu-west-1")
+    where = cast(Any, {"LocationConstraint": "eu-west-1"})
+    s3.create_bucket(Bucket=context.bucket, CreateBucketConfiguration=where)
+    s3.put_object(Bucket=context.bucket, Key="theirs", Body=b"x")
+    assert _step(BUCKET, context).action == "keep"
+    engine.create([BUCKET], context, lambda *_: None)
+    with pytest.raises(s3.exceptions.ClientError, match="NoSuchTagSet"):
+        s3.get_bucket_tagging(Bucket=context.bucket)
+    assert not engine.existing([BUCKET], context, lambda *_: None)
+
+
+def test_existing_bucket_elsewhere_is_refused(context: DeployContext) -> None:
+    s3 = boto3.client("s3", region_name="us-west-2")
+    where = cast(Any, {"LocationConstraint": "us-west-2"})
+    s3.create_bucket(Bucket=context.bucket, CreateBucketConfiguration=where)
+    with pytest.raises(engine.DeployError, match="us-west-2"):
+        engine.create([BUCKET], context, lambda *_: None)
+
+
+def test_given_roles_take_the_place_of_our_roles_and_policies() -> None:
+    begin = f"arn:aws:iam::{ACCOUNT}:role/data"
+    config = Settings(
+        deployment="cloud",
+        tableflow_role_arn=f"{begin}/tableflow",
+        snowflake_role_arn=f"{begin}/snowflake",
+        emr_role_arn=f"{begin}/emr",
+        existing_buckets=True,
+    )
+    found = {one.key: one for one in resources(config, load_topics(config))}
+    for name in ("tableflow", "snowflake", "emr"):
+        role = cast(iam.Role, found[f"aws/role/{name}"])
+        assert (role.given, role.name) == (f"{begin}/{name}", name)
+        assert not found[f"aws/policy/{name}"].wanted
+    assert cast(Any, found["confluent/provider_integration"]).role == f"{begin}/tableflow"
+    assert all(cast(Bucket, found[f"aws/{name}"]).given for name in ("bucket", "derived_bucket"))
