@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from topicberg.catalogs.snowflake import role_arn
-
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
 
@@ -25,9 +23,10 @@ def manual_steps(context: DeployContext) -> list[str]:
     if config.snowflake_catalog != "open_catalog" or deploy.catalog_iam_user_arn:
         return []
     name = deploy.catalog_name
+    role = config.snowflake_role_arn or context.names.snowflake_role
     return [
         f"create an external catalog {name}: storage provider S3, default base location "
-        f"s3://{context.bucket}/, S3 role ARN {role_arn(context.seen)}, "
+        f"s3://{context.bucket}/, S3 role ARN {context.role_arn(role)}, "
         "external ID of your choice",
         f"create a service connection; its client is TOPICBERG_CATALOG_CLIENT_ID "
         f"({deploy.catalog_client_id}) and TOPICBERG_CATALOG_CLIENT_SECRET",
