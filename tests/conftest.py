@@ -74,7 +74,9 @@ def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endp
     with _state_dir(folder):
         ours = not any(service.running for service in local_stack.status(settings()))
         try:
-            yield local_stack.up(settings())
+            endpoints = local_stack.up(settings())
+            columnar.wait_ready()  # else the first batches are decoded by Spark
+            yield endpoints
         finally:
             if ours:
                 local_stack.down(settings())

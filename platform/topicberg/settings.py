@@ -90,6 +90,11 @@ class Settings(BaseSettings):
         description="batches that the Tableflow engine commits at once, each in a Spark session; "
         "all topics share them",
     )
+    engine_decoder: Literal["columnar", "spark"] = Field(
+        default="columnar",
+        description="what decodes and writes records: compiled code where it covers a topic's "
+        "schema, in the engine or in Spark's tasks; or Spark's expressions only",
+    )
     engine_group: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._-]{1,100}$",

@@ -6,7 +6,7 @@ A format is a module with the functions of :class:`Format`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,8 @@ from topicberg.formats.subjects import RegisteredSchema, SchemaType
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
     from pyspark.sql import Column, DataFrame
+
+    from topicberg.formats.columnar.program import Code, Place
 
 DECODED = "__topicberg_decoded"
 """Field of a decoded record; null or false: the record does not fit its schema."""
@@ -91,6 +93,25 @@ class Format(Protocol):
         :param latest: the subject's newest schema, which gives renamed fields and defaults
         :param fields: the table's columns, also those that come from elsewhere
         :param message: Protobuf only: the message type
+        :raises TableflowError: no record of this writer can be a row of the table
+        """
+        ...
+
+    def program(
+        self,
+        code: Code,
+        places: Mapping[str, Place],
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> None:
+        """Append a program that decodes records as :meth:`decode` does.
+
+        It may refuse any record: Spark then decodes the batch.
+
+        :param places: where the values of the columns go, by name
+        :raises NotCoveredError: there is none
         :raises TableflowError: no record of this writer can be a row of the table
         """
         ...

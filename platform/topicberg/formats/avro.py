@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyiceberg.types import (
@@ -41,6 +41,7 @@ from topicberg.formats import DECODED, sql
 from topicberg.formats.avro_reading import Reader, Row, sources
 from topicberg.formats.avro_schema import Type, documented, parse, parse_record
 from topicberg.formats.avro_values import MAX_PRECISION, Cursor, MalformedError
+from topicberg.formats.columnar.program import AvroOp, Code, Place
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.spark import quote
 
@@ -147,6 +148,19 @@ def _struct(row: Row, raw: str) -> str:
     struct = sql.struct([*(values | dict(row.defaults)).items(), (DECODED, decoded)])
     # Spark expands a struct again unless it is inside of another expression.
     return f"if({raw} IS NOT NULL, {struct}, NULL)" if row.defaults else struct
+
+
+def program(
+    code: Code,
+    places: Mapping[str, Place],
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> None:
+    """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
+    _row(writer, latest, fields).program(code, places)
+    code.emit(AvroOp.END, None)
 
 
 def explain(

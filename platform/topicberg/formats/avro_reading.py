@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyiceberg.types import (
@@ -41,6 +42,7 @@ from topicberg.formats import connect_values, sql
 from topicberg.formats.avro_defaults import default
 from topicberg.formats.avro_schema import Field, Type
 from topicberg.formats.avro_values import UTF8, Cursor, MalformedError, Reading, Scan
+from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place
 from topicberg.spark import quote
 
 _PROMOTED = {
@@ -64,6 +66,21 @@ class Row:
     defaults: Mapping[str, str]
     """The constants of columns that the writer lacks."""
     scan: Scan
+    parts: Sequence[tuple[str | None, Type, Reading | None]]
+    """The writer's fields in order: column, type, and reading if there is a column."""
+
+    def program(self, code: Code, places: Mapping[str, Place]) -> None:
+        """Append the instructions that read the fields.
+
+        :raises NotCoveredError: there are none
+        """
+        if self.defaults:
+            raise NotCoveredError("fields that the writer lacks have defaults")
+        for column, kind, reading in self.parts:
+            if column is None or reading is None:
+                values.skip(code, kind)
+            else:
+                reading.program(code, places[column])
 
 
 def sources(writer: Type, latest: Type | None) -> dict[str, Field]:
@@ -103,17 +120,20 @@ class Reader:
         wire: list[dict[str, Any]] = []
         readings: dict[str, Reading] = {}
         scans: list[tuple[str, Scan]] = []
+        parts: list[tuple[str | None, Type, Reading | None]] = []
         for number, field in enumerate(writer.fields):
             column = targets.get(id(field))
             if column is None:
                 wire.append({"name": f"topicberg_{number}", "type": self.skipped(field.type)})
                 scans.append((field.name, values.scan_of(field.type)))
+                parts.append((None, field.type, None))
                 continue
             new = newest.get(column.name)
             reading = self.value(field.type, new.type if new else None, column.field_type)
             readings[column.name] = reading
             wire.append({"name": column.name, "type": reading.wire})
             scans.append((field.name, reading.scan))
+            parts.append((column.name, field.type, reading))
 
         def scan(cursor: Cursor, path: str) -> None:
             for name, each in scans:
@@ -126,7 +146,7 @@ class Reader:
             if (new := newest.get(column.name)) is not None
             and (constant := default(new, column.field_type)) is not None
         }
-        return Row(wire, readings, defaults, scan)
+        return Row(wire, readings, defaults, scan, parts)
 
     def value(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
         """Pair a type with a column."""
@@ -135,7 +155,10 @@ class Reader:
         members = writer.members
         if not members:
             scan = values.scan_of(writer)
-            return Reading(self.skipped(writer), self._optional(column), scan)
+            skip = partial(values.skip, kind=writer)
+            return Reading(
+                self.skipped(writer), self._optional(column), scan, emit=lambda code, _: skip(code)
+            )
         if len(members) > 1:
             return self._union(writer, latest, column)
         branch = self._branch(members[0], None, latest, column)
@@ -147,6 +170,7 @@ class Reader:
             wire=["null" if one.kind == "null" else branch.wire for one in writer.branches],
             read=["null", branch.read],
             scan=values.scan_branches(scans),
+            emit=_choice([None if one.kind == "null" else branch for one in writer.branches]),
         )
 
     def skipped(self, kind: Type) -> Any:
@@ -220,7 +244,8 @@ class Reader:
             raise MalformedError(f"{where}: a value of the type {writer} does not fit")
 
         wire = {"type": "fixed", "name": self._name(), "size": 1}
-        return Reading(wire, self._natural(column), scan)
+        emit = values.operation(AvroOp.FAIL)
+        return Reading(wire, self._natural(column), scan, emit=emit)
 
     def _branch(
         self, writer: Type, place: int | None, latest: Type | None, column: IcebergType
@@ -270,7 +295,11 @@ class Reader:
             )
             return f"if({raw} IS NOT NULL, {members}, NULL)"
 
-        return replace(inner, sql=value, is_cast=False)
+        def emit(code: Code, place: Place) -> None:
+            code.emit(AvroOp.PRESENT, place)
+            inner.program(code, place.field(member.name))
+
+        return replace(inner, sql=value, is_cast=False, emit=emit)
 
     def _union(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
         """Pair a union of several types with a column.
@@ -282,10 +311,12 @@ class Reader:
         read: list[Any] = []
         scans: list[Scan | None] = []
         branches: list[Reading] = []
+        choices: list[Reading | None] = []
         for one in writer.branches:
             if one.kind == "null":
                 wire.append("null")
                 scans.append(None)
+                choices.append(None)
                 continue
             place = len(branches) if writer.has_members else None
             branch = self._branch(one, place, latest, column)
@@ -294,6 +325,7 @@ class Reader:
             read.append({**record, "fields": [{"name": "v", "type": branch.read}]})
             scans.append(branch.scan)
             branches.append(branch)
+            choices.append(branch)
 
         def value(union: str) -> str:
             parts = (one.value(f"{union}.member{index}.v") for index, one in enumerate(branches))
@@ -304,9 +336,9 @@ class Reader:
             for index, one in enumerate(branches)
             for check in one.checks
         ]
-        return Reading(
-            wire, ["null", *read], values.scan_branches(scans), value, checks=tuple(checks)
-        )
+        scan = values.scan_branches(scans)
+        emit = _choice(choices)
+        return Reading(wire, ["null", *read], scan, value, checks=tuple(checks), emit=emit)
 
     def _direct(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
         """Pair a type that is not a union with a column as a whole."""
@@ -341,6 +373,10 @@ class Reader:
             members = sql.struct((field.name, member(raw, field)) for field in column.fields)
             return f"if({raw} IS NOT NULL, {members}, NULL)"
 
+        def emit(code: Code, place: Place) -> None:
+            code.emit(AvroOp.PRESENT, place)
+            row.program(code, {inner.name: inner for inner in place.inside})
+
         checks = (
             check.inside(("field", name))
             for name, reading in row.readings.items()
@@ -352,6 +388,7 @@ class Reader:
             row.scan,
             value,
             tuple(checks),
+            emit=emit,
         )
         return found if row.defaults else _converted(found, column, list(row.readings.values()))
 
@@ -363,12 +400,16 @@ class Reader:
             where = values.what(path, column)
             cursor.blocks(where, lambda index: inner.scan(cursor, f"{path}[{index}]"))
 
+        def emit(code: Code, place: Place) -> None:
+            values.items(code, place, writer, lambda code: inner.program(code, place.inside[0]))
+
         found = Reading(
             {"type": "array", "items": inner.wire},
             {"type": "array", "items": inner.read},
             scan,
             lambda raw: sql.each(raw, inner.value),
             tuple(check.inside(("items",)) for check in inner.checks),
+            emit=emit,
         )
         return _converted(found, column, [inner])
 
@@ -434,6 +475,16 @@ class Reader:
 
 
 _CONTAINERS = ("record", "array", "map")
+
+
+def _choice(choices: Sequence[Reading | None]) -> Emit:
+    """Return how a union is read by instructions; None: null."""
+
+    def emit(code: Code, place: Place) -> None:
+        of_each = [one and partial(one.program, place=place) for one in choices]
+        values.branches(code, of_each)
+
+    return emit
 
 
 def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) -> Reading:

@@ -11,10 +11,12 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any, Literal
 
 from pyiceberg.types import (
     DecimalType,
+    DoubleType,
     IcebergType,
     IntegerType,
     ListType,
@@ -26,6 +28,7 @@ from pyiceberg.types import (
 
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
+from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place, Skip
 from topicberg.spark import quote
 
 MAX_PRECISION = 38
@@ -172,9 +175,26 @@ class Reading:
     """The checks of what was read."""
     is_cast: bool = False
     """``sql`` is a cast to the column's type, so one cast of a whole array does the same."""
+    emit: Emit | None = None
+    """The same as instructions; None: there are none."""
+
+    def program(self, code: Code, place: Place) -> None:
+        """:raises NotCoveredError: the values have no instructions"""
+        if self.emit is None:
+            raise NotCoveredError(f"the column {place.name} is read by Spark only")
+        self.emit(code, place)
 
     def value(self, raw: str) -> str:
         return raw if self.sql is None else self.sql(raw)
+
+
+def operation(kind: AvroOp, *arguments: int) -> Emit:
+    """Return how one instruction reads a value."""
+
+    def emit(code: Code, place: Place) -> None:
+        code.emit(kind, place, *arguments)
+
+    return emit
 
 
 def cast(column: IcebergType) -> Callable[[str], str]:
@@ -219,7 +239,8 @@ def boolean(column: IcebergType) -> Reading:
         where = what(path, column)
         _within(cursor.take(1, where)[0], (0, 1), where, "is neither 0 nor 1")
 
-    return Reading("long", "long", scan, cast(column), (between(-1, 0),), is_cast=True)
+    emit = operation(AvroOp.BOOLEAN)
+    return Reading("long", "long", scan, cast(column), (between(-1, 0),), is_cast=True, emit=emit)
 
 
 def whole(column: IcebergType) -> Reading:
@@ -231,20 +252,25 @@ def whole(column: IcebergType) -> Reading:
         _within(cursor.number(where), bounds, where, "is out of range")
 
     if is_long:
-        return Reading("long", "long", scan)
-    return Reading("long", "long", scan, cast(column), (between(*bounds),), is_cast=True)
+        return Reading("long", "long", scan, emit=operation(AvroOp.LONG, *bounds, 1))
+    emit = operation(AvroOp.INT, *bounds)
+    return Reading("long", "long", scan, cast(column), (between(*bounds),), True, emit)
 
 
 def floating(column: IcebergType, kind: str) -> Reading:
     """Return a reading that promotes integers as Avro does, to the nearest float or double."""
+    is_double = isinstance(column, DoubleType)
     if kind in ("int", "long"):
-        return Reading("long", str(column), whole(LongType()).scan)
+        near = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
+        return Reading("long", str(column), whole(LongType()).scan, emit=operation(near))
     size = struct.calcsize(kind[0])
 
     def scan(cursor: Cursor, path: str) -> None:
         cursor.take(size, what(path, column))
 
-    return Reading(kind, str(column), scan)
+    same = AvroOp.DOUBLE if is_double else AvroOp.FLOAT
+    is_wider = is_double and kind == "float"
+    return Reading(kind, str(column), scan, emit=operation(AvroOp.WIDER if is_wider else same))
 
 
 def string(column: IcebergType) -> Reading:
@@ -252,7 +278,7 @@ def string(column: IcebergType) -> Reading:
         where = what(path, column)
         utf8(cursor.text(where), where)
 
-    return Reading("string", "string", scan, checks=(UTF8,))
+    return Reading("string", "string", scan, checks=(UTF8,), emit=operation(AvroOp.TEXT))
 
 
 def enum(writer: Type, name: str, column: IcebergType) -> Reading:
@@ -264,18 +290,22 @@ def enum(writer: Type, name: str, column: IcebergType) -> Reading:
                 f"{where}: there is no symbol {number}, the enum has {len(writer.symbols)}"
             )
 
+    def emit(code: Code, place: Place) -> None:
+        first = code.text([symbol.encode() for symbol in writer.symbols])
+        code.emit(AvroOp.ENUM, place, len(writer.symbols), first)
+
     wire = {"type": "enum", "name": name, "symbols": list(writer.symbols)}
-    return Reading(wire, wire, scan)
+    return Reading(wire, wire, scan, emit=emit)
 
 
 def binary(writer: Type, name: str, column: IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         _bytes(cursor, writer, what(path, column))
 
-    wire: Any = "bytes"
-    if writer.kind == "fixed":
-        wire = {"type": "fixed", "name": name, "size": writer.size}
-    return Reading(wire, wire, scan)
+    if writer.kind != "fixed":
+        return Reading("bytes", "bytes", scan, emit=operation(AvroOp.TEXT))
+    wire = {"type": "fixed", "name": name, "size": writer.size}
+    return Reading(wire, wire, scan, emit=operation(AvroOp.FIXED, writer.size))
 
 
 def _bytes(cursor: Cursor, writer: Type, where: str) -> bytes:
@@ -304,8 +334,14 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
         if value != EXACT.quantize(value, Decimal(1).scaleb(-column.scale)):
             raise MalformedError(f"{where}: value {shown(value)} exceeds the scale")
 
+    emit: Emit | None = None
+    if scale == column.scale:
+        size = writer.size if writer.kind == "fixed" else -1
+        most = int(limit.scaleb(scale, EXACT))
+        high, low = most >> 64, most & (2**64 - 1)
+        emit = operation(AvroOp.DECIMAL, size, high, low - 2**64 if low >= 2**63 else low)
     if source == column:
-        return Reading(bytes_, read, scan)
+        return Reading(bytes_, read, scan, emit=emit)
     checks: tuple[Check, ...] = ()
     if scale > column.scale:
         checks = (_inexact(source, column),)
@@ -313,7 +349,7 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
         largest = f"{EXACT.subtract(limit, Decimal(1).scaleb(-scale)):f}"
         kind = sql.spark_type(source)
         checks = (between(f"CAST('-{largest}' AS {kind})", f"CAST('{largest}' AS {kind})"),)
-    return Reading(bytes_, read, scan, cast(column), checks, is_cast=True)
+    return Reading(bytes_, read, scan, cast(column), checks, is_cast=True, emit=emit)
 
 
 def _inexact(source: DecimalType, column: DecimalType) -> Check:
@@ -333,7 +369,8 @@ def date(column: IcebergType) -> Reading:
     def convert(raw: str) -> str:
         return f"date_from_unix_date({cast(IntegerType())(raw)})"
 
-    return Reading("long", "long", scan, convert, (between(*DAYS),))
+    emit = operation(AvroOp.INT, *DAYS)
+    return Reading("long", "long", scan, convert, (between(*DAYS),), emit=emit)
 
 
 def timestamp(column: IcebergType, meaning: str) -> Reading | None:
@@ -351,7 +388,8 @@ def timestamp(column: IcebergType, meaning: str) -> Reading | None:
     kind, zone = ("TIMESTAMP_NTZ", "") if is_local else ("TIMESTAMP", "Z")
     ends = (f"{kind}'0001-01-01 00:00:00{zone}'", f"{kind}'9999-12-31 23:59:59.999999{zone}'")
     read = {"type": "long", "logicalType": meaning}
-    return Reading("long", read, scan, checks=(between(*ends),))
+    emit = operation(AvroOp.LONG, *bounds, UNITS[unit])
+    return Reading("long", read, scan, checks=(between(*ends),), emit=emit)
 
 
 def scan_branches(scans: Sequence[Scan | None]) -> Scan:
@@ -399,3 +437,97 @@ def scan_of(kind: Type) -> Scan:
                 scan_branches([scan_of(branch) for branch in kind.branches])(cursor, path)
 
     return scan
+
+
+# --- instructions for what has no column, and for unions and arrays ---
+
+
+def branches(code: Code, branches: Sequence[Skip | None]) -> None:
+    """Append the instructions of a union; a branch of None: null."""
+    union = code.emit(AvroOp.UNION, None, len(branches), len(code.targets))
+    first = len(code.targets)
+    code.targets += [0] * len(branches)
+    jumps: list[int] = []
+    for number, branch in enumerate(branches):
+        code.targets[first + number] = code.at
+        if branch is not None:
+            branch(code)
+        jumps.append(code.emit(AvroOp.JUMP, None))
+    assert code.instructions[union][4] == first  # noqa: S101  nested unions come later
+    for jump in jumps:
+        code.instructions[jump][3] = code.at
+
+
+def items(code: Code, place: Place | None, writer: Type, item: Skip) -> None:
+    """Append the instructions of an array.
+
+    :raises NotCoveredError: items may have no bytes, so a few bytes may claim any number of them
+    """
+    assert writer.inner is not None  # noqa: S101  it is an array or a map
+    if writer.kind == "array" and not least_bytes(writer.inner):
+        raise NotCoveredError(f"items of {writer} may have no bytes")
+    array = code.emit(AvroOp.ARRAY, place, place.items if place else -1)
+    code.instructions[array][4] = code.at
+    item(code)
+    code.instructions.append([int(AvroOp.ITEM), -1, place.items if place else 0, 0, 0, 0])
+    code.instructions[array][5] = code.at
+
+
+def least_bytes(kind: Type, depth: int = 0) -> int:
+    """Return how many bytes a value has at least."""
+    if depth > MAX_PROGRAM_DEPTH:
+        return 0
+    match kind.kind:
+        case "null":
+            return 0
+        case "float" | "double":
+            return struct.calcsize(kind.kind[0])
+        case "fixed":
+            return kind.size
+        case "record":
+            return sum(least_bytes(field.type, depth + 1) for field in kind.fields)
+    return 1
+
+
+MAX_PROGRAM_DEPTH = 12
+"""Nested types of a value that programs skip or read."""
+
+
+def skip(code: Code, kind: Type, depth: int = 0) -> None:
+    """Append the instructions that skip a value without a column.
+
+    :raises NotCoveredError: the type is recursive, or nested too deeply
+    """
+    if depth > MAX_PROGRAM_DEPTH:
+        raise NotCoveredError(f"{kind} is nested too deeply")
+    match kind.kind:
+        case "boolean":
+            code.emit(AvroOp.SKIP_BYTES, None, 1)
+        case "int" | "long":
+            code.emit(AvroOp.SKIP_NUMBER, None, *(_INT if kind.kind == "int" else _LONG))
+        case "enum":
+            code.emit(AvroOp.SKIP_ENUM, None, len(kind.symbols))
+        case "float" | "double":
+            code.emit(AvroOp.SKIP_BYTES, None, struct.calcsize(kind.kind[0]))
+        case "bytes" | "string":
+            code.emit(AvroOp.SKIP_TEXT, None)
+        case "fixed":
+            code.emit(AvroOp.SKIP_BYTES, None, kind.size)
+        case "record":
+            for field in kind.fields:
+                skip(code, field.type, depth + 1)
+        case "array" | "map":
+
+            def item(code: Code) -> None:
+                if kind.kind == "map":
+                    code.emit(AvroOp.SKIP_TEXT, None)
+                assert kind.inner is not None  # noqa: S101  it has one
+                skip(code, kind.inner, depth + 1)
+
+            items(code, None, kind, item)
+        case "union":
+            inner = [
+                None if one.kind == "null" else partial(skip, kind=one, depth=depth + 1)
+                for one in kind.branches
+            ]
+            branches(code, inner)

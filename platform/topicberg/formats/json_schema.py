@@ -26,7 +26,7 @@ which distinguish the types of values.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from pyiceberg.types import NestedField, StructType
 
 from topicberg.errors import TableflowError
 from topicberg.formats import json_nodes, json_reasons, json_sql
+from topicberg.formats.columnar.program import Code, NotCoveredError, Place
 from topicberg.formats.json_nodes import read_node
 from topicberg.formats.json_plan import Plan, fields_of, fit
 from topicberg.formats.reasons import UNEXPLAINED, ByIdentity
@@ -121,6 +122,18 @@ _columns = itertools.count()
 
 def _column(name: str) -> str:
     return f"__topicberg_{name}_{next(_columns)}"
+
+
+def program(
+    code: Code,
+    places: Mapping[str, Place],
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> None:
+    """Append nothing: there are no programs; see :class:`topicberg.formats.Format`."""
+    raise NotCoveredError("this format is decoded by Spark")
 
 
 def explain(

@@ -35,7 +35,7 @@ is not among the stack's jars. Decoding is Python over whole Arrow batches, in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, limits, protobuf_reasons, protobuf_wire, protoc
+from topicberg.formats.columnar.program import Code, NotCoveredError, Place
 from topicberg.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -181,6 +182,18 @@ def decode(
     # Spark's workers need not have topicberg: the module that decodes is sent with the function.
     cloudpickle.register_pickle_by_value(protobuf_wire)  # type: ignore[no-untyped-call]
     return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
+
+
+def program(
+    code: Code,
+    places: Mapping[str, Place],
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> None:
+    """Append nothing: there are no programs; see :class:`topicberg.formats.Format`."""
+    raise NotCoveredError("this format is decoded by Spark")
 
 
 def explain(

@@ -115,7 +115,7 @@ class SnapshotChange:
         properties: Mapping[str, str] | None = None,
         dropped: Collection[str] = (),
         more: Iterable[TableUpdate] = (),
-    ) -> None:
+    ) -> Snapshot:
         """Commit it if the branch is still where the table says.
 
         (A transaction of PyIceberg would apply the change to whatever the head is by then.)
@@ -131,8 +131,9 @@ class SnapshotChange:
             AssertTableUUID(uuid=before.table_uuid),
             AssertRefSnapshotId(ref=self._branch, snapshot_id=ref.snapshot_id if ref else None),
         )
+        snapshot = self._snapshot()
         updates = (
-            AddSnapshotUpdate(snapshot=self._snapshot()),
+            AddSnapshotUpdate(snapshot=snapshot),
             SetSnapshotRefUpdate.model_validate(
                 {
                     "ref-name": self._branch,
@@ -157,6 +158,7 @@ class SnapshotChange:
             raise CommitConflictError(
                 f"table {name}: another commit came first: {error}"
             ) from error
+        return snapshot
 
     def _snapshot(self) -> Snapshot:
         table, metadata = self.table, self.table.metadata

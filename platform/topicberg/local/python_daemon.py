@@ -13,6 +13,7 @@ import os
 import resource
 import runpy
 import signal
+from contextlib import suppress
 from types import FrameType
 
 import psutil
@@ -43,9 +44,18 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
+def preload() -> None:
+    """Import what tasks need, which each worker would do otherwise: workers are forks."""
+    with suppress(Exception):  # a worker reports it
+        from topicberg.tableflow import columnar
+
+        columnar.compile_all()
+
+
 def main(look_seconds: float = LOOK_SECONDS) -> None:
     """Run Spark's daemon; ends the process."""
     limit_memory()
+    preload()
     # Workers are forks, and do not inherit the timer.
     signal.signal(signal.SIGALRM, _Idle().look)
     signal.setitimer(signal.ITIMER_REAL, look_seconds, look_seconds)

@@ -13,14 +13,14 @@ Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``up
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
@@ -31,6 +31,7 @@ from pyiceberg.table.update import (
 )
 
 from topicberg.errors import CommitConflictError, TableflowError
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import property_updates
 from topicberg.iceberg.summaries import (
     BATCH_SIZE,
@@ -50,7 +51,7 @@ from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import Batch
 
 if TYPE_CHECKING:
-    pass
+    from pyiceberg.manifest import DataFile
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +173,34 @@ def publish(
     except CommitFailedException as error:
         raise CommitConflictError(f"table {name}: another commit came before this batch") from error
     return staged
+
+
+def append(
+    table: Table,
+    files: Iterable[DataFile],
+    properties: Mapping[str, str],
+    changed: Mapping[str, str] | None = None,
+    dropped: Collection[str] = (),
+) -> Snapshot:
+    """Publish a batch of data files in one commit if the head did not move since the planning.
+
+    :param table: as it was when the batch was planned
+    :param properties: what :func:`snapshot_properties` returned
+    :param changed: table properties that change in the same commit
+    :param dropped: table properties that the same commit removes
+    :returns: the published snapshot
+    :raises CommitConflictError: another commit came first; nothing was published
+    """
+    change = SnapshotChange(table, Operation.APPEND, properties=properties)
+    change.add(files)
+    checkpoint = SetSnapshotRefUpdate.model_validate(
+        {
+            "ref-name": CHECKPOINT_TAG,
+            "type": SnapshotRefType.TAG,
+            "snapshot-id": change.snapshot_id,
+        }
+    )
+    return change.commit(changed, dropped, [checkpoint])
 
 
 def _lies_on(table: Table, staged: Snapshot, head_id: int | None, steps: int) -> bool:

@@ -29,6 +29,7 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
 )
+from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
 from topicberg.iceberg.versions import require_written
@@ -39,6 +40,7 @@ from topicberg.settings import Settings
 from topicberg.spark import check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
+from topicberg.tableflow.columnar import Columnar, ingest, ingest_by_spark
 from topicberg.tableflow.current_rows import Target
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
 from topicberg.tableflow.fold_state import Order, State
@@ -68,6 +70,7 @@ from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.errors import PySparkException
@@ -200,6 +203,7 @@ class Ingestor:
         self._caution = CAREFUL_BATCHES
         self._careful = 0
         self._turn = Turn(is_exclusive=False)
+        self._columnar = Columnar(spec, endpoints, is_used=config.engine_decoder == "columnar")
         self._isolation: Isolation | None = None
         self._log_end: Offsets = {}
         self._passed: dict[int, Order] = {}
@@ -331,6 +335,9 @@ class Ingestor:
             )
         with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
             self._check_abandoned()
+            files = self._files(table, layout, batch, size)
+            if files is not None:
+                return self._append(table, files, batch, size, topic_id, now_ms, latest)
             with self._spark_errors(batch, size):
                 records, batch = self._read(batch, size)
             backlog, learnt = batch.end != latest, self._size.dump()
@@ -370,6 +377,65 @@ class Ingestor:
             data_files=_number(snapshot, "total-data-files"),
             skip_requests=tuple(requests.values()),
             missed_deletes=tombstones.missed({**table.properties, **changed}),
+        )
+
+    def _files(
+        self, table: Table, layout: Layout, batch: Batch, size: float | None
+    ) -> Sequence[DataFile] | None:
+        """Return the data files of a batch by the columnar path; None: Spark's path reads it."""
+        if self._isolation is not None or self._reads_little or batch.skipped or not batch.ranges:
+            return None
+        plan = self._columnar.plan(layout, table)
+        if plan is None:
+            return None
+        try:
+            if batch.records <= small(size):
+                files = ingest(plan, batch.ranges, self._check_abandoned)
+            else:
+                files = ingest_by_spark(self._session(), plan, table, batch.ranges, size)
+        except AbandonedError:
+            raise
+        except NotCoveredError as reason:
+            self._columnar.failed(reason)
+            return None
+        except Exception as error:  # Spark's path reports it if it is not of this path only
+            self._check_abandoned()
+            self._discard(others=False)
+            self._columnar.failed(error)
+            return None
+        self._columnar.succeeded()
+        return files
+
+    def _append(
+        self,
+        table: Table,
+        files: Sequence[DataFile],
+        batch: Batch,
+        size: float | None,
+        topic_id: str,
+        now_ms: int,
+        latest: Offsets,
+    ) -> Commit:
+        """Commit the data files of a batch."""
+        properties = commit.snapshot_properties(
+            self.spec.name, topic_id, batch, now_ms, self._size.dump()
+        )
+        self._check_abandoned()
+        dropped = skips.committed(table, batch.end)
+        snapshot = commit.append(table, files, properties, dropped=dropped)
+        added = _number(snapshot, "added-files-size")
+        self._size = self._size.committed(batch.records, size, added)
+        self._deaths = 0
+        return Commit(
+            records=batch.records,
+            snapshot_id=snapshot.snapshot_id,
+            end_offsets=batch.end,
+            backlog=batch.end != latest,
+            rows_skipped=int(table.properties.get(summaries.ROWS_SKIPPED, 0)),
+            bytes=added,
+            data_files=_number(snapshot, "total-data-files"),
+            skip_requests=tuple(skips.requested(table).values()),
+            missed_deletes=tombstones.missed(table.properties),
         )
 
     def _plan(

@@ -275,7 +275,7 @@ def decode_half(
         subject, message = writers.subject, writers.half.message
         try:
             filled = format_of(writer).written(writer, subject.latest, message)
-            _check_names(writer, filled, fields)
+            check_names(writer, filled, fields)
             records, branches[number] = format_of(writer).decode(
                 records, of_writer, writer, subject.latest, fields, message
             )
@@ -311,7 +311,7 @@ def decode_half(
     return records.withColumn(name, value), F.col(name), names
 
 
-def _check_names(
+def check_names(
     writer: RegisteredSchema, filled: frozenset[str], fields: Sequence[NestedField]
 ) -> None:
     """Refuse a schema with a field that would be lost; Protobuf's fields are matched by number.

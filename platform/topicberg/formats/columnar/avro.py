@@ -1,0 +1,326 @@
+"""Executes programs for records in Avro's binary encoding.
+
+Source: Avro's specification, "Binary Encoding".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topicberg.formats.columnar.memory import (
+    compiled,
+    copy,
+    load_int32,
+    load_int64,
+    store_byte,
+    store_int32,
+    store_int64,
+)
+from topicberg.formats.columnar.program import MAX_NESTED, AvroOp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from topicberg.formats.columnar.columns import Buffers
+    from topicberg.formats.columnar.program import Programs
+
+_END, _FAIL, _JUMP, _UNION, _PRESENT = (int(AvroOp(n)) for n in range(5))
+_LONG, _INT, _BOOLEAN, _FLOAT, _DOUBLE = (int(AvroOp(n)) for n in range(5, 10))
+_WIDER, _NEAREST_FLOAT, _NEAREST_DOUBLE = (int(AvroOp(n)) for n in range(10, 13))
+_TEXT, _FIXED, _ENUM, _DECIMAL, _ARRAY, _ITEM = (int(AvroOp(n)) for n in range(13, 19))
+_SKIP_NUMBER, _SKIP_TEXT, _SKIP_BYTES, _SKIP_ENUM = (int(AvroOp(n)) for n in range(19, 23))
+_WIRE_BYTES = 5
+
+
+def decode(
+    programs: Programs,
+    buffers: Buffers,
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    present: NDArray[np.uint8],
+    first: int = 0,
+) -> int:
+    """Decode records into buffers.
+
+    :param data: the bytes of all keys, or all values, with the wire format's five bytes
+    :param offsets: where each record begins, and where the last one ends
+    :param present: 0 for a record without bytes, whose columns are null
+    :param first: the record to begin with
+    :returns: the record that was not decoded, or how many there are: the buffers are full, or, if
+        it is the first one, it is not covered
+    """
+    starts, rows = buffers.shape.ends()
+    done: int = _decode(
+        data,
+        offsets,
+        present,
+        programs.instructions,
+        programs.targets,
+        *programs.texts,
+        programs.writers,
+        buffers.addresses,
+        buffers.used,
+        buffers.counts,
+        buffers.rooms,
+        starts,
+        rows,
+        first,
+    )
+    return done
+
+
+@compiled
+def _number(data, at, end):  # type: ignore[no-untyped-def]
+    """Return a zig-zag varint and the position after it, or -1 if there is none."""
+    if at >= end:
+        return np.int64(0), np.int64(-1)
+    byte = data[at]
+    at += 1
+    if byte < 0x80:
+        return np.int64(byte >> 1) ^ -np.int64(byte & 1), at
+    bits = np.uint64(byte & 0x7F)
+    shift = np.uint64(7)
+    while True:
+        if at >= end:
+            return np.int64(0), np.int64(-1)
+        byte = data[at]
+        at += 1
+        if shift == 63 and byte > 1:
+            return np.int64(0), np.int64(-1)
+        bits |= np.uint64(byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += np.uint64(7)
+    return np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1)), at
+
+
+@compiled
+def _decode(  # type: ignore[no-untyped-def]
+    data,
+    offsets,
+    present,
+    instructions,
+    targets,
+    text_offsets,
+    texts,
+    writers,
+    addresses,
+    used,
+    counts,
+    rooms,
+    starts,
+    ends,
+    first,
+):
+    base = data.ctypes.data
+    text_base = texts.ctypes.data
+    values, valids, offs = addresses[0], addresses[1], addresses[2]
+    text_rooms, item_rooms = rooms[0], rooms[1]
+    arrays = np.zeros((MAX_NESTED, 2), np.int64)  # items left, instruction
+    last_id, last_start = np.int64(-1), np.int64(-1)
+    records = min(len(offsets) - 1, first + item_rooms[0] - counts[0])
+    for record in range(first, records):
+        at, end = offsets[record], offsets[record + 1]
+        if present[record]:
+            if end - at < _WIRE_BYTES or data[at] != 0:
+                return record
+            number = (
+                (np.int64(data[at + 1]) << 24)
+                | (np.int64(data[at + 2]) << 16)
+                | (np.int64(data[at + 3]) << 8)
+                | np.int64(data[at + 4])
+            )
+            if number != last_id:
+                last_id, last_start = number, np.int64(-1)
+                for writer in range(len(writers)):
+                    if writers[writer, 0] == number:
+                        last_start = writers[writer, 1]
+                if last_start < 0:
+                    return record
+            at += _WIRE_BYTES
+            pc = last_start
+            depth = 0
+            while True:
+                op = instructions[pc, 0]
+                slot = instructions[pc, 1]
+                domain = instructions[pc, 2]
+                a, b = instructions[pc, 3], instructions[pc, 4]
+                pc += 1
+                if op == _TEXT:
+                    size, at = _number(data, at, end)
+                    if at < 0 or size < 0 or size > end - at:
+                        return record
+                    if used[slot] + size > text_rooms[slot]:
+                        return record
+                    copy(values[slot] + used[slot], base + at, size)
+                    used[slot] += size
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                    at += size
+                elif op == _INT:
+                    found, at = _number(data, at, end)
+                    if at < 0 or found < a or found > b:
+                        return record
+                    store_int32(values[slot] + 4 * counts[domain], np.int32(found))
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _LONG:
+                    found, at = _number(data, at, end)
+                    if at < 0 or found < a or found > b:
+                        return record
+                    store_int64(values[slot] + 8 * counts[domain], found * instructions[pc - 1, 5])
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _UNION:
+                    found, at = _number(data, at, end)
+                    if at < 0 or found < 0 or found >= a:
+                        return record
+                    pc = targets[b + found]
+                elif op == _JUMP:
+                    pc = a
+                elif op == _DOUBLE:
+                    if end - at < 8:
+                        return record
+                    store_int64(values[slot] + 8 * counts[domain], load_int64(base + at))
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                    at += 8
+                elif op == _BOOLEAN:
+                    if at >= end or data[at] > 1:
+                        return record
+                    store_byte(values[slot] + counts[domain], data[at])
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                    at += 1
+                elif op == _END:
+                    if at != end:
+                        return record
+                    break
+                elif op == _FLOAT:
+                    if end - at < 4:
+                        return record
+                    store_int32(values[slot] + 4 * counts[domain], load_int32(base + at))
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                    at += 4
+                elif op == _PRESENT:
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _ENUM:
+                    found, at = _number(data, at, end)
+                    if at < 0 or found < 0 or found >= a:
+                        return record
+                    symbol = text_offsets[b + found]
+                    size = text_offsets[b + found + 1] - symbol
+                    if used[slot] + size > text_rooms[slot]:
+                        return record
+                    copy(values[slot] + used[slot], text_base + symbol, size)
+                    used[slot] += size
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _FIXED:
+                    if a > end - at or used[slot] + a > text_rooms[slot]:
+                        return record
+                    copy(values[slot] + used[slot], base + at, a)
+                    used[slot] += a
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                    at += a
+                elif op in (_ARRAY, _ITEM):
+                    if op == _ARRAY:
+                        if depth == MAX_NESTED:
+                            return record
+                        if slot >= 0:
+                            store_byte(valids[slot] + counts[domain], np.uint8(1))
+                        arrays[depth, 0], arrays[depth, 1] = 0, pc - 1
+                        depth += 1
+                    elif domain > 0:
+                        place = counts[domain]
+                        for row in range(starts[domain], starts[domain + 1]):
+                            varying, items = ends[row, 0], ends[row, 1]
+                            till = used[varying] if items < 0 else counts[items]
+                            store_int32(offs[varying] + 4 * (place + 1), np.int32(till))
+                        counts[domain] = place + 1
+                    array = arrays[depth - 1, 1]
+                    if arrays[depth - 1, 0] == 0:
+                        found, at = _number(data, at, end)
+                        if at >= 0 and found < 0:
+                            _, at = _number(data, at, end)  # of bytes
+                            found = -found
+                        # Every item has a byte at least: see topicberg.formats.avro_reading.
+                        if at < 0 or found < 0 or found > end - at:
+                            return record
+                        items = instructions[array, 3]
+                        if items > 0 and counts[items] + found > item_rooms[items]:
+                            return record
+                        arrays[depth - 1, 0] = found
+                    if arrays[depth - 1, 0] == 0:
+                        depth -= 1
+                        pc = instructions[array, 5]
+                    else:
+                        arrays[depth - 1, 0] -= 1
+                        pc = instructions[array, 4]
+                elif op == _WIDER:
+                    if end - at < 4:
+                        return record
+                    bits = load_int32(base + at)
+                    wide = np.float64(np.array([bits], np.int32).view(np.float32)[0])
+                    store_int64(
+                        values[slot] + 8 * counts[domain],
+                        np.array([wide], np.float64).view(np.int64)[0],
+                    )
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                    at += 4
+                elif op in (_NEAREST_FLOAT, _NEAREST_DOUBLE):
+                    found, at = _number(data, at, end)
+                    if at < 0:
+                        return record
+                    if op == _NEAREST_FLOAT:
+                        near = np.array([found], np.int64).astype(np.float32).view(np.int32)[0]
+                        store_int32(values[slot] + 4 * counts[domain], near)
+                    else:
+                        close = np.array([found], np.int64).astype(np.float64).view(np.int64)[0]
+                        store_int64(values[slot] + 8 * counts[domain], close)
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _DECIMAL:
+                    size = a
+                    if a < 0:
+                        size, at = _number(data, at, end)
+                    if at < 0 or size < 1 or size > 16 or size > end - at:
+                        return record
+                    high = np.int64(-1) if data[at] >= 0x80 else np.int64(0)
+                    low = np.uint64(0xFFFFFFFFFFFFFFFF) if data[at] >= 0x80 else np.uint64(0)
+                    for _ in range(size):
+                        high = (high << 8) | np.int64(low >> np.uint64(56))
+                        low = (low << np.uint64(8)) | np.uint64(data[at])
+                        at += 1
+                    # The absolute value, to compare it with the limit.
+                    above, below = high, low
+                    if high < 0:
+                        below = ~low + np.uint64(1)
+                        above = ~high + (np.int64(1) if below == 0 else np.int64(0))
+                    limit = np.uint64(instructions[pc - 1, 5])
+                    if above < 0 or above > b or (above == b and below >= limit):
+                        return record
+                    store_int64(values[slot] + 16 * counts[domain], np.int64(low))
+                    store_int64(values[slot] + 16 * counts[domain] + 8, high)
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _SKIP_NUMBER:
+                    found, at = _number(data, at, end)
+                    if at < 0 or found < a or found > b:
+                        return record
+                elif op == _SKIP_TEXT:
+                    size, at = _number(data, at, end)
+                    if at < 0 or size < 0 or size > end - at:
+                        return record
+                    at += size
+                elif op == _SKIP_BYTES:
+                    if a > end - at:
+                        return record
+                    at += a
+                elif op == _SKIP_ENUM:
+                    found, at = _number(data, at, end)
+                    if at < 0 or found < 0 or found >= a:
+                        return record
+                else:
+                    return record
+        place = counts[0]
+        for row in range(starts[0], starts[1]):
+            varying, items = ends[row, 0], ends[row, 1]
+            till = used[varying] if items < 0 else counts[items]
+            store_int32(offs[varying] + 4 * (place + 1), np.int32(till))
+        counts[0] = place + 1
+    return records

@@ -1,0 +1,252 @@
+"""What decodes the records of one writer: instructions, and the places that they fill.
+
+A place is where the values of a column go, at every depth: a leaf, a struct, or a list. Places of
+one *domain* have as many values as each other: those of domain 0 have one for each record, those
+inside of a list one for each item of all lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+WIDTH = 6
+"""Numbers of an instruction: operation, slot, domain, and three arguments."""
+
+
+MAX_NESTED = 16
+"""Arrays in arrays."""
+
+
+class NotCoveredError(Exception):
+    """A schema, or a pair of a schema and a table, has no program."""
+
+
+class Store(IntEnum):
+    """How a slot holds values."""
+
+    NONE = 0
+    """Only whether there is a value: a struct."""
+    BYTE = 1
+    INT32 = 4
+    INT64 = 8
+    INT128 = 16
+    TEXT = 100
+    """Bytes of varying length: text and binary."""
+    ITEMS = 101
+    """The items of a list, in another domain."""
+
+
+_STORES: tuple[tuple[type[IcebergType], Store], ...] = (
+    (BooleanType, Store.BYTE),
+    (IntegerType, Store.INT32),
+    (DateType, Store.INT32),
+    (FloatType, Store.INT32),
+    (LongType, Store.INT64),
+    (DoubleType, Store.INT64),
+    (TimestampType, Store.INT64),
+    (TimestamptzType, Store.INT64),
+    (DecimalType, Store.INT128),
+    (StringType, Store.TEXT),
+    (BinaryType, Store.TEXT),
+    (StructType, Store.NONE),
+    (ListType, Store.ITEMS),
+)
+
+
+class AvroOp(IntEnum):
+    """Instructions for Avro; the arguments after slot and domain in brackets."""
+
+    END = 0
+    """The record ends."""
+    FAIL = 1
+    """There is no value that fits."""
+    JUMP = 2
+    """[instruction]"""
+    UNION = 3
+    """[branches, first of their targets]"""
+    PRESENT = 4
+    """There is a struct."""
+    LONG = 5
+    """[least, most, factor]; a number times the factor."""
+    INT = 6
+    """[least, most]"""
+    BOOLEAN = 7
+    FLOAT = 8
+    DOUBLE = 9
+    WIDER = 10
+    """A float as a double."""
+    NEAREST_FLOAT = 11
+    """A whole number."""
+    NEAREST_DOUBLE = 12
+    TEXT = 13
+    FIXED = 14
+    """[bytes]"""
+    ENUM = 15
+    """[symbols, first of their texts]"""
+    DECIMAL = 16
+    """[bytes, or -1 if their number is in the record; high and low half of the least value that is
+    too large]"""
+    ARRAY = 17
+    """[domain of the items, instructions of an item, instruction after it]"""
+    ITEM = 18
+    """An item ends."""
+    SKIP_NUMBER = 19
+    """[least, most]"""
+    SKIP_TEXT = 20
+    SKIP_BYTES = 21
+    """[bytes]"""
+    SKIP_ENUM = 22
+    """[symbols]"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the values of a column go."""
+
+    name: str
+    column: IcebergType
+    slot: int
+    domain: int
+    store: Store
+    inside: tuple[Place, ...] = ()
+    """The fields of a struct; the items of a list."""
+    items: int = -1
+    """The domain of a list's items."""
+
+    def field(self, name: str) -> Place:
+        return next(place for place in self.inside if place.name == name)
+
+
+class Shape:
+    """The places of some columns of a table."""
+
+    def __init__(self, columns: Sequence[NestedField]) -> None:
+        """:raises NotCoveredError: a column has a type that programs do not fill"""
+        self._slots, self._domains = count(), count(1)
+        self.places = tuple(self._place(one.name, one.field_type, 0) for one in columns)
+        self.slots, self.domains = next(self._slots), next(self._domains)
+        self.all = tuple(self._all(self.places))
+
+    def _place(self, name: str, column: IcebergType, domain: int) -> Place:
+        store = next((store for kind, store in _STORES if isinstance(column, kind)), None)
+        if store is None:
+            raise NotCoveredError(f"the column {name} is a {column}")
+        slot = next(self._slots)
+        if isinstance(column, StructType):
+            fields = (self._place(one.name, one.field_type, domain) for one in column.fields)
+            return Place(name, column, slot, domain, store, tuple(fields))
+        if isinstance(column, ListType):
+            items = next(self._domains)
+            item = self._place("element", column.element_type, items)
+            return Place(name, column, slot, domain, store, (item,), items)
+        return Place(name, column, slot, domain, store)
+
+    def _all(self, places: Sequence[Place]) -> Sequence[Place]:
+        return [one for place in places for one in (place, *self._all(place.inside))]
+
+    def place(self, name: str) -> Place:
+        return next(place for place in self.places if place.name == name)
+
+    def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what is written where a value of a domain ends, so that offsets are never absent.
+
+        :returns: domain → first row of the second array, with one more at its end; rows of a slot
+            and the domain of its items, or -1 for text
+        """
+        rows: list[tuple[int, int]] = []
+        starts = [0]
+        for domain in range(self.domains):
+            for place in self.all:
+                if place.domain == domain and place.store in (Store.TEXT, Store.ITEMS):
+                    rows.append((place.slot, place.items))
+            starts.append(len(rows))
+        return np.array(starts, np.int64), np.array(rows or [(0, 0)], np.int64)
+
+
+@dataclass
+class Code:
+    """Instructions under construction, of one or more programs."""
+
+    instructions: list[list[int]] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    """Where the branches of unions begin."""
+    texts: list[bytes] = field(default_factory=list)
+    """Constant texts, such as symbols of enums."""
+
+    @property
+    def at(self) -> int:
+        return len(self.instructions)
+
+    def emit(self, operation: int, place: Place | None, *arguments: int) -> int:
+        """Append an instruction; return where it is."""
+        slot, domain = (place.slot, place.domain) if place else (-1, 0)
+        padding = [0] * (WIDTH - 3 - len(arguments))
+        self.instructions.append([int(operation), slot, domain, *arguments, *padding])
+        return self.at - 1
+
+    def mark(self) -> tuple[int, int, int]:
+        """Return where the next program begins."""
+        return self.at, len(self.targets), len(self.texts)
+
+    def reset(self, mark: tuple[int, int, int]) -> None:
+        """Remove what was appended since a mark."""
+        del self.instructions[mark[0] :], self.targets[mark[1] :], self.texts[mark[2] :]
+
+    def text(self, values: Sequence[bytes]) -> int:
+        """Add constant texts; return the number of the first one."""
+        self.texts += values
+        return len(self.texts) - len(values)
+
+
+Emit = Callable[[Code, Place], None]
+"""Appends the instructions that read a value into a place.
+
+:raises NotCoveredError: there are none
+"""
+Skip = Callable[[Code], None]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Programs of several writers that fill the same places; small enough to be sent to a task."""
+
+    instructions: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    texts: tuple[NDArray[np.int64], NDArray[np.uint8]]
+    """Offsets and bytes of the constant texts."""
+    writers: NDArray[np.int64]
+    """Rows of a schema id and where its program begins."""
+
+    @classmethod
+    def of(cls, code: Code, writers: Sequence[tuple[int, int]]) -> Programs:
+        offsets = np.cumsum([0, *map(len, code.texts)], dtype=np.int64)
+        return cls(
+            np.array(code.instructions, np.int64).reshape(-1, WIDTH),
+            np.array([*code.targets, 0], np.int64),
+            # A copy can be written, as it can be in a task: compiled code is of one type.
+            (offsets, np.frombuffer(b"".join(code.texts) + b"\0", np.uint8).copy()),
+            np.array(writers, np.int64).reshape(-1, 2),
+        )

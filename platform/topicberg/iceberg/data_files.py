@@ -1,0 +1,357 @@
+"""Data files written in this process.
+
+PyIceberg's own writer has no choice of the columns that get a dictionary: see :func:`repeated`.
+
+Source: Iceberg spec, "Data File Fields" and "Partition Transforms".
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
+from pyiceberg.schema import sanitize_column_names
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.transforms import (
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    YearTransform,
+)
+from pyiceberg.typedef import Record
+from pyiceberg.types import TimestampType, TimestamptzType
+
+from topicberg.errors import TopicbergError
+from topicberg.iceberg.manifests import new_file
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+MAX_OPEN = 64
+"""Partitions whose files are written at once."""
+_SAMPLE = 4096
+"""Values of a column that are inspected."""
+_UNITS = {HourTransform: "h", DayTransform: "D", MonthTransform: "M", YearTransform: "Y"}
+
+
+class UnsupportedWriteError(TopicbergError):
+    """The table, or the batch, is for Spark to write."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a writer needs to know of a table; small enough to be sent to a task."""
+
+    location: str
+    schema: Schema
+    spec: PartitionSpec
+    properties: dict[str, str]
+
+    @classmethod
+    def of(cls, table: Table) -> Target:
+        """:raises UnsupportedWriteError: files of the table are not written here"""
+        if table.metadata.default_sort_order_id:
+            raise UnsupportedWriteError("its files are sorted")
+        target = cls(table.location(), table.schema(), table.spec(), table.properties)
+        _check(target)
+        return target
+
+
+def _check(target: Target) -> None:
+    schema, properties = target.schema, target.properties
+    if properties.get("write.format.default", "parquet") != "parquet":
+        raise UnsupportedWriteError("its files are not Parquet")
+    sources = [field.source_id for field in target.spec.fields]
+    if len(set(sources)) < len(sources):
+        raise UnsupportedWriteError("two partition fields are of one column")
+    for field in target.spec.fields:
+        kind = schema.find_field(field.source_id).field_type
+        is_time = isinstance(kind, TimestampType | TimestamptzType)
+        is_known = is_time if type(field.transform) in _UNITS else False
+        if not is_known and not isinstance(field.transform, IdentityTransform):
+            raise UnsupportedWriteError(f"it is partitioned by {field.transform}({kind})")
+        if isinstance(field.transform, IdentityTransform) and not kind.is_primitive:
+            raise UnsupportedWriteError(f"it is partitioned by a {kind}")
+
+
+class DataFileWriter:
+    """Writes rows to one open file for each partition; a context manager."""
+
+    def __init__(self, target: Target, io: FileIO, size: int) -> None:
+        """:param size: bytes of rows in memory after which the next file begins"""
+        self._properties, self._io, self._most = target.properties, io, size
+        self._spec, self._schema = target.spec, target.schema
+        self._file_schema = sanitize_column_names(self._schema)
+        self._arrow = schema_to_pyarrow(self._file_schema)
+        self._paths = load_location_provider(target.location, target.properties)
+        self._open: dict[tuple[Any, ...], _File] = {}
+        self.files: list[DataFile] = []
+        self._id = uuid.uuid4().hex
+        self._format = _Format(self._file_schema, target.properties)
+
+    def __enter__(self) -> DataFileWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            for file in list(self._open.values()):
+                self._close(file)
+        else:
+            for file in self._open.values():
+                file.abandon()
+
+    def write(self, columns: Mapping[str, pa.Array]) -> None:
+        """Write rows.
+
+        :param columns: by the names of the table's columns
+        :raises UnsupportedWriteError: they are of too many partitions
+        """
+        arrays, fields = list[pa.Array](), list[pa.Field]()
+        for place, column in enumerate(self._schema.fields):
+            field, array = self._arrow.field(place), columns[column.name]
+            is_constant = pa.types.is_dictionary(array.type)  # it is written as it is
+            arrays.append(array if is_constant else _cast(array, field.type))
+            fields.append(field.with_type(array.type) if is_constant else field)
+        table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        for values, rows in self._partitions(columns, table):
+            self._write(values, rows)
+
+    def _partitions(
+        self, columns: Mapping[str, pa.Array], table: pa.Table
+    ) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
+        """Yield the values of each partition and its rows."""
+        if self._spec.is_unpartitioned() or not len(table):
+            yield (), table
+            return
+        codes: list[Any] = []
+        names: list[list[Any]] = []
+        for field in self._spec.fields:
+            name = self._schema.find_field(field.source_id).name
+            encoded = pc.dictionary_encode(
+                _transformed(columns[name], field.transform), null_encoding="encode"
+            )
+            codes.append(encoded.indices.to_numpy(zero_copy_only=False))
+            names.append(encoded.dictionary.to_pylist())
+        combined = codes[0].astype(np.int64)
+        for code, known in zip(codes[1:], names[1:], strict=True):
+            combined = combined * max(1, len(known)) + code
+        found, first, groups = np.unique(combined, return_index=True, return_inverse=True)
+        if len(found) > MAX_OPEN:
+            raise UnsupportedWriteError(f"a batch has rows of more than {MAX_OPEN} partitions")
+        for number, row in enumerate(first):
+            values = tuple(known[code[row]] for code, known in zip(codes, names, strict=True))
+            if len(found) == 1:
+                yield values, table
+            else:
+                yield values, table.take(pa.array(np.flatnonzero(groups == number)))
+
+    def _write(self, values: tuple[Any, ...], rows: pa.Table) -> None:
+        file = self._open.get(values)
+        if file is None:
+            if len(self._open) == MAX_OPEN:
+                raise UnsupportedWriteError(f"a batch has rows of more than {MAX_OPEN} partitions")
+            file = self._open[values] = self._new(values)
+        file.write(rows)
+        if file.size >= self._most:
+            self._close(file)
+
+    def _new(self, values: tuple[Any, ...]) -> _File:
+        key = None
+        if values:
+            fields = [
+                PartitionFieldValue(field, value)
+                for field, value in zip(self._spec.fields, values, strict=True)
+            ]
+            key = PartitionKey(fields, self._spec, self._schema)
+        name = f"{self._id}-{len(self.files) + len(self._open):05}.parquet"
+        path = self._paths.new_data_location(name, key)
+        return _File(self._io, path, values, key.partition if key else Record(), self._format)
+
+    def _close(self, file: _File) -> None:
+        del self._open[file.values]
+        self.files.append(file.close(self._spec.spec_id))
+
+
+class _File:
+    """An open file."""
+
+    def __init__(
+        self, io: FileIO, path: str, values: tuple[Any, ...], partition: Record, owner: _Format
+    ) -> None:
+        self.values, self.path, self.size = values, path, 0
+        self._io, self._partition, self._format = io, partition, owner
+        self._output = io.new_output(path)
+        self._stream: Any = None
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.Table) -> None:
+        if self._writer is None:
+            self._stream = self._output.create(overwrite=True)
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                rows.schema,
+                use_dictionary=repeated(rows),
+                compression=self._format.compression,
+                compression_level=self._format.level,
+                store_decimal_as_integer=True,
+                store_schema=False,
+            )
+        self._writer.write_table(rows, row_group_size=len(rows))
+        self.size += rows.nbytes
+
+    def close(self, spec_id: int) -> DataFile:
+        assert self._writer is not None  # noqa: S101  a file is opened to be written
+        with self._stream:
+            self._writer.close()
+            statistics = data_file_statistics_from_parquet_metadata(
+                self._writer.writer.metadata, self._format.statistics, self._format.paths
+            )
+        file = new_file(
+            content=DataFileContent.DATA,
+            file_path=self.path,
+            file_format=FileFormat.PARQUET,
+            partition=self._partition,
+            file_size_in_bytes=len(self._output),
+            **statistics.to_serialized_dict(),
+        )
+        file.spec_id = spec_id
+        return file
+
+    def abandon(self) -> None:
+        with suppress(Exception):  # it is never part of the table; maintenance removes it
+            if self._writer is not None:
+                self._writer.close()
+                self._stream.close()
+            self._io.delete(self.path)
+
+
+class _Format:
+    """How the files of a table are written."""
+
+    def __init__(self, schema: Schema, properties: Mapping[str, str]) -> None:
+        codec = properties.get("write.parquet.compression-codec", "zstd")
+        self.compression = "none" if codec == "uncompressed" else codec
+        level = properties.get("write.parquet.compression-level")
+        self.level = int(level) if level else None
+        self.statistics = compute_statistics_plan(schema, dict(properties))
+        self.paths = parquet_path_to_id_mapping(schema)
+
+
+def repeated(rows: pa.Table) -> list[str]:
+    """Return the Parquet columns whose values repeat, by a sample: a dictionary makes them smaller.
+
+    A dictionary of values that do not repeat is built, written and abandoned by the writer: without
+    this choice it takes twice as long, and its files are twice as large.
+    """
+    found: list[str] = []
+    for field in rows.schema:
+        if pa.types.is_nested(field.type):
+            found += _leaves(field.name, field.type)
+        elif pa.types.is_dictionary(field.type) or _repeats(rows.column(field.name)):
+            found.append(field.name)
+    return found
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    sample = column.slice(0, _SAMPLE)
+    return bool(pc.count_distinct(sample, mode="all").as_py() * 2 <= len(sample) + 1)
+
+
+def _leaves(path: str, kind: pa.DataType) -> list[str]:
+    """Return the names of the Parquet columns of an Arrow column."""
+    if pa.types.is_struct(kind):
+        return [name for one in kind for name in _leaves(f"{path}.{one.name}", one.type)]
+    if pa.types.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return [
+            *_leaves(f"{path}.key_value.{key.name}", key.type),
+            *_leaves(f"{path}.key_value.{item.name}", item.type),
+        ]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _leaves(f"{path}.list.element", kind.value_type)
+    return [path]
+
+
+def _transformed(column: pa.Array, transform: Any) -> pa.Array:
+    unit = _UNITS.get(type(transform))
+    if unit is None:
+        return column
+    micros = column.cast(pa.int64())
+    times = micros.fill_null(0).to_numpy().astype("datetime64[us]")
+    numbers = times.astype(f"datetime64[{unit}]").astype(np.int64).astype(np.int32)
+    return pa.array(numbers, mask=column.is_null().to_numpy(zero_copy_only=False))
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
+
+
+# --- files as text, to return them from a task ---
+
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+
+
+def dump_file(file: DataFile, target: Target) -> str:
+    """Return the metadata of a new data file as JSON."""
+    kinds = [field.field_type for field in target.spec.partition_type(target.schema).fields]
+    partition = [
+        None if (value := file.partition[place]) is None else to_bytes(kind, value).hex()
+        for place, kind in enumerate(kinds)
+    ]
+    fields: dict[str, Any] = {name: getattr(file, name) for name in _COUNTS}
+    for name in _BOUNDS:
+        bounds = getattr(file, name) or {}
+        fields[name] = {number: bytes(value).hex() for number, value in bounds.items()}
+    return json.dumps(
+        {
+            **fields,
+            "file_path": file.file_path,
+            "record_count": file.record_count,
+            "file_size_in_bytes": file.file_size_in_bytes,
+            "split_offsets": file.split_offsets,
+            "partition": partition,
+        }
+    )
+
+
+def load_file(text: str, target: Target) -> DataFile:
+    """Return the metadata of a new data file."""
+    given = json.loads(text)
+    kinds = [field.field_type for field in target.spec.partition_type(target.schema).fields]
+    values = [
+        None if value is None else from_bytes(kind, bytes.fromhex(value))
+        for kind, value in zip(kinds, given.pop("partition"), strict=True)
+    ]
+    for name in _COUNTS:
+        given[name] = {int(number): value for number, value in (given[name] or {}).items()}
+    for name in _BOUNDS:
+        given[name] = {int(number): bytes.fromhex(value) for number, value in given[name].items()}
+    file = new_file(
+        content=DataFileContent.DATA,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*values),
+        **given,
+    )
+    file.spec_id = target.spec.spec_id
+    return file

@@ -1,0 +1,522 @@
+"""The columnar path: records become data files without an object for each record.
+
+A batch is read by librdkafka into arrays (:mod:`topicberg.kafka.fetch`), decoded by programs into
+Arrow (:mod:`topicberg.formats.columnar`), and written as Parquet
+(:mod:`topicberg.iceberg.data_files`): a small batch in this process, a large one by tasks of Spark.
+The files are returned and committed in one snapshot.
+
+The path has no semantics of its own. A program exists only where its result is the one of the
+format's Spark expression, and everything else raises :class:`NotCoveredError`: a schema, a
+malformed record, an error of Kafka. Nothing is committed then, and Spark's path reads the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from topicberg.errors import TableflowError, TopicbergError
+from topicberg.formats import format_of
+from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
+from topicberg.iceberg.data_files import (
+    DataFileWriter,
+    Target,
+    UnsupportedWriteError,
+    dump_file,
+    load_file,
+)
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
+from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP
+from topicberg.tableflow.rows import check_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+    from pyiceberg.types import NestedField
+    from pyspark.sql import SparkSession
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.kafka.fetch import Records
+    from topicberg.kafka.offsets import Ranges
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+TASK_RECORDS, TASK_BYTES = 250_000, 64 * 1024 * 1024
+"""What one task of Spark reads."""
+MAX_TASKS = 256
+MAX_PAUSE = 63
+"""The most batches that Spark decodes before the columnar path is tried again."""
+_ROWS, _BYTES = 131_072, 16 * 1024 * 1024
+"""Records that are decoded at once, and so rows of a row group, and their bytes."""
+_RESERVED_BYTES = 512 * 1024 * 1024
+"""Address space for the values of all columns."""
+_FILE_RATIO = 4
+"""Bytes of rows in memory for a byte of their file, about."""
+_CONSUMER: dict[str, object] = {
+    "log_level": 2,
+    "group.id": "topicberg",  # required by librdkafka
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "check.crcs": True,
+    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
+    "fetch.wait.max.ms": 20,
+    "fetch.message.max.bytes": 4 * 1024 * 1024,
+    "queued.min.messages": 200_000,
+    "queued.max.messages.kbytes": 32 * 1024,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """How records become data files; it is sent to tasks. It holds logins, so it has no repr."""
+
+    topic: str
+    target: Target
+    files: Mapping[str, Any]
+    """Properties of the table's object store."""
+    kafka: Mapping[str, Any]
+    """Properties of librdkafka."""
+    decoded: Mapping[str, Decoded]
+    """For ``key`` and ``value``; absent: it is not decoded."""
+    columns: Mapping[str, str]
+    """The names of metadata columns."""
+
+
+class Columnar:
+    """The columnar path of one topic: its programs, and whether the next batch tries it."""
+
+    def __init__(self, spec: TopicSpec, endpoints: Endpoints, *, is_used: bool = True) -> None:
+        appends = spec.write_mode == "append" and not spec.is_compacted
+        self._is_used = is_used and appends and spec.changelog is None
+        self._spec, self._endpoints = spec, endpoints
+        self._key: object = None
+        self._found: Mapping[str, Decoded] | NotCoveredError | None = None
+        self._pause = self._paused = 0
+
+    def plan(self, layout: Layout, table: Table) -> Plan | None:
+        """Return how the next batch becomes files; None: by Spark's path."""
+        if not self._is_used or not is_ready():
+            return None
+        if self._paused:
+            self._paused -= 1
+            return None
+        ids = [half.subject and sorted(half.subject.schemas) for half in (layout.key, layout.value)]
+        about = table.metadata
+        key = layout.fitted, ids, about.table_uuid, about.current_schema_id, about.default_spec_id
+        if key != self._key:
+            self._key = key
+            try:
+                self._found = programs(self._spec, layout, table)
+            except NotCoveredError as error:
+                self._found = error
+                logger.info("topic %s is decoded by Spark: %s", self._spec.name, error)
+        if not isinstance(self._found, Mapping):
+            return None
+        kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
+        names = {name: self._spec.metadata_column(name) for name in _METADATA}
+        target, files = Target.of(table), dict(table.io.properties)
+        return Plan(self._spec.name, target, files, kafka | _CONSUMER, self._found, names)
+
+    def succeeded(self) -> None:
+        self._pause = 0
+
+    def failed(self, reason: object) -> None:
+        """Leave the next batches to Spark: twice as many each time."""
+        name = self._spec.name
+        logger.info("topic %s: Spark decodes this batch: %s", name, reason)
+        self._pause = min(MAX_PAUSE, 2 * self._pause + 1)
+        self._paused = self._pause
+
+
+Decoded = tuple[tuple["NestedField", ...], Programs]
+"""The columns of a key or a value, and how they are decoded."""
+
+
+def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoded]:
+    """Return how the key, the value, or both are decoded.
+
+    :raises NotCoveredError: it takes Spark
+    """
+    try:
+        Target.of(table)
+    except UnsupportedWriteError as error:
+        raise NotCoveredError(error.message) from None
+    taken = {spec.metadata_column(name) for name in _METADATA}
+    decoded: dict[str, Decoded] = {}
+    for half in (layout.key, layout.value):
+        if half.subject is None:
+            taken.add(half.column)
+            continue
+        fields = [one for one in table.schema().fields if one.name not in taken]
+        decoded[half.column] = _programs(half, fields)
+        names = {one.name for one in decoded[half.column][0]}
+        taken |= names
+        if half.column == KEY and layout.value.subject is not None:
+            _check_apart(layout, names)
+    return decoded
+
+
+_METADATA = (
+    *("topic", "partition", "headers", "leader-epoch"),
+    *("offset", "timestamp", "timestamp-type"),
+)
+
+
+def _programs(half: Half, fields: Sequence[NestedField]) -> Decoded:
+    """Return the columns that the schemas of a half fill, and the programs of these schemas.
+
+    :raises NotCoveredError: the latest schema has no program
+    """
+    assert half.subject is not None  # noqa: S101  it is decoded
+    latest = half.subject.latest
+    names: set[str] = set()
+    for writer in half.subject.schemas.values():
+        if writer.schema_type == latest.schema_type:
+            try:
+                names |= format_of(writer).written(writer, latest, half.message)
+            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+    of_half = tuple(one for one in fields if one.name in names)
+    shape, code = Shape(of_half), Code()
+    places = {place.name: place for place in shape.places}
+    writers: list[tuple[int, int]] = []
+    for number, writer in half.subject.schemas.items():
+        if writer.schema_type != latest.schema_type or writer.wrapped_as is not None:
+            continue
+        begin = code.mark()
+        try:
+            filled = format_of(writer).written(writer, latest, half.message)
+            check_names(writer, filled, of_half)
+            format_of(writer).program(code, places, writer, latest, of_half, half.message)
+        except (
+            *(NotCoveredError, TableflowError, ValueError),
+            *(KeyError, TypeError, RecursionError),
+        ) as error:
+            if number == latest.schema_id:
+                raise NotCoveredError(f"schema {number} is not covered: {error}") from error
+            code.reset(begin)
+            continue
+        writers.append((number, begin[0]))
+    if not any(number == latest.schema_id for number, _ in writers):
+        raise NotCoveredError(f"schema {latest.schema_id} is not covered")
+    return of_half, Programs.of(code, writers)
+
+
+def _check_apart(layout: Layout, key: set[str]) -> None:
+    """:raises NotCoveredError: the value has a field of the key's name"""
+    value = layout.value
+    assert value.subject is not None  # noqa: S101  see the caller
+    for writer in value.subject.schemas.values():
+        if writer.schema_type == value.subject.latest.schema_type:
+            written = format_of(writer).written(writer, value.subject.latest, value.message)
+            if shared := key & written:
+                raise NotCoveredError(f"key and value have the field {min(shared)}")
+
+
+# --- one range of records ---
+
+
+def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> list[DataFile]:
+    """Write the records of some offsets as data files, and return their metadata.
+
+    :param check: called now and then; raises if the batch is abandoned
+    :raises NotCoveredError: a record or an error is for Spark's path; files that were written
+        meanwhile are deleted
+    """
+    from pyiceberg.io import load_file_io
+
+    from topicberg.formats.columnar.columns import Buffers
+    from topicberg.kafka.fetch import Fetcher, Records
+
+    target = plan.target
+    io = load_file_io(dict(plan.files), target.location)
+    shapes = {half: Shape(fields) for half, (fields, _) in plan.decoded.items()}
+    size = _text_bytes(shapes.values())
+    rows = min(_ROWS, max(1, sum(end - start for start, end in ranges.values())))
+    buffers = {half: Buffers(shape, rows, size) for half, shape in shapes.items()}
+    most = int(target.properties.get("write.target-file-size-bytes", 128 * 1024 * 1024))
+    writer = DataFileWriter(target, io, most * _FILE_RATIO)
+    try:
+        with Fetcher(plan.kafka, plan.topic, ranges) as fetcher, writer:
+            for records in fetcher.fill(Records(rows, _BYTES)):
+                check()
+                for columns in _decoded(plan, records, buffers):
+                    writer.write(columns | _missing(columns, target.schema.fields))
+    except UnsupportedWriteError as error:
+        delete(io, writer.files)
+        raise NotCoveredError(error.message) from None
+    except BaseException:
+        delete(io, writer.files)
+        raise
+    return writer.files
+
+
+def delete(io: Any, files: Sequence[DataFile]) -> None:
+    """Delete files that were never committed; what cannot be deleted is left to maintenance."""
+    for file in files:
+        try:
+            io.delete(file.file_path)
+        except Exception as error:
+            logger.debug("%s cannot be deleted now: %s", file.file_path, error)
+
+
+def _text_bytes(shapes: Iterator[Shape] | Any) -> int:
+    """Return the bytes of a column's texts at once, so that all columns together fit."""
+    columns = sum(len(shape.all) for shape in shapes)
+    return max(64 * 1024, min(_BYTES, _RESERVED_BYTES // (8 * max(1, columns))))
+
+
+def _decoded(
+    plan: Plan, records: Records, buffers: Mapping[str, Any]
+) -> Iterator[dict[str, pa.Array]]:
+    """Yield records as columns, in parts that fit the buffers.
+
+    :raises NotCoveredError: a record is for Spark's path
+    """
+    import pyarrow as pa
+
+    from topicberg.formats.columnar.avro import decode
+    from topicberg.formats.columnar.columns import columns_of
+
+    halves = {
+        KEY: (records.keys, records.key_offsets, records.has_key),
+        VALUE: (records.values, records.value_offsets, records.has_value),
+    }
+    first, count = 0, records.count
+    while first < count:
+        to, columns = count, dict[str, pa.Array]()
+        for half in sorted(plan.decoded, reverse=True):  # the value first: it is the larger one
+            data, offsets, present = halves[half]
+            filled = buffers[half]
+            filled.clear()
+            reached = decode(plan.decoded[half][1], filled, data, offsets[: to + 1], present, first)
+            if reached == first or (reached < to and columns):
+                place = records.partitions[reached], records.offsets[reached]
+                raise NotCoveredError(f"the {half} at partition {place[0]}, offset {place[1]}")
+            to = reached
+            try:
+                columns |= columns_of(filled.arrays(), filled.shape)
+            except pa.ArrowInvalid as error:
+                raise NotCoveredError(f"the {half} of a record: {error}") from None
+        for half, (data, offsets, present) in halves.items():
+            if half not in plan.decoded:
+                columns[half] = _binary(data, offsets[first : to + 1], present[first:to])
+        yield columns | _metadata(plan, records, first, to)
+        first = to
+
+
+def _binary(data: Any, offsets: Any, present: Any) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    begin, end = int(offsets[0]), int(offsets[-1])
+    nulls = len(present) - int(np.count_nonzero(present))
+    bitmap = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+    found = [
+        bitmap,
+        pa.py_buffer((offsets - begin).astype(np.int32)),
+        pa.py_buffer(data[begin:end]),
+    ]
+    return pa.Array.from_buffers(pa.binary(), len(present), found, nulls)
+
+
+def _metadata(plan: Plan, records: Records, first: int, to: int) -> dict[str, pa.Array]:
+    """Return the metadata columns; see :func:`topicberg.tableflow.rows.metadata_values`.
+
+    :raises NotCoveredError: a timestamp or a header cannot be represented
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    count, times = to - first, records.times[first:to]
+    has_time = times != NO_TIMESTAMP
+    if ((times < FIRST_MS) | (times > LAST_MS))[has_time].any():
+        raise NotCoveredError("a timestamp is not between the years 1 and 9999")
+    micros = pa.array(times * 1000, mask=None if has_time.all() else ~has_time)
+    of_broker = records.time_types[first:to] == 2
+    kinds = pa.array(["CREATE_TIME", "LOG_APPEND_TIME"])
+    values = {
+        "topic": pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(count, np.int32)), pa.array([plan.topic])
+        ),
+        "partition": pa.array(records.partitions[first:to]),
+        "headers": _headers(records, first, to),
+        "leader-epoch": pa.nulls(count, pa.int32()),
+        "offset": pa.array(records.offsets[first:to]),
+        "timestamp": micros.cast(pa.timestamp("us", "UTC")),
+        "timestamp-type": pa.DictionaryArray.from_arrays(
+            pa.array(of_broker.astype(np.int32)), kinds
+        ),
+    }
+    return {plan.columns[name]: column for name, column in values.items()}
+
+
+def _headers(records: Records, first: int, to: int) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    kind = pa.map_(pa.string(), pa.binary())
+    ends = records.header_ends[first : to + 1]
+    begin, end = int(ends[0]), int(ends[-1])
+    if begin == end:
+        return pa.nulls(to - first, kind)
+    names, values = (records.header_offsets[half, begin : end + 1] for half in (0, 1))
+    keys = pa.Array.from_buffers(
+        pa.string(), end - begin, [None, pa.py_buffer(names), pa.py_buffer(records.headers)]
+    )
+    try:
+        keys.validate(full=True)
+    except pa.ArrowInvalid:
+        raise NotCoveredError("the name of a header is not UTF-8") from None
+    data = records.headers[records.size :]
+    items = _binary(data, values.astype(np.int64), records.has_header_value[begin:end])
+    offsets = ends - begin
+    is_null = np.diff(ends) == 0
+    bitmap = pa.py_buffer(np.packbits(~is_null, bitorder="little")) if is_null.any() else None
+    entries = pa.StructArray.from_arrays(
+        [keys, items],
+        fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())],
+    )
+    found = [bitmap, pa.py_buffer(offsets.astype(np.int32))]
+    return pa.Array.from_buffers(
+        kind, to - first, found, int(np.count_nonzero(is_null)), children=[entries]
+    )
+
+
+def _missing(columns: Mapping[str, pa.Array], fields: Sequence[NestedField]) -> dict[str, pa.Array]:
+    """Return the table's columns that the records have no value for."""
+    import pyarrow as pa
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.schema import Schema
+
+    count = len(next(iter(columns.values())))
+    found: dict[str, pa.Array] = {}
+    for one in fields:
+        if one.name not in columns:
+            kind = schema_to_pyarrow(Schema(one), include_field_ids=False).field(0).type
+            found[one.name] = pa.nulls(count, kind)
+    return found
+
+
+# --- tasks of Spark ---
+
+
+@dataclass(frozen=True, repr=False)
+class Task:
+    """What each task of Spark does: one part of the ranges, whose number is its input."""
+
+    plan: Plan
+    parts: Sequence[Ranges] = field(default_factory=tuple)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                try:
+                    files = ingest(self.plan, self.parts[number])
+                    texts = [dump_file(one, self.plan.target) for one in files]
+                    problem = None
+                except NotCoveredError as error:
+                    texts, problem = [], str(error)
+                yield pa.RecordBatch.from_pylist(
+                    [{"files": texts, "problem": problem}], schema=_result()
+                )
+
+
+def _result() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([("files", pa.list_(pa.string())), ("problem", pa.string())])
+
+
+def ingest_by_spark(
+    spark: SparkSession, plan: Plan, table: Table, ranges: Ranges, size: float | None
+) -> list[DataFile]:
+    """Write the records as data files by tasks of Spark.
+
+    :param size: average bytes of a record; None: not known
+    :raises NotCoveredError: see :func:`ingest`
+    :raises PySparkException: a task failed
+    """
+    parts = split(ranges, size)
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    found = numbers.mapInArrow(Task(plan, parts), "files array<string>, problem string").collect()
+    files = [load_file(text, plan.target) for row in found for text in row["files"]]
+    if problem := next((row["problem"] for row in found if row["problem"]), None):
+        delete(table.io, files)
+        raise NotCoveredError(problem)
+    return files
+
+
+def split(ranges: Ranges, size: float | None) -> list[Ranges]:
+    """Return parts of about the same number of offsets."""
+    total = sum(end - start for start, end in ranges.values())
+    wanted = max(total / TASK_RECORDS, total * (size or 0) / TASK_BYTES)
+    count = max(1, min(MAX_TASKS, round(wanted)))
+    most = -(-total // count)
+    parts: list[dict[int, tuple[int, int]]] = [{}]
+    room = most
+    for partition, (start, end) in ranges.items():
+        while start < end:
+            if not room:
+                parts.append({})
+                room = most
+            till = min(end, start + room)
+            parts[-1][partition] = start, till
+            room -= till - start
+            start = till
+    return list(parts)
+
+
+# --- whether the code is compiled ---
+
+_compiled = threading.Event()
+_failed: list[str] = []
+
+
+@cache
+def _compiler() -> threading.Thread:
+    thread = threading.Thread(target=compile_all, name="compile", daemon=True)
+    thread.start()
+    return thread
+
+
+def is_ready() -> bool:
+    """Return whether batches can be read without waiting for a compiler, which starts otherwise."""
+    if not _compiled.is_set():
+        _compiler()
+    return _compiled.is_set() and not _failed
+
+
+def compile_all() -> None:
+    """Compile what executes programs, or load it from disk: about 10 s, or half a second."""
+    try:
+        from topicberg.formats.columnar.check import check
+        from topicberg.kafka.fetch import compile_gather
+
+        check()
+        compile_gather()
+    except Exception as error:
+        _failed.append(str(error))
+        logger.warning("batches are decoded by Spark only: %s", error)
+    finally:
+        _compiled.set()
+
+
+def wait_ready() -> None:
+    """Wait for the compiler.
+
+    :raises TopicbergError: the code cannot be compiled
+    """
+    _compiler().join()
+    if _failed:
+        raise TopicbergError(f"the decoder cannot be compiled: {_failed[0]}")
