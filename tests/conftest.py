@@ -40,6 +40,7 @@ from dagster._core.storage.defs_state.base import set_defs_state_storage  # noqa
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
 from topicberg.settings import settings  # noqa: E402
+from topicberg.tableflow import columnar  # noqa: E402
 
 if TYPE_CHECKING:
     from kafka_topics import Topic

@@ -34,7 +34,7 @@ from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow import commit, ingestion
+from topicberg.tableflow import columnar, commit, ingestion
 from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.pool import Pool
@@ -269,11 +269,17 @@ def test_topics_that_need_a_new_namespace_at_once_all_get_it(
         catalogs[0].drop_namespace(namespace)
 
 
-@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+@pytest.mark.parametrize(
+    ("write_mode", "in_columns"), [("append", True), ("append", False), ("upsert", False)]
+)
 def test_a_rollback_while_a_batch_is_staged_stays(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, write_mode: str
+    make_topic: Callable[..., Topic],
+    monkeypatch: pytest.MonkeyPatch,
+    write_mode: str,
+    in_columns: bool,
 ) -> None:
     """An operator takes back a delete; the batch is written again on what is the head then."""
+    monkeypatch.setattr(columnar, "is_ready", lambda: in_columns)
     topic = make_topic(write_mode=write_mode, key={"format": "string"})
     for number in range(2):
         topic.send(ORDER, [{"id": number, "note": ""}], key=lambda _, n=number: b"%d" % n)
@@ -282,7 +288,8 @@ def test_a_rollback_while_a_batch_is_staged_stays(
     good = table.current_snapshot()
     assert good is not None
     table.delete("id = 0")
-    publish = commit.publish
+    step = "append" if in_columns else "publish"
+    publish = getattr(commit, step)
     seen: list[None] = []
 
     def rolled_back(*arguments: Any, **more: Any) -> Any:
@@ -291,7 +298,7 @@ def test_a_rollback_while_a_batch_is_staged_stays(
         seen.append(None)
         return publish(*arguments, **more)
 
-    monkeypatch.setattr(commit, "publish", rolled_back)
+    monkeypatch.setattr(commit, step, rolled_back)
     topic.send(ORDER, [{"id": 2, "note": ""}], key=lambda _: b"2")
     topic.ingest()
     assert len(seen) == 2
@@ -349,6 +356,11 @@ def test_recreated_topic_is_refused(make_topic: Callable[..., Topic]) -> None:
         except kafka.NoSuchTopicError:
             break
     admin.create_topics([NewTopic(topic.spec.name, num_partitions=3)])[topic.spec.name].result(30)
+    while time.monotonic() < deadline + 30:  # brokers know it a moment later
+        with suppress(kafka.NoSuchTopicError):
+            kafka.topic_id(topic.endpoints, topic.spec.name)
+            break
+        time.sleep(0.2)
     with pytest.raises(TableflowError, match="recreated"):
         topic.ingest()
     assert len(topic.rows("id")) == 20

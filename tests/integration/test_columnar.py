@@ -1,0 +1,199 @@
+"""The columnar path: its tables are those of Spark's path, and what it refuses Spark decodes."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka import Producer
+from kafka_topics import Row, Topic, avro, encode
+
+from topicberg.errors import TableflowError
+from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg.summaries import WAP_ID, summary
+from topicberg.tableflow import columnar
+from topicberg.tableflow.engine import run_once
+
+pytestmark = pytest.mark.integration
+
+NESTED = avro(
+    {"name": "id", "type": "long"},
+    {"name": "note", "type": ["null", "string"]},
+    {
+        "name": "price",
+        "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+    },
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
+    {
+        "name": "lines",
+        "type": {
+            "type": "array",
+            "items": {
+                "type": "record",
+                "name": "Line",
+                "fields": [
+                    {"name": "sku", "type": "string"},
+                    {"name": "counts", "type": {"type": "array", "items": ["null", "int"]}},
+                ],
+            },
+        },
+    },
+    {"name": "either", "type": ["null", "long", "string"]},
+)
+
+
+def make_row(rng: random.Random, number: int) -> Row:
+    return {
+        "id": number,
+        "note": rng.choice((None, "", "ü🙂", "x" * rng.randrange(40))),
+        "price": rng.randrange(-99_999, 99_999).to_bytes(4, "big", signed=True),
+        "at": rng.randrange(10**12, 2 * 10**12),
+        "kind": rng.choice(("NEW", "OLD")),
+        "lines": [
+            {"sku": f"s{rng.randrange(9)}", "counts": rng.choice(([], [1, None, -7]))}
+            for _ in range(rng.randrange(4))
+        ],
+        "either": rng.choice((None, rng.randrange(2**40), "text")),
+    }
+
+
+def is_columnar(topic: Topic) -> bool:
+    """Whether the newest snapshot was not staged by Spark."""
+    head = topic.table().current_snapshot()
+    assert head is not None
+    return WAP_ID not in summary(head)
+
+
+def by_spark(topic: Topic) -> list[Row]:
+    """The rows that Spark's path makes of the same topic."""
+    topic.endpoints.catalog(topic.config).purge_table(topic.spec.table_identifier(topic.config))
+    config = topic.config.model_copy(update={"engine_decoder": "spark"})
+    run_once(topic.spec, topic.endpoints, config)
+    assert not is_columnar(topic)
+    return in_order(topic)
+
+
+def in_order(topic: Topic) -> list[Row]:
+    rows = topic.table().scan().to_arrow().to_pylist()
+    return sorted(rows, key=lambda row: (row["$$partition"], row["$$offset"]))
+
+
+def produce(topic: Topic, values: list[bytes | None], seed: int) -> None:
+    """Records with headers or none, keys or none, old timestamps, and aborted transactions."""
+    rng = random.Random(seed)
+    producer = Producer(
+        {**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex, "linger.ms": 5}
+    )
+    producer.init_transactions(30)
+    sent = 0
+    while sent < len(values):
+        producer.begin_transaction()
+        aborts = rng.random() < 0.3
+        for value in values[sent : sent + 100]:
+            headers: Any = [("trace", b"1"), ("ü", None)] if rng.random() < 0.3 else None
+            producer.produce(
+                topic.spec.name,
+                value,
+                rng.choice((None, b"", rng.randbytes(5))),
+                partition=rng.randrange(topic.spec.partitions),
+                headers=headers,
+                timestamp=rng.choice((1, 1_700_000_000_123, 1_500_000_000_000)),
+            )
+        if aborts:
+            producer.flush(30)
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+            sent += 100
+
+
+@pytest.mark.parametrize("partitioning", [[], ["day($$timestamp)", "kind"]])
+def test_columns_equal_sparks_rows(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, partitioning: list[str]
+) -> None:
+    topic = make_topic(table={"partitioning": partitioning})
+    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
+    rng = random.Random(7)
+    values: list[bytes | None] = [
+        None if n % 50 == 0 else prefix + encode(parsed, make_row(rng, n)) for n in range(700)
+    ]
+    produce(topic, values, 8)
+    monkeypatch.setattr(columnar, "_ROWS", 150)  # several row groups, and buffers used again
+    topic.ingest()
+    assert is_columnar(topic)
+    found = in_order(topic)
+    assert len(found) == 700
+    assert found == by_spark(topic)
+
+
+def test_tasks_of_spark_return_the_same_files(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
+    rng = random.Random(9)
+    values: list[bytes | None] = [prefix + encode(parsed, make_row(rng, n)) for n in range(2_000)]
+    produce(topic, values, 10)
+    monkeypatch.setattr("topicberg.tableflow.engine.small", lambda _: 100)
+    monkeypatch.setattr(columnar, "TASK_RECORDS", 500)
+    topic.ingest()
+    assert is_columnar(topic)
+    found = in_order(topic)
+    assert [row["id"] for row in sorted(found, key=lambda row: row["id"])] == list(range(2_000))
+    assert int(summary(topic.table().current_snapshot())["added-data-files"]) >= 3  # type: ignore[arg-type]
+    assert found == by_spark(topic)
+
+
+@pytest.mark.parametrize("mode", ["SKIP", "SUSPEND"])
+def test_a_malformed_record_leaves_the_batch_to_spark(
+    make_topic: Callable[..., Topic], mode: str
+) -> None:
+    topic = make_topic(tableflow={"error_handling": {"mode": mode}})
+    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
+    rng = random.Random(11)
+    sound = [prefix + encode(parsed, make_row(rng, n)) for n in range(20)]
+    topic.send_raw(sound[:10])
+    topic.ingest()
+    assert is_columnar(topic)
+    topic.send_raw([*sound[10:15], sound[15] + b"\x00", *sound[15:]], partition=0)
+    if mode == "SUSPEND":
+        with pytest.raises(TableflowError, match=r"partition 0, offset \d+: the record ends at"):
+            topic.ingest()
+        assert len(topic.rows("id")) == 10
+        return
+    topic.ingest()
+    assert not is_columnar(topic)
+    assert sorted(row["id"] for row in topic.rows("id")) == list(range(20))
+
+
+def test_versions_that_add_and_drop_fields_stay_in_columns(
+    make_topic: Callable[..., Topic],
+) -> None:
+    topic = make_topic()
+    first = avro({"name": "id", "type": "int"}, {"name": "old", "type": "string"})
+    second = avro({"name": "id", "type": "long"}, {"name": "new", "type": ["null", "string"]})
+    topic.endpoints.schema_registry_client().set_config(
+        topic.spec.value_subject, _no_compatibility()
+    )
+    topic.send(first, [{"id": 1, "old": "a"}])
+    topic.ingest()
+    topic.send(second, [{"id": 2**40, "new": "b"}])
+    topic.send(first, [{"id": 3, "old": "c"}])
+    topic.ingest()
+    assert is_columnar(topic)
+    assert topic.rows("id", "old", "new") == [
+        {"id": 1, "old": "a", "new": None},
+        {"id": 2**40, "old": None, "new": "b"},
+        {"id": 3, "old": "c", "new": None},
+    ]
+
+
+def _no_compatibility() -> Any:
+    from confluent_kafka.schema_registry import ConfigCompatibilityLevel, ServerConfig
+
+    return ServerConfig(compatibility=ConfigCompatibilityLevel.NONE)
