@@ -7,6 +7,10 @@ UV_VERSION := 0.13.8
 PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.3.1
 
+# Without compiled modules, each of the many processes of a stack or a test run would compile Dagster
+# and Spark's client again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars clean
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,7 +29,12 @@ os.environ |= {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    # A stack that lives for minutes does not earn back what the optimizing compiler costs.
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
 }
+# Pytest and the tests' processes use each other's compiled modules.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Temporary files stay in the checkout; pytest locks each session's folder against the others.
 _TEMPORARY = Path(__file__).resolve().parents[1] / ".pytest_tmp"
 _TEMPORARY.mkdir(exist_ok=True)
