@@ -37,7 +37,8 @@ ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
 
 test: install  ## unit, integration and end to end on stacks of their own, but for the slow ones
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 1)) --stacks $(WORKERS) \
+	  --no-loadscope-reorder $(ARGS)
 
 test-all: install  ## every test, also those that take minutes each
 	$(BIN)/python -m pytest -m "" $(ARGS)

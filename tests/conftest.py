@@ -49,11 +49,30 @@ from topicberg.settings import settings  # noqa: E402
 
 if TYPE_CHECKING:
     from kafka_topics import Topic
+    from scheduling import StackScheduling
+    from xdist.remote import Producer
 
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("topicberg")
 RECOVERY_SECONDS = 90.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stacks",
+        type=int,
+        help="with --numprocesses: how many workers run tests that need a stack",
+    )
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> StackScheduling | None:
+    if config.getoption("stacks") is None:
+        return None
+    from scheduling import StackScheduling
+
+    return StackScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
