@@ -50,8 +50,10 @@ check: install  ## lint, format, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
+	@echo "$(BIN)/mypy, of the packages and of the tests"
+	@$(BIN)/mypy & packages=$$!; \
+	  $(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests; tests=$$?; \
+	  wait $$packages && exit $$tests
 
 format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
