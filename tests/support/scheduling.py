@@ -6,7 +6,7 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 
-class StackScheduling(LoadFileScheduling):
+class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """A whole file for a worker; only the first ``--stacks`` workers have files that need a stack.
 
     A test with a stack often waits, for a service or a commit. A worker without one, which costs
