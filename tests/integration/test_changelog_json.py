@@ -71,7 +71,7 @@ def test_json_orders_with_schemas_in_any_batches_give_rows(
     assert rows_of(topic) == ORDERS
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [7, pytest.param(3, marks=pytest.mark.slow)])
 def test_json_customers_with_schemas_give_the_rows_of_avro(
     make_topic: Callable[..., Topic], size: int
 ) -> None:
