@@ -7,6 +7,10 @@ UV_VERSION := 0.13.8
 PIP_AUDIT_VERSION := 2.10.1
 CYCLONEDX_VERSION := 7.3.1
 
+# Without compiled modules, each of the many processes of a stack or a test run would compile Dagster
+# and Spark's client again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars clean
 
@@ -34,7 +38,8 @@ ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
 
 test: install  ## unit, integration and end to end on stacks of their own, but for the slow ones
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 1)) --stacks $(WORKERS) \
+	  --no-loadscope-reorder $(ARGS)
 
 test-all: install  ## every test, also those that take minutes each
 	$(BIN)/python -m pytest -m "" $(ARGS)
@@ -46,8 +51,10 @@ check: install  ## lint, format, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
+	@echo "$(BIN)/mypy, of the packages and of the tests"
+	@$(BIN)/mypy & packages=$$!; \
+	  $(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests; tests=$$?; \
+	  wait $$packages && exit $$tests
 
 format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

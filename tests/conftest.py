@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,7 +29,12 @@ os.environ |= {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    # A stack that lives for minutes does not earn back what the optimizing compiler costs.
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
 }
+# Pytest and the tests' processes use each other's compiled modules.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Temporary files stay in the checkout; pytest locks each session's folder against the others.
 _TEMPORARY = Path(__file__).resolve().parents[1] / ".pytest_tmp"
 _TEMPORARY.mkdir(exist_ok=True)
@@ -44,11 +50,30 @@ from topicberg.tableflow import columnar  # noqa: E402
 
 if TYPE_CHECKING:
     from kafka_topics import Topic
+    from scheduling import StackScheduling
+    from xdist.remote import Producer
 
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("topicberg")
 RECOVERY_SECONDS = 90.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stacks",
+        type=int,
+        help="with --numprocesses: how many workers run tests that need a stack",
+    )
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> StackScheduling | None:
+    if config.getoption("stacks") is None:
+        return None
+    from scheduling import StackScheduling
+
+    return StackScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,7 +52,9 @@ def in_order(records: tuple[Captured, ...]) -> list[Captured]:
     return sorted(records, key=lambda one: (one.timestamp, one.partition, one.offset))
 
 
-@pytest.mark.parametrize("size", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [7, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 4))]
+)
 def test_json_orders_with_schemas_in_any_batches_give_rows(
     make_topic: Callable[..., Topic], size: int
 ) -> None:
@@ -69,14 +71,15 @@ def test_json_orders_with_schemas_in_any_batches_give_rows(
     assert rows_of(topic) == ORDERS
 
 
+@pytest.mark.parametrize("size", [7, pytest.param(3, marks=pytest.mark.slow)])
 def test_json_customers_with_schemas_give_the_rows_of_avro(
-    make_topic: Callable[..., Topic],
+    make_topic: Callable[..., Topic], size: int
 ) -> None:
     topic = json_topic(make_topic, tableflow=SKIP)
     ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
     records = in_order(captured_json("djsons.shop.customers"))
-    for first in range(0, len(records), 3):
-        send_captured(topic, records[first : first + 3])
+    for first in range(0, len(records), size):
+        send_captured(topic, records[first : first + size])
         last = ingestor.step()
     ingestor.close()
     rows = {row["id"]: row for row in rows_of(topic)}

@@ -1,4 +1,8 @@
-"""The platform in the local emulators: created through faults and kills, rotated, deleted."""
+"""The platform in the local emulators: created through faults and kills, rotated, deleted.
+
+Each test starts from a platform that is created (fixture ``deployed``) or deleted (``deleted``),
+whatever the test before left; a platform that is already there costs the requests of one plan.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ KILLED_AFTER = (3, 18, 40)
 
 
 class Platform:
-    """A deployment of the test's topics, looked at anew each time."""
+    """A deployment of the project's topics, read from the vendors by each method."""
 
     def __init__(self, stack: Endpoints, *proxies: FaultyProxy) -> None:
         self.stack = stack
@@ -63,7 +67,7 @@ class Platform:
         engine.create(graph, context, lambda *_: None)
 
     def plan(self) -> dict[str, Step]:
-        """What differs, by key; not what waits for the first records of its topic."""
+        """Return what differs, by key, but for what waits for the first records of its topic."""
         context, graph = self.open()
         steps = engine.plan(graph, context)
         right = (Action.KEEP, Action.WAIT)
@@ -117,6 +121,21 @@ def platform(stack: Endpoints) -> Iterator[Platform]:
         platform.delete()
 
 
+@pytest.fixture
+def deployed(platform: Platform) -> Platform:
+    """The whole platform, without a difference."""
+    platform.create()
+    assert platform.plan() == {}
+    return platform
+
+
+@pytest.fixture
+def deleted(platform: Platform) -> Platform:
+    """A platform of which nothing exists."""
+    assert platform.delete() == {}
+    return platform
+
+
 def _kill_create(after: int) -> None:
     """Start `create`, and kill it after it reported so many changes."""
     command = [str(TOPICBERG), "deploy", "create"]
@@ -138,9 +157,10 @@ def _foreign_table(context: DeployContext) -> str:
     return create_table(names, "BY_HAND", context.cluster, "stock_trades", auto_refresh=True)
 
 
-def test_1_create_through_faults_and_kills_ends_with_an_empty_plan(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch
+def test_create_through_faults_and_kills_leaves_no_difference(
+    deleted: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    platform = deleted
     with platform.failing():
         for after in KILLED_AFTER:
             _kill_create(after)
@@ -157,9 +177,9 @@ def test_1_create_through_faults_and_kills_ends_with_an_empty_plan(
     assert len(_ours(context)) == sum(isinstance(one, RotatingKey) for one in graph)
 
 
-def test_2_create_alone_leads_to_totals_in_snowflake(platform: Platform) -> None:
+def test_create_command_computes_totals_in_snowflake(deployed: Platform) -> None:
     subprocess.run([str(TOPICBERG), "deploy", "create"], check=True, timeout=1500)
-    context, graph = platform.open()
+    context, graph = deployed.open()
     engine.plan(graph, context)
     assert context.live["snowflake/table/stock_trades"].fields["auto_refresh"]
     names = Names.of(context.config)
@@ -169,7 +189,7 @@ def test_2_create_alone_leads_to_totals_in_snowflake(platform: Platform) -> None
             assert session.run(statement, "ACCOUNTADMIN")[0]["rows_"] > 0
 
 
-def test_3_two_at_once_do_not_meet(platform: Platform) -> None:
+def test_lock_held_by_another_command_is_refused(platform: Platform) -> None:
     context, _ = platform.open()
     with exclusive(context), pytest.raises(LockedError), exclusive(context):
         pass
@@ -177,8 +197,8 @@ def test_3_two_at_once_do_not_meet(platform: Platform) -> None:
         pass
 
 
-def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
-    context, graph = platform.open()
+def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None:
+    context, graph = deployed.open()
     engine.plan(graph, context)
     account = context.need("confluent/service_account/app_consumer").id
     context.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
@@ -205,7 +225,7 @@ def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
     warehouse = context.config.snowflake_name("warehouse")
     with context.snowflake() as session:
         session.run(f"ALTER WAREHOUSE {quote(warehouse)} SET WAREHOUSE_SIZE = 'LARGE'", "SYSADMIN")
-    drift = platform.plan()
+    drift = deployed.plan()
     assert {key: step.action.value for key, step in drift.items()} == {
         "confluent/service_account/app_consumer": "change",
         binding: "create",
@@ -216,45 +236,49 @@ def test_4_drift_is_shown_and_mended(platform: Platform) -> None:
         "snowflake/warehouse": "change",
     }
     assert drift["snowflake/warehouse"].changes == {"size": ("LARGE", "XSMALL")}
-    with platform.failing():
-        platform.create()
-    assert platform.plan() == {}
+    with deployed.failing():
+        deployed.create()
+    assert deployed.plan() == {}
 
 
-def test_5_rotated_keys_overlap(platform: Platform) -> None:
-    context, graph = platform.open()
+def test_rotate_three_times_keeps_each_key_working(deployed: Platform) -> None:
+    context, graph = deployed.open()
     engine.plan(graph, context)
     before: list[ApiKey] = [context.active_key("key/cloud")]
-    slots = []
+    slots = [_active_slot(context)]
     for _ in range(3):
-        platform_context, _ = platform.open()
+        context, _ = deployed.open()
         reported: list[str] = []
-        with platform.failing():
-            assert rotate(graph, platform_context, reported.append, force=True) == 7
+        with deployed.failing():
+            assert rotate(graph, context, reported.append, force=True) == 7
         assert not any(key.secret.get_secret_value() in "".join(reported) for key in before)
-        engine.plan(graph, platform_context)
-        before.append(platform_context.active_key("key/cloud"))
-        slots.append(
-            platform_context.need("snowflake/user_keys").facts["values"]["active_key_number"]
-        )
+        engine.plan(graph, context)
+        before.append(context.active_key("key/cloud"))
+        slots.append(_active_slot(context))
     assert len({key.id for key in before}) == 4
     for key in before:  # none is older than a period, so each still works
         Api(context.cloud.url, key.id, key.secret).get("/org/v2/environments")
-    assert slots == ["2", "1", "2"]
+    assert slots in (["1", "2", "1", "2"], ["2", "1", "2", "1"])
     current = context.secrets.read(context.names.confluent_secret("cloud"))
     assert current == {
         "api.key": before[-1].id,
         "api.key.secret": before[-1].secret.get_secret_value(),
     }
-    assert platform.plan() == {}
+    assert deployed.plan() == {}
 
 
-def test_6_no_secret_lies_about(platform: Platform) -> None:
-    """Not in what the command line prints, in logs, in Dagster's storage, or in readable files."""
-    context, _ = platform.open()
+def _active_slot(context: DeployContext) -> str:
+    """Return which of the two keys of Snowflake's user is active."""
+    return str(context.need("snowflake/user_keys").facts["values"]["active_key_number"])
+
+
+def test_secrets_are_in_no_output_log_or_readable_file(deployed: Platform) -> None:
+    """Nor in Dagster's storage; also secrets of before a rotation."""
+    context, graph = deployed.open()
+    assert rotate(graph, context, lambda *_: None, force=True) == 7
     secrets = _secret_values(context) | {
         value.get_secret_value()
-        for name, value in platform.stack
+        for name, value in deployed.stack
         if isinstance(value, SecretStr) and not name.endswith("access_key")  # a user's name
     }
     assert len(secrets) > 20
@@ -284,16 +308,16 @@ def test_6_no_secret_lies_about(platform: Platform) -> None:
 
 
 def _exposed(path: Path, folder: Path) -> bytes | None:
-    """What a file holds that others may read, or that is meant to be read."""
+    """Return the content of a file that others may read, or that is meant to be read."""
     shown = path.relative_to(folder).parts[0] in ("logs", "dagster")
-    with suppress(FileNotFoundError):  # the stack goes on, and tidies up
+    with suppress(FileNotFoundError):  # the stack runs, and deletes files
         if path.is_file() and not path.is_symlink() and (shown or path.stat().st_mode & 0o077):
             return path.read_bytes()
     return None
 
 
 def _secret_values(context: DeployContext) -> set[str]:
-    """Every secret of the deployment, of keys that are alive and of those before."""
+    """Return every secret of the deployment, of active keys and of earlier ones."""
     found: set[str] = set()
     for one in context.aws("secretsmanager").list_secrets()["SecretList"]:
         for version in context.secrets.versions(one["Name"]):
@@ -307,7 +331,7 @@ def _secret_values(context: DeployContext) -> set[str]:
 
 
 def _run_in_dagster(config: Settings) -> None:
-    """A part of the platform as assets, whose events are stored."""
+    """Materialize a part of the platform as assets, whose events are stored."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(dagster_home(config)))
         with dg.DagsterInstance.get() as instance:
@@ -317,28 +341,28 @@ def _run_in_dagster(config: Settings) -> None:
     assert result.success
 
 
-def test_7_delete_asks_before_it_deletes(platform: Platform) -> None:
+def test_delete_without_confirmation_deletes_nothing(deployed: Platform) -> None:
     command = [str(TOPICBERG), "deploy", "delete"]
-    asked = subprocess.run(
+    declined = subprocess.run(
         command, input="n\n", capture_output=True, text=True, check=False, timeout=600
     )
-    assert asked.returncode == 1
-    assert "  * topic stock_trades\n" in asked.stdout
-    assert platform.plan() == {}
+    assert declined.returncode == 1
+    assert "  * topic stock_trades\n" in declined.stdout
+    assert deployed.plan() == {}
 
 
-def test_8_delete_leaves_nothing_also_when_a_key_is_lost(platform: Platform) -> None:
-    context, graph = platform.open()
+def test_delete_after_a_lost_key_leaves_nothing(deployed: Platform) -> None:
+    context, graph = deployed.open()
     engine.plan(graph, context)
     for key in context.cloud.pages("/iam/v2/api-keys"):
         if "tableflow (topicberg)" in key["spec"]["display_name"]:
             context.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
-    with context.snowflake() as session:  # what derived assets make
+    with context.snowflake() as session:  # as derived assets do
         session.run(_foreign_table(context), "SYSADMIN")
-    with platform.failing():
-        left = platform.delete()
+    with deployed.failing():
+        left = deployed.delete()
     assert left == {}
-    context, graph = platform.open()
+    context, graph = deployed.open()
     assert engine.existing(graph, context, lambda *_: None) == []
     assert _ours(context) == []
     secrets = context.aws("secretsmanager").list_secrets()["SecretList"]

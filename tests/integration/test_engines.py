@@ -187,9 +187,14 @@ def run(stack: Endpoints, topics: int, rate: float, interval: float) -> None:
 
 
 def test_killed_engine_loses_and_doubles_nothing(stack: Endpoints) -> None:
-    run(stack, 8, 10, 1)
+    run(stack, 4, 10, 2)
 
 
 @pytest.mark.slow
 def test_killed_engine_of_a_fleet_loses_nothing(stack: Endpoints) -> None:
     run(stack, 50, 1, 10)
+
+
+@pytest.mark.slow
+def test_killed_engine_of_busy_topics_loses_nothing(stack: Endpoints) -> None:
+    run(stack, 8, 10, 1)

@@ -83,13 +83,23 @@ def wait(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(1)
 
 
-def test_kills_lose_nothing_and_double_nothing(stack: Endpoints, kill_service: KillService) -> None:
+@pytest.mark.parametrize(
+    "killed",
+    [
+        ("tableflow", "spark"),
+        pytest.param(("tableflow", "spark", "spark", "tableflow"), marks=pytest.mark.slow),
+    ],
+    ids=len,
+)
+def test_kills_lose_nothing_and_double_nothing(
+    stack: Endpoints, kill_service: KillService, killed: tuple[str, ...]
+) -> None:
     spec, config = load_topic("stock_trades"), settings()
     kafka.ensure_topic(spec, stack, config)
     failures: list[object] = []
     producing = threading.Thread(target=produce, args=(stack, RECORDS, failures))
     producing.start()
-    for service in ("tableflow", "spark", "spark", "tableflow"):
+    for service in killed:
         time.sleep(6)
         kill_service(service, wait=False)
     producing.join()

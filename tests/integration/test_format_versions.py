@@ -149,7 +149,7 @@ def test_versions_agree_after_each_commit(make_topic: MakeTopic) -> None:
     three, midway = topics[1:]
     ingestors = [Ingestor(t.spec, t.endpoints, t.config) for t in topics]
     rng, rows = random.Random(3), Rows()
-    for batch in range(4):
+    for batch in range(3):
         if batch == 2:
             assert delete_files(midway) > 0
             upgrade_table(midway.table())

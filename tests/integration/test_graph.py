@@ -144,7 +144,10 @@ def test_pipeline_and_three_doors(stack: Endpoints, daemon: Daemon) -> None:
     assert glue.metadata_location(in_glue) in [*versions, table.metadata_location]
 
 
-def test_a_daemon_that_was_down_for_twenty_snapshots(stack: Endpoints, daemon: Daemon) -> None:
+@pytest.mark.parametrize("snapshots", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_daemon_down_for_some_snapshots_registers_each(
+    stack: Endpoints, daemon: Daemon, snapshots: int
+) -> None:
     spec = load_topic(TOPIC)
     kafka.ensure_topic(spec, stack, settings())
     commit_some(stack, 100)
@@ -153,15 +156,16 @@ def test_a_daemon_that_was_down_for_twenty_snapshots(stack: Endpoints, daemon: D
     known, runs = len(daemon.materialized), len(daemon.runs)
     daemon.lags.clear()
     ingestor = Ingestor(spec, stack, settings())
-    for _ in range(20):
+    for _ in range(snapshots):
         run_here(settings(), TOPIC, rate=0, count=50)
         ingestor.step()
     ingestor.close()
     while not daemon.tick().skip_message:
         pass
-    assert len(daemon.materialized) - known >= 20  # the stack's own engine may commit as well
+    # The stack's own engine may commit as well.
+    assert len(daemon.materialized) - known >= snapshots
     assert len(set(daemon.materialized)) == len(daemon.materialized)
-    assert len(daemon.lags) >= 20
+    assert len(daemon.lags) >= snapshots
     assert all(0 < lag < 300 for lag in daemon.lags)
     lag: Mapping[str, Any] = daemon.observed[-1].metadata
     assert sum(lag["consumer_lag_by_partition"].value.values()) == lag["consumer_lag"].value == 0

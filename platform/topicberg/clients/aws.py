@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from topicberg.clients.answers import MISREAD, checked, raised_in, unusable
@@ -37,11 +38,33 @@ def aws_session(**how: Any) -> boto3.Session:
     :param how: arguments of ``boto3.Session``
     """
     import boto3  # it takes a fifth of a second, so not when definitions are loaded
+    import botocore.session
 
-    session = boto3.Session(**how)
+    own = botocore.session.get_session()
+    own.register_component("data_loader", _models())
+    session = boto3.Session(botocore_session=own, **how)
     session.events.register("creating-client-class", _extend)
     session.events.register("after-call", _known)
     return session
+
+
+@cache
+def _models() -> Any:
+    """Return the loader of the models of AWS's APIs, for all sessions.
+
+    With a loader for each session, reading them again is most of what a client costs.
+    """
+    import botocore.session
+    from botocore.loaders import Loader
+
+    class Models(Loader):
+        @property
+        def search_paths(self) -> list[str]:
+            """A copy: each session of boto3 appends the same folder."""
+            return list(super().search_paths)
+
+    path = botocore.session.get_session().get_config_variable("data_path")
+    return Models(extra_search_paths=path.split(os.pathsep) if path else None)
 
 
 def login_hint(error: BaseException, profile: str | None) -> str | None:

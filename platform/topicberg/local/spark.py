@@ -111,6 +111,8 @@ def service(context: Context) -> Service:
         # a concurrent collection.
         "-XX:G1HeapRegionSize=8m",
         "-XX:G1PeriodicGCInterval=30000",  # returns memory when idle
+        # From 20 MB, each step to what the classes of Spark need would be a concurrent collection.
+        "-XX:MetaspaceSize=256m",
         *_COMPILER,
         *log4j(folder),
         *_AVRO_LIMITS,

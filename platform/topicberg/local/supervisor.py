@@ -24,7 +24,10 @@ from topicberg.local.service import Context, Service, write_file
 
 STACK_VARIABLE = "TOPICBERG_STACK"
 """Environment variable of every process of a stack: its state directory."""
-_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
+_PASSED_ON = (
+    *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE"),
+    "JDK_JAVA_OPTIONS",  # options for every JVM, which its launcher reads
+)
 _START_SECONDS = 10
 """A service that ends sooner is restarted after 1, 2, 3... seconds, one that ends later at once."""
 _USER = "topicberg"
