@@ -44,7 +44,8 @@ GENERATORS = {
     "airline.skyone": (skyone, 15, None),
 }
 """The topics, with how many records a commit has, and which field is the key."""
-BEFORE, AWAY, COMMITS = timedelta(hours=8), timedelta(hours=72), 8
+BEFORE, AWAY, COMMITS = timedelta(hours=8), timedelta(hours=72), 4
+SIMPLE = {"stock_trades_with_totals", "stock_total_trades"}
 HASTY = Policy(
     retention=timedelta(0),
     min_snapshots=1,
@@ -87,9 +88,16 @@ class Producers:
         assert self.producer.flush(60) == 0
 
 
+def watched_lake() -> Lake:
+    """The tables with a lookback, a lookup, two sources, or a derived table as a source."""
+    derived = tuple(one for one in find_derived() if one.name not in SIMPLE)
+    topics = tuple(spec for spec in load_topics() if spec.publishes is None)
+    return Lake(settings(), topics, derived)
+
+
 @pytest.fixture
 def daemon(stack: Endpoints, tmp_path: Path) -> Iterator[Daemon]:
-    lake = Lake(settings(), tuple(load_topics()), tuple(find_derived()))
+    lake = watched_lake()
     with snapshot_daemon(snapshot_sensor(lake), tmp_path) as daemon:
         yield daemon
 
@@ -152,7 +160,7 @@ def failing(daemon: Daemon, lake: Lake) -> set[str]:
 
 
 def test_daemon_away_for_three_days_loses_nothing(stack: Endpoints, daemon: Daemon) -> None:
-    lake = Lake(settings(), tuple(load_topics()), tuple(find_derived()))
+    lake = watched_lake()
     now = datetime.now(UTC)
     start = now - AWAY - BEFORE
     producers = Producers(stack)
@@ -170,9 +178,8 @@ def test_daemon_away_for_three_days_loses_nothing(stack: Endpoints, daemon: Daem
         for name in GENERATORS:
             producers.send(name, slices[number], slices[number + 1], start)
         commit(stack)
-        if number % 3 == 2:
+        if number % 2 == 1:
             expire(stack, lake)
-    expire(stack, lake)
     for name in GENERATORS:
         table = stack.catalog(settings()).load_table(load_topic(name).table_identifier(settings()))
         # Only where the engine resumes is kept, of each topic; no commit of the three days is.
