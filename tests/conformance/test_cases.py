@@ -379,7 +379,7 @@ def test_text_and_bytes_are_not_one_column(outside: Outside) -> None:
 
 @both_modes
 def test_scale_of_a_decimal_does_not_change(outside: Outside) -> None:
-    """Values of the old scale would become other numbers in a column of the new one."""
+    """Iceberg's specification allows more digits only."""
 
     def price(precision: int, scale: int) -> dict[str, Any]:
         facts = {"logicalType": "decimal", "precision": precision, "scale": scale}

@@ -246,7 +246,7 @@ def check_types(held: IcebergType, new: IcebergType, path: str = "") -> None:
     """Refuse conversions that PyIceberg would do and Iceberg's specification forbids.
 
     Text and bytes are not converted into each other, and a column keeps its unit of time. A decimal
-    keeps its scale: the values in older files would become other numbers.
+    keeps its scale, of which the values in older files are.
 
     :raises ValueError: the conversion is refused
     """

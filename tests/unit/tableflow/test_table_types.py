@@ -38,7 +38,7 @@ def nested(kind: IcebergType) -> IcebergType:
 def test_decimal_of_another_scale_is_refused(
     catalog: SqlCatalog, new: tuple[int, int], wrap: type
 ) -> None:
-    """PyIceberg gives the column the new scale, by which older files have other numbers."""
+    """PyIceberg gives the column the new scale, if it has as many digits or more."""
     table = catalog.create_table(("shop", "prices"), of(wrap(DECIMAL)))
     with pytest.raises(TableflowError, match="the scale of a column cannot change"):
         _evolve(table, of(wrap(DecimalType(*new))))
