@@ -202,8 +202,8 @@ class AvroSchemas:
             return None
         logical = kind.get("logicalType", "")
         if logical == "decimal" and kind["type"] == "bytes":
-            precision = self.rng.randint(max(1, kind["scale"]), 38)
-            return {**kind, "precision": precision}
+            scale = min(38, kind["scale"] + (self.rng.random() < 0.2))
+            return {**kind, "precision": self.rng.randint(max(1, scale), 38), "scale": scale}
         if "timestamp" in logical:
             other = {"millis": "micros", "micros": "millis"}
             base, _, unit = logical.rpartition("-")

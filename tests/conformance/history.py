@@ -31,8 +31,9 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
 from topicberg.query import run_query
 from topicberg.settings import Settings
-from topicberg.tableflow.engine import Ingestor, run_once
+from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.history import history_table
+from topicberg.tableflow.sessions import Sessions
 from topicberg.topics import TopicSpec
 
 FORMATS = ("AVRO", "JSON", "PROTOBUF")
@@ -45,6 +46,7 @@ TOPIC_CONFIG = {
     "segment.ms": str(2**63 - 1),  # what is in the only segment is neither compacted nor deleted
 }
 PLACE = re.compile(r"partition (\d+), offset (\d+)")
+MISSING = "its row is missing"
 ATTEMPTS = 8
 STEPS = 60
 
@@ -86,6 +88,12 @@ class Result:
     refused: int = 0
     versions: int = 0
     problems: list[str] = field(default_factory=list)
+    is_stuck: bool = False
+    """The topic was not read to its end, or stopped where it must not."""
+    missing: int = 0
+    """Records without the row that they must have."""
+    wrong: int = 0
+    """Rows with a wrong value, and rows that must not be there."""
     sent: list[Sent] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -113,7 +121,13 @@ class OneVersion:
 
 
 class History:
-    """:param only: the only version that the topic has, instead of random ones"""
+    """A topic that is made, read and compared.
+
+    :param stages: the most times that the topic is read to its end
+    :param rounds: how often schemas evolve and records are sent before each of them
+    :param only: the only version that the topic has, instead of random ones
+    :param sessions: of Spark, which other topics use as well
+    """
 
     def __init__(
         self,
@@ -122,15 +136,18 @@ class History:
         config: Settings,
         *,
         stages: int = 4,
+        rounds: int = 1,
         only: Version | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.endpoints, self.config = endpoints, config
+        self.sessions = sessions
         self.kind = only.kind if only else FORMATS[seed % len(FORMATS)]
         self.compatibility = COMPATIBILITIES[seed // len(FORMATS) % 4]
         self.upsert = rng.random() < 0.4
         self.mode = rng.choice(("SUSPEND", "SKIP", "LOG"))
-        self.stages = rng.randint(2, stages)
+        self.stages, self.rounds = rng.randint(2, stages), rounds
         self.partitions = rng.randint(1, 2)
         keyed = ("string", "string") + (() if only else ("schema",))
         self.keys = rng.choice(keyed if self.upsert else (*keyed, "none"))
@@ -163,6 +180,7 @@ class History:
         self.read: list[Sent] = []
         self.key_pool: list[bytes] = []
         self.ingestor: Ingestor | None = None
+        self.producer: Producer | None = None
 
     def run(self) -> Result:
         admin = self.endpoints.kafka_admin()
@@ -179,6 +197,7 @@ class History:
                 if self.spec.history:
                     self._check_history()
         except Exception as error:
+            self.result.is_stuck = True
             self.problem(f"{type(error).__name__}: {error}")
         finally:
             self._close()
@@ -197,6 +216,10 @@ class History:
 
     def problem(self, text: str) -> None:
         self.result.problems.append(text)
+        if text.endswith(MISSING):
+            self.result.missing += 1
+        elif not self.result.is_stuck:
+            self.result.wrong += 1
 
     # --- schemas ---
 
@@ -264,9 +287,10 @@ class History:
     # --- records ---
 
     def _stage(self, stage: int) -> None:
-        for _ in range(self.rng.choice((0, 1, 1, 2))) if stage else ():
-            self._evolve()
-        self._produce(self.rng.choice((0, 5, 20, 60)) if stage else self.rng.randint(5, 60))
+        for number in range(stage * self.rounds, (stage + 1) * self.rounds):
+            for _ in range(self.rng.choice((0, 1, 1, 2))) if number else ():
+                self._evolve()
+            self._produce(self.rng.choice((0, 5, 20, 60)) if number else self.rng.randint(5, 60))
         if self.rng.random() < 0.4:
             self._close()  # the engine starts again
         try:
@@ -286,7 +310,9 @@ class History:
         self._ingest()
 
     def _produce(self, count: int) -> None:
-        producer = Producer({**self.endpoints.kafka_config(), "linger.ms": 20})
+        if self.producer is None:
+            self.producer = Producer({**self.endpoints.kafka_config(), "linger.ms": 20})
+        producer = self.producer
         records = [self._record() for _ in range(count)]
 
         def delivered(record: Sent) -> Any:
@@ -430,7 +456,7 @@ class History:
 
     def _drain(self) -> None:
         if self.ingestor is None:
-            self.ingestor = Ingestor(self.spec, self.endpoints, self.config)
+            self.ingestor = Ingestor(self.spec, self.endpoints, self.config, self.sessions)
         for _ in range(STEPS):
             done = self.ingestor.step()
             if not done.records and not done.backlog:
@@ -438,9 +464,9 @@ class History:
         raise AssertionError(f"still not at the end after {STEPS} steps")
 
     def _close(self) -> None:
-        if self.ingestor is not None:
+        if self.ingestor is not None and self.sessions is None:
             self.ingestor.close()
-            self.ingestor = None
+        self.ingestor = None
 
     def _table(self) -> list[Row]:
         return self._rows(self.spec.table_identifier(self.config))
@@ -486,7 +512,9 @@ class History:
         # Not by ingest_history: the spec has no files whose schemas that could register.
         appended = self.spec.model_dump(by_alias=True) | {"write_mode": "append"}
         appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
-        run_once(HistorySpec.model_validate(appended), self.endpoints, self.config)
+        self._close()
+        self.spec = HistorySpec.model_validate(appended)
+        self._drain()
         rows = self._rows(identifier)
         self._check_append(rows, judge.columns)
 
@@ -506,7 +534,7 @@ class History:
         assert outcome is not None
         if row is None:
             if outcome.sure and outcome.row is not None:
-                self.problem(self._about(record, "its row is missing"))
+                self.problem(self._about(record, MISSING))
         elif outcome.row is None:
             if outcome.sure:
                 self.problem(self._about(record, f"malformed, yet it has a row: {row}"))
@@ -548,7 +576,7 @@ class History:
         if option is None:
             return None if row is None else f"deleted, yet it has a row: {row}"
         if row is None:
-            return self._about(option, "its row is missing")
+            return self._about(option, MISSING)
         assert option.outcome is not None
         if option.outcome.row is None or not option.outcome.exact:
             return None

@@ -261,8 +261,10 @@ class _Placing:
             names = {number: name for name, number in latest.numbers.items()}
             for name in writer.children.keys() - set(sources.values()):
                 # The column of its number is of another type, and it has none of its own.
-                if writer.numbers[name] in names and value[name] is not None:
-                    self.sure = False
+                if writer.numbers[name] not in names:
+                    continue
+                self.sure = False  # its schema may be refused as a whole
+                if value[name] is not None:
                     open_columns[names[writer.numbers[name]]] = ANYTHING
         return {
             name: self.place(

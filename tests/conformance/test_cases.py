@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -373,4 +374,39 @@ def test_text_and_bytes_are_not_one_column(outside: Outside) -> None:
     outside.topic.ingest()
     outside.register(record("Order", a="bytes"))
     with pytest.raises(TableflowError, match="cannot follow"):
+        outside.topic.ingest()
+
+
+@both_modes
+def test_scale_of_a_decimal_does_not_change(outside: Outside) -> None:
+    """Iceberg's specification allows more digits only."""
+
+    def price(precision: int, scale: int) -> dict[str, Any]:
+        facts = {"logicalType": "decimal", "precision": precision, "scale": scale}
+        return record("Order", price={"type": "bytes", **facts})
+
+    old, new = price(10, 2), price(12, 3)
+    first = outside.register(old)
+    outside.send(avro(first, old, {"price": Decimal("12.34")}))
+    outside.topic.ingest()
+    outside.compatibility("NONE")
+    outside.register(new)
+    with pytest.raises(TableflowError, match="scale of a column cannot change"):
+        outside.topic.ingest()
+    outside.register(price(12, 2))
+    outside.topic.ingest()
+    assert outside.rows() == [{"price": Decimal("12.34")}]
+
+
+@pytest.mark.parametrize("outside", [{**of("json"), "key": {"format": "json"}}], indirect=True)
+def test_reason_of_a_key_is_not_of_the_value(outside: Outside) -> None:
+    """The key's field has another type than the value's, whose column it is."""
+    key = {"title": "Key", "type": "object", "properties": {"id": {"type": "integer"}}}
+    value = {"title": "Order", "type": "object", "properties": {"id": {"type": "string"}}}
+    key_id = outside.register(key, "JSON", f"{outside.topic.spec.name}-key")
+    value_id = outside.register(value, "JSON")
+    outside.topic.respec(tableflow={"error_handling": {"mode": "SUSPEND"}})
+    outside.send(wire(value_id, b'{"id": "a"}'), key=wire(key_id, b'{"id": 1}'))
+    outside.send(None, key=wire(key_id, b"{"))
+    with pytest.raises(TableflowError, match="offset 1: the key: the record is not JSON"):
         outside.topic.ingest()

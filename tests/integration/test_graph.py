@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 import pytest
 from confluent_kafka import Producer
+from snapshot_daemon import Daemon, snapshot_daemon
 
 from assets import Lake, find_derived
 from assets.partitions import partition_key, time_partitions
 from definitions import defs
 from jobs import snapshot_sensor
-from jobs.pipelines import EVERYTHING
-from resources import RESOURCES
 from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.datagen.runner import run_here
@@ -51,59 +49,11 @@ SENSOR = snapshot_sensor(PIPELINE)
 ENGINES: tuple[Engine, ...] = ("duckdb", "spark", "snowflake")
 
 
-@dataclass
-class Daemon:
-    """Dagster's sensor daemon and run launcher, one tick at a time, in this process."""
-
-    instance: dg.DagsterInstance
-    cursor: str | None = None
-    materialized: list[str] = field(default_factory=list)
-    lags: list[float] = field(default_factory=list)
-    observed: list[dg.AssetObservation] = field(default_factory=list)
-    runs: list[dg.ExecuteInProcessResult] = field(default_factory=list)
-
-    def tick(self) -> Any:
-        repository = defs.get_repository_def()
-        context = dg.build_sensor_context(
-            instance=self.instance,
-            cursor=self.cursor,
-            repository_def=repository,
-            resources={"lakehouse": RESOURCES["lakehouse"]},
-        )
-        tick = SENSOR.evaluate_tick(context)
-        self.cursor = tick.cursor or self.cursor
-        for event in tick.asset_events:
-            self.instance.report_runless_asset_event(event)
-            metadata: Mapping[str, Any] = event.metadata
-            if isinstance(event, dg.AssetMaterialization):
-                self.materialized.append(metadata["snapshot_id"].value)
-                if "commit_lag_seconds" in metadata:  # compaction commits no record
-                    self.lags.append(metadata["commit_lag_seconds"].value)
-            elif isinstance(event, dg.AssetObservation):
-                self.observed.append(event)
-        for wanted in tick.run_requests or ():
-            self.runs.append(self.launch(wanted))
-        return tick
-
-    def launch(self, wanted: dg.RunRequest) -> dg.ExecuteInProcessResult:
-        return defs.resolve_job_def(EVERYTHING).execute_in_process(
-            instance=self.instance,
-            asset_selection=list(wanted.asset_selection or ()),
-            tags={**wanted.tags, "dagster/run_key": str(wanted.run_key)},
-            raise_on_error=True,
-        )
-
-
 @pytest.fixture(scope="module")
 def daemon(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One for all tests: what it has seen and requested once, it does not again."""
-    storage = {
-        "module": "topicberg.dagster.storage",
-        "class": "SqliteStorage",
-        "config": {"base_dir": str(tmp_path_factory.mktemp("dagster"))},
-    }
-    with dg.instance_for_test({"storage": {"custom": storage}}) as instance:
-        yield Daemon(instance)
+    with snapshot_daemon(SENSOR, tmp_path_factory.mktemp("dagster")) as daemon:
+        yield daemon
 
 
 def count(table: str, engine: Engine, stack: Endpoints) -> int:

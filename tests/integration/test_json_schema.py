@@ -240,6 +240,7 @@ VALUES: list[tuple[str, Any]] = [
     ('{"any": "x"}', '"x"'),
     ('{"object": {"b": [1]}}', '{"b":[1]}'),
     ('{"array": [{"b": 1}, "x"]}', '[{"b":1},"x"]'),
+    ('{"array": [[1], "x"]}', '[[1],"x"]'),
     ('{"union": "5"}', {"connect_union_field_0": "5"}),
     ('{"union": 5}', {"connect_union_field_1": 5}),
     ('{"union": {"v": 1}}', {"connect_union_field_2": {"k": None, "v": "1"}}),
@@ -247,8 +248,25 @@ VALUES: list[tuple[str, Any]] = [
     ('{"union": {"k": "B", "v": 1}}', {"connect_union_field_3": {"k": "B", "w": None}}),
     *((f'{{"{name}": null}}', None) for name in FIELDS),
 ]  # fmt: skip
-NOTHING = ["{}", " {}\n", '{"Long": 1}', '{"other": {"long": "x"}}', '{"default": 1}']
+NOTHING = [
+    '{"x": {"a": [1] , "b": []}}',
+    '{"x": "],\\"y\\":["}',
+    "{}",
+    " {}\n",
+    '{"Long": 1}',
+    '{"other": {"long": "x"}}',
+    '{"default": 1}',
+]
 WRONG: list[str | bytes] = [
+    # Texts that end the array into which a record is put, and begin something else.
+    '{}],"x":[{}',
+    '{"long": 1} ] , "x":[1',
+    '{}],"r":[{"long": 1}',
+    '],"r":[{"long": 1}',
+    '{"long": 1}],"ok":true} more',
+    '{"long": 1}],"ok":false,"x":[',
+    "{}]}",
+    "{}],",
     *(f'{{"long": {value}}}' for value in ('"1"', "1.5", "true", "[1]", "{}", '""')),
     '{"long": 9223372036854775808}',
     '{"long": 1e19}',

@@ -93,7 +93,8 @@ def decode(
     plan = _plan(writer, latest, ByIdentity(fields))
     text = _column("text")
     records = records.withColumn(text, payload.cast("string"))
-    records = records.withColumn(text, F.expr(f"if({json_sql.sound(text)}, {text}, NULL)"))
+    is_one = f"{json_sql.sound(text)} AND ({json_sql.is_inside(text)})"
+    records = records.withColumn(text, F.expr(f"if({is_one}, {text}, NULL)"))
     if writer.wrapped_as is not None:  # the wrapped text must be one value
         skipped = len(json_sql.opening(writer.wrapped_as))
         inner = f"substr({text}, {skipped + 1}, length({text}) - {skipped + 1})"

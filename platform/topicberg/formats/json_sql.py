@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from pyiceberg.types import (
@@ -71,6 +72,8 @@ VARIANTS: tuple[Kind, ...] = ("json", "decimal", "union", "decimal-text", "varia
 OTHER_NUMBERS = ("NaN", "Infinity", "-Infinity")
 """How Kafka Connect writes a number that JSON does not have."""
 _CORRUPT = "c"
+_OK = f"ok_{uuid.uuid4().hex}"
+"""What follows the text of a record; no record knows it, so none can have it in its text."""
 _OPTIONS = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
@@ -81,6 +84,8 @@ _NUMBER = r"^-?[0-9][0-9.eE+-]*$"
 _SURROGATE = r"\\u[dD][89a-fA-F]"
 _PAIRED = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\z"
+_NEXT_PROPERTY = r'\]\s*,\s*"'
+"""What follows an array in an object."""
 DIGITS = 15
 """A number in scientific notation with more digits than a double has may be read as another number;
 so may one of more than 38 digits in any notation."""
@@ -120,9 +125,8 @@ class Reader:
         value.
         """
         options = ", ".join(f"'{key}', '{value}'" for key, value in _OPTIONS.items())
-        schema = f"r array<{self.raw(plan)}>, ok boolean, {_CORRUPT} string"
-        wrapped = f"""concat('{{"r":[', {text}, '],"ok":true}}')"""
-        return f"from_json({wrapped}, {sql.text(schema)}, map({options}))"
+        schema = f"r array<{self.raw(plan)}>, {_OK} boolean, {_CORRUPT} string"
+        return f"from_json({_enclosed(text)}, {sql.text(schema)}, map({options}))"
 
     def first(self, row: str) -> str:
         """Return the record of the parsed text, or null if there is none."""
@@ -141,7 +145,7 @@ class Reader:
 
     def fits(self, row: str, value: str, plan: Plan) -> str:
         """Return whether there is a value, and of the right type."""
-        whole = f"{row}.{_CORRUPT} IS NULL AND {row}.ok IS NOT NULL AND size({row}.r) = 1"
+        whole = f"{row}.{_CORRUPT} IS NULL AND {row}.{_OK} IS NOT NULL AND size({row}.r) = 1"
         first = self.first(row)
         return f"{whole} AND {self.present(first, plan)} AND NOT {self.misfit(first, value, plan)}"
 
@@ -634,6 +638,19 @@ def sound(text: str) -> str:
     unpaired = f"regexp_replace({text}, {sql.text(_PAIRED)}, ' ') RLIKE {sql.text(_SURROGATE)}"
     some = " OR ".join(f"contains({text}, {sql.text(escape)})" for escape in (r"\ud", r"\uD"))
     return f"is_valid_utf8({text}) AND NOT (({some}) AND {unpaired})"
+
+
+def is_inside(text: str) -> str:
+    """Return whether a text stays inside of the array that :meth:`Reader.parsed` puts it into.
+
+    The text ``{}],"x":[{}`` ends that array and begins another one.
+    """
+    ends = f"contains({text}, ']') AND {text} RLIKE {sql.text(_NEXT_PROPERTY)}"
+    return f"NOT ({ends}) OR json_object_keys({_enclosed(text)}) = array('r', '{_OK}')"
+
+
+def _enclosed(text: str) -> str:
+    return f"""concat('{{"r":[', {text}, '],"{_OK}":true}}')"""
 
 
 def _without_strings(text: str) -> str:

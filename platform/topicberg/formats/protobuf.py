@@ -242,6 +242,8 @@ def _other_message(
             return f"message indexes {indexes}: the schema has no such message"
         named, types = types[index], types[index].nested_types
     assert named is not None  # noqa: S101  there is at least one index
+    if named.full_name == expected:
+        return f"message indexes {indexes} are encoded in more bytes than necessary"
     return (
         f"message indexes {indexes}: the record is a {named.full_name}, "
         f"the table's message is {expected}"

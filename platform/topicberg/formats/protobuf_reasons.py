@@ -192,6 +192,8 @@ def _special(
             f"value {shortened(text)} exceeds the {what}"
         )
     name, problem = _SPECIAL[field.special or ""]
+    if field.special == "timestamp" and not 0 <= int(row["nanos"] or 0) < 10**9:
+        problem = "has nanos that are not between 0 and 999999999"
     parts = ", ".join(f"{part}: {row[part]}" for part in field.message.names)
     return _MalformedError(f"{_label(field, path, name)}: value {parts} {problem}")
 

@@ -66,7 +66,8 @@ class Writers:
     half: Half
     foreign: ForeignSchemas
     own: Sequence[NestedField] | None = None
-    """The columns of the half, where they are not the table's: the envelope of a change."""
+    """The columns of the half, where they are not the table's: the envelope of a change, or a key
+    without the fields that it shares with the value."""
     accepted: dict[int, RegisteredSchema] = field(default_factory=dict)
     columns: dict[int, frozenset[str]] = field(default_factory=dict)
     """For each accepted schema: the columns that it has a field for."""
@@ -166,8 +167,8 @@ def decode(
         if half.subject is None:
             found[half.column] = F.col(half.column)
             continue
-        writers = Writers(half, foreign)
         own = _columns_of(half, layout, fields)
+        writers = Writers(half, foreign, own)
         known = {} if types is None else types
         records, decoded, names = decode_half(records, writers, own, columns, known)
         all_writers.append(writers)

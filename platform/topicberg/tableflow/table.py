@@ -18,6 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import (
     BinaryType,
+    DecimalType,
     IcebergType,
     ListType,
     MapType,
@@ -230,7 +231,7 @@ def _evolve(table: Table, schema: Schema) -> None:
                 f"the new column {column} differs only in case from the column {twin}; Spark, "
                 "Glue, DuckDB and Snowflake cannot tell them apart"
             )
-        _check_types(held.as_struct(), schema.as_struct(), "")
+        check_types(held.as_struct(), schema.as_struct())
         with table.update_schema() as update:
             update.union_by_name(schema)
     except (ValidationError, ValueError, TypeError) as error:
@@ -241,10 +242,11 @@ def _evolve(table: Table, schema: Schema) -> None:
         ) from error
 
 
-def _check_types(held: IcebergType, new: IcebergType, path: str) -> None:
+def check_types(held: IcebergType, new: IcebergType, path: str = "") -> None:
     """Refuse conversions that PyIceberg would do and Iceberg's specification forbids.
 
-    Text and bytes are not converted into each other, and a column keeps its unit of time.
+    Text and bytes are not converted into each other, and a column keeps its unit of time. A decimal
+    keeps its scale, of which the values in older files are.
 
     :raises ValueError: the conversion is refused
     """
@@ -256,11 +258,16 @@ def _check_types(held: IcebergType, new: IcebergType, path: str) -> None:
                 before, now = unit_of(column.doc), unit_of(field.doc)
                 if before and now and before != now:
                     raise ValueError(f"the column {where} is in {before}, the schema has {now}")
-                _check_types(column.field_type, field.field_type, where)
+                check_types(column.field_type, field.field_type, where)
     elif isinstance(held, ListType) and isinstance(new, ListType):
-        _check_types(held.element_type, new.element_type, f"{path}.element")
+        check_types(held.element_type, new.element_type, f"{path}.element")
     elif isinstance(held, MapType) and isinstance(new, MapType):
-        _check_types(held.key_type, new.key_type, f"{path}.key")
-        _check_types(held.value_type, new.value_type, f"{path}.value")
+        check_types(held.key_type, new.key_type, f"{path}.key")
+        check_types(held.value_type, new.value_type, f"{path}.value")
     elif {type(held), type(new)} == {StringType, BinaryType}:
         raise ValueError(f"the column {path} is of type {held}, the schema has {new}")
+    elif isinstance(held, DecimalType) and isinstance(new, DecimalType) and held.scale != new.scale:
+        raise ValueError(
+            f"the column {path} is a {held}, the schema has a {new}, and the scale of a column "
+            "cannot change"
+        )

@@ -34,7 +34,7 @@ from topicberg.iceberg.snapshots import added_rows
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
-from topicberg.tableflow.table import bounds_kept, keep_bounds
+from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
 from topicberg.transforms.unread import READ, SourceTable, after, unread
 from topicberg.transforms.windows import FOREVER, WINDOW, Window
 
@@ -305,9 +305,11 @@ def ensure_table(
 
 
 def _evolve(table: Table, columns: pa.Schema) -> None:
+    new = table.catalog._convert_schema_if_needed(columns)
     try:
+        check_types(table.schema().as_struct(), new.as_struct())
         with table.update_schema() as update:
-            update.union_by_name(columns)
+            update.union_by_name(new)
     except (ValidationError, ValueError, TypeError) as error:
         name = ".".join(table.name())
         raise TopicbergError(

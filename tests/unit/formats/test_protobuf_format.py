@@ -479,6 +479,11 @@ def test_unusable_files_are_refused(references: Any, reason: str) -> None:
             b"\x0a\x07\x08\xe5\x0f\x10\x02\x18\x1d",
             "value year: 2021, month: 2, day: 29 is not a date",
         ),
+        (
+            "google.protobuf.Timestamp f = 1;",
+            b"\x0a\x06\x10\x80\x94\xeb\xdc\x03",
+            "seconds: 0, nanos: 1000000000 has nanos that are not between 0 and 999999999",
+        ),
     ],
 )
 def test_reasons_name_field_type_and_value(body: str, data: bytes, expected: str) -> None:
@@ -494,8 +499,9 @@ def test_reasons_of_message_indexes() -> None:
     fields = protobuf.fields("s", schema, itertools.count(1))
     reasons = [
         protobuf.explain(payload, schema, schema, fields)
-        for payload in (b"\x04\x02\x00", b"\x02\x0e", b"", b"\x04\x02")
+        for payload in (b"\x04\x02\x00", b"\x02\x0e", b"", b"\x04\x02", b"\x82\x00\x00")
     ]
+    assert "indexes [0] are encoded in more bytes than necessary" in reasons.pop()
     assert "[1, 0]: the record is a p.B.C, the table's message is p.A" in reasons[0]
     assert "[7]: the schema has no such message" in reasons[1]
     assert all("no message indexes at byte 0" in reason for reason in reasons[2:])
