@@ -147,12 +147,8 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
             parser.type(json.loads(text), "")
         found = parser.type(json.loads(schema.text), "")
         _Measure(where).check(found)
-    except RecursionError:
-        raise limits.too_deep(where) from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise TableflowError(
-            f"{where}: the schema is not Avro: {type(error).__name__}: {error}"
-        ) from None
+    except limits.UNREADABLE as error:
+        raise limits.unreadable(where, error) from error
     return found
 
 

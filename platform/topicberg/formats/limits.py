@@ -6,6 +6,7 @@ multiply. A schema beyond these limits cannot become a table; records that name 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from topicberg.errors import TableflowError
@@ -20,6 +21,27 @@ MAX_COLLECTIONS = 8
 """Nested Avro arrays and maps: each one may claim millions of items in a few bytes, for which
 Avro's reader reserves memory."""
 _SUBSTITUTION = "${"
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    re.error,
+)
+"""What a parser raises for a schema that no one expected."""
+
+
+def unreadable(where: str, error: Exception) -> TableflowError:
+    """Return the error for a schema at which a parser failed."""
+    if isinstance(error, RecursionError):
+        return too_deep(where)
+    return TableflowError(
+        f"{where}: the schema cannot be read: {type(error).__name__}",
+        hint="register a schema that is valid in its format",
+    )
 
 
 def check_size(where: str, schema: RegisteredSchema) -> None:
