@@ -180,6 +180,11 @@ HOSTILE: list[tuple[Kind, str, str]] = [
     ("PROTOBUF", "SUSPEND", "append"),
     ("PROTOBUF", "LOG", "upsert"),
 ]
+CONFIG = {
+    "max.message.bytes": "20000000",
+    "message.timestamp.after.max.ms": str(2**63 - 1),
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+}
 KEYS = [b"", b"k", b"\xff\xfe", b"K" * 256, b"K" * 257, b"L" * 500_000, SUBSTITUTION.encode()]
 
 
@@ -219,7 +224,7 @@ def test_hostile_topics_stop_no_other_one(
     good.send(ORDER, [{"id": 0, "note": "first"}])
     enabled(good, "SKIP")
     wait_until(lambda: status(good).commits, PATIENCE_SECONDS)
-    bad = {case: make_topic(topic_config={"max.message.bytes": "20000000"}) for case in HOSTILE}
+    bad = {case: make_topic(topic_config=CONFIG) for case in HOSTILE}
     sent = {case: attacks(topic, case[0]) for case, topic in bad.items()}
     engine = memory("tableflow")
     for number, ((_, mode, write_mode), topic) in enumerate(bad.items()):
