@@ -143,9 +143,9 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
     limits.check_size(where, schema)
     parser = _Parser(where)
     try:
-        for _, text in schema.references:
-            parser.type(json.loads(text), "")
-        found = parser.type(json.loads(schema.text), "")
+        contents = [json.loads(text) for text in (*dict(schema.references).values(), schema.text)]
+        limits.check_unicode(where, contents)
+        *_, found = [parser.type(one, "") for one in contents]
         _Measure(where).check(found)
     except limits.UNREADABLE as error:
         raise limits.unreadable(where, error) from error

@@ -221,9 +221,7 @@ def _opened(
     try:
         contents = json.loads(schema.text)
         references = [(name, json.loads(text)) for name, text in schema.references]
-        json.dumps([contents, references], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise TableflowError(f"{where}: the schema has text that is not valid Unicode") from None
+        limits.check_unicode(where, [contents, references])
     except (ValueError, RecursionError) as error:
         raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
     if check:

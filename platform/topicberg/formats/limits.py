@@ -6,8 +6,10 @@ multiply. A schema beyond these limits cannot become a table; records that name 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema
@@ -58,6 +60,20 @@ def check_size(where: str, schema: RegisteredSchema) -> None:
             f"{MAX_SCHEMA_BYTES}",
             hint="split the schema",
         )
+
+
+def check_unicode(where: str, contents: Any) -> None:
+    """Refuse a schema whose text has half of a surrogate pair: no other system can encode it.
+
+    :param contents: the schema as JSON was read
+    :raises TableflowError: it is not valid Unicode
+    """
+    try:
+        json.dumps(contents, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise TableflowError(
+            f"{where}: the schema has text that is not valid Unicode", hint="correct the text"
+        ) from None
 
 
 def check_name(where: str, name: str) -> None:
