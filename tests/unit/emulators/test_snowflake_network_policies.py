@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from snowflake.connector.errors import ProgrammingError
@@ -11,6 +14,7 @@ from snowflake.connector.errors import ProgrammingError
 from emulators.snowflake.account import Account, Context
 from emulators.snowflake.logins import Login, LoginRefused, Logins
 from emulators.snowflake.session import Session
+from topicberg.deploy.snowflake.principals import NetworkPolicy, UserPolicy
 from topicberg.settings import Settings
 
 Run = Callable[..., list[tuple[object, ...]]]
@@ -134,3 +138,53 @@ def test_setting_takes_only_addresses(value: str, fits: bool) -> None:
     else:
         with pytest.raises(ValueError, match="snowflake_allowed_ips"):
             Settings(snowflake_allowed_ips=value)
+
+
+class Emulated:
+    """A deployment's sessions, answered by the emulator without its HTTP server."""
+
+    def __init__(self, account: Account) -> None:
+        self.session = Session(account, Context("ROOT", "ACCOUNTADMIN", is_admin=True))
+
+    @contextmanager
+    def snowflake(self) -> Iterator[Emulated]:
+        yield self
+
+    def run(self, statement: str, role: str) -> list[dict[str, str]]:
+        self.session.context.role = role
+        found = self.session.execute(statement).payload
+        names = [column["name"].lower() for column in found["rowtype"]]
+        return [dict(zip(names, row, strict=True)) for row in found["rowset"]]
+
+    def find(self, statement: str, role: str) -> list[dict[str, str]] | None:
+        try:
+            return self.run(statement, role)
+        except ProgrammingError:
+            return None
+
+
+def test_deploy_creates_changes_and_deletes_the_policy(account: Account, run: Run) -> None:
+    context = cast("Any", Emulated(account))
+    policy = NetworkPolicy("key", "MY_POLICY", allowed=("198.51.100.7", "203.0.113.0/24"))
+    attached = UserPolicy("key2", "MY_POLICY of U", user="U", policy="MY_POLICY")
+    assert (policy.find(context), attached.find(context)) == (None, None)
+    for resource in (policy, attached):
+        resource.create(context)
+        live = resource.find(context)
+        assert live is not None
+        assert live.fields == resource.desired(context)
+    narrow = replace(policy, allowed=("198.51.100.7",))
+    live = narrow.find(context)
+    assert live is not None
+    narrow.update(context, live, {"allowed": (live.fields["allowed"], "198.51.100.7")})
+    live = narrow.find(context)
+    assert live is not None
+    assert live.fields == narrow.desired(context)
+    other = attached.find(context)
+    assert other is not None
+    replace(attached, policy="ANOTHER").delete(context, other)
+    assert attached.find(context) is not None, "a policy that an operator set stays"
+    attached.delete(context, other)
+    policy.delete(context, live)
+    assert (policy.find(context), attached.find(context)) == (None, None)
+    assert UserPolicy("key2", "x", user="MISSING", policy="x").find(context) is None
