@@ -240,14 +240,14 @@ def test_hostile_topics_stop_no_other_one(
 
     def ended(case: tuple[Kind, str, str]) -> bool:
         if case[1] == "SUSPEND":
-            return status(bad[case]).phase == "SUSPENDED"
+            return status(bad[case]).suspended
         return status(bad[case]).rows_committed >= len(sent[case])
 
     watch = Watch(good)
     watch.until(lambda: all(map(ended, HOSTILE)))
     for case in HOSTILE:
         if case[1] == "SUSPEND":
-            assert re.search(r"partition \d, offset \d+: ", status(bad[case]).failure or "")
+            assert re.search(r"partition \d, offset \d+: ", status(bad[case]).error_message or "")
             enabled(bad[case], "SKIP", "--write-mode", case[2])
     watch.until(
         lambda: all(status(bad[case]).rows_committed >= len(sent[case]) for case in HOSTILE)
