@@ -147,7 +147,8 @@ def parse_show_parameters(stream: Stream) -> Statement | None:
     statement = Statement("SHOW", "PARAMETER")
     if not stream.take("LIKE") or stream.string().upper() != PARAMETER:
         raise unsupported("SHOW PARAMETERS of other parameters than network_policy")
-    stream.take("IN") or stream.expect("FOR")
+    if not stream.take("IN"):
+        stream.expect("FOR")
     if not stream.take("USER"):
         raise unsupported(f"SHOW PARAMETERS IN {stream.peek().text}")
     statement.name = stream.name()
