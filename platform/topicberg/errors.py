@@ -14,6 +14,9 @@ from topicberg.security.text import terminal
 _DEPTH = 10
 """How many causes of an error are inspected."""
 _HINT = "\n  → "
+MAX_CHARACTERS = 8_000
+"""Of a message: names in schemas may have a million characters, and statuses, logs, checks and
+alerts repeat it."""
 
 
 class TopicbergError(Exception):
@@ -24,12 +27,19 @@ class TopicbergError(Exception):
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        self.message = terminal(redact(message))
+        self.message = _shortened(terminal(redact(message)))
         self.hint = terminal(redact(hint)) if hint else hint
         super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}{_HINT}{self.hint}" if self.hint else self.message
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    half = MAX_CHARACTERS // 2
+    return f"{text[:half]} […] {text[-half:]}"
 
 
 def split_hint(text: str) -> tuple[str, str | None]:

@@ -26,6 +26,8 @@ def derived_from(bucket: str) -> str:
     return f"{bucket[:55]}-derived"
 
 
+_BYTE = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
+IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}(/(3[0-2]|[12]?\d))?"
 ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
 
 
@@ -130,6 +132,12 @@ class Settings(BaseSettings):
         le=86400,
         description="how often Snowflake asks the catalog for new snapshots of refreshed tables",
     )
+    snowflake_allowed_ips: str = Field(
+        default="",
+        pattern=rf"^({IPV4}(,{IPV4})*)?$",
+        description="addresses and networks (IPv4, separated by commas) from which the service "
+        "user may log in; `topicberg deploy` creates a network policy for it",
+    )
     snowflake_linked_database: bool = Field(
         default_factory=lambda fields: fields["deployment"] == "cloud",
         description="Snowflake finds the topics' tables by itself, in a catalog-linked database; "
@@ -185,6 +193,17 @@ class Settings(BaseSettings):
         default=False,
         description="the buckets of the tables exist: `topicberg deploy` creates, changes, empties "
         "and deletes none of them",
+    )
+    bucket_kms_key_arn: str | None = Field(
+        default=None,
+        pattern=r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+$",
+        description="a key of AWS KMS: `topicberg deploy` encrypts the buckets with it, and "
+        "permits its use to the roles that it creates",
+    )
+    bucket_versioning: bool = Field(
+        default=False,
+        description="`topicberg deploy` keeps the versions of deleted and overwritten objects for "
+        "30 days",
     )
     emr_max_vcpu: int = Field(
         default=16, ge=4, le=4000, description="what all of its job runs may use together"

@@ -8,6 +8,7 @@ import random
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 from itertools import permutations
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from debezium import ENVELOPE, UNAVAILABLE, Event, Replay, Source, SourceTopic, captured
+from hostile import zigzag
 from kafka_topics import Row, Topic
 
 from topicberg.errors import TableflowError
@@ -145,6 +147,22 @@ def test_changelog_customers_in_batches_give_typed_rows(
     assert set(rows) == {10, 11}
     assert {name: rows[11][name] for name in CUSTOMER} == CUSTOMER
     assert last.rows_skipped == 2
+
+
+def test_changelog_key_beyond_the_limit_is_malformed(make_topic: Callable[..., Topic]) -> None:
+    """The engine's process holds the decoded keys of a batch."""
+    topic = change_topic(make_topic, tableflow=SKIP)
+    records = captured("davro.shop.orders")
+    replay = Replay(topic, records)
+    one = next(record for record in records if record.key and record.value)
+    key = one.key or b""
+    assert key[5] == 2 * len("ap")
+    size = 70_000
+    begin = key[:5] + zigzag(size) + b"x" * size
+    replay.send([one, replace(one, key=begin + key[8:])])
+    last = run_once(topic.spec, topic.endpoints, topic.config)
+    assert last.rows_skipped == 1
+    assert len(rows_of(topic)) == 1
 
 
 def test_changelog_iso_times_give_the_same_columns(make_topic: Callable[..., Topic]) -> None:

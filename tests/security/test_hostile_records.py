@@ -1,92 +1,73 @@
-"""Hostile schemas and records hit one topic of a running stack; another one keeps committing.
+"""Hostile schemas and records hit topics of a running stack; another one keeps committing.
 
-``TOPICBERG_TEST_ATTACKS=1000``: so many records instead of a hundred.
+``TOPICBERG_TEST_ATTACKS=1000``: so many random records for each topic instead of a hundred.
+``TOPICBERG_TEST_SEED``: others.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fastavro
+import psutil
 import pytest
 from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from hostile import SCHEMAS, SUBSTITUTION, VALID, Kind, records, schemas, zigzag
 from kafka_topics import ORDER, Topic, avro, encode
 from typer.testing import CliRunner
 from waiting import wait_until
 
+from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.formats.subjects import wire_prefix
+from topicberg.kafka.consumer import messages
 from topicberg.local import stack as local_stack
 from topicberg.settings import settings
 from topicberg.spark import new_session
 from topicberg.tableflow.status import TopicStatus, read_status
+from topicberg.topics.deadletters import dead_letter_spec
 
+logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.integration
 
 ATTACKS = int(os.environ.get("TOPICBERG_TEST_ATTACKS", "100"))
-PATIENCE_SECONDS = 300.0
-SUBSTITUTION = "${env:SPARK_CONNECT_AUTHENTICATE_TOKEN}"
-TAGS = avro(
-    {"name": "id", "type": "long"},
-    {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []},
-    {"name": "parts", "type": {"type": "map", "values": "bytes"}, "default": {}},
-)
-VALID = {"id": 7, "tags": ["a", "b"], "parts": {"k": b"v"}}
+SEED = int(os.environ.get("TOPICBERG_TEST_SEED", "19"))
+PATIENCE_SECONDS = 300.0 + ATTACKS
+RECOVERY_SECONDS = 30.0
+MAX_GROWTH = 1_500 * 2**20
+"""Bytes of memory of the engine's process, and of Spark's workers."""
 EMPTY = {"type": "record", "name": "Nothing", "fields": []}
 
 
-def varint(number: int) -> bytes:
-    """A long as Avro writes it."""
-    rest, encoded = (number << 1) ^ (number >> 63), bytearray()
-    rest &= 2**64 - 1
-    while rest > 0x7F:
-        encoded.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return bytes([*encoded, rest])
-
-
-CLAIMS = [2**24, 2**24 + 1, 2**31 - 9, 2**31, 2**40, 2**62, -(2**31), -(2**63)]
-
-
-def records(count: int) -> Iterator[bytes]:
-    """Records that claim what they do not have, and bytes that are changed at random."""
-    for claim in CLAIMS:
-        yield b"\x02" + varint(claim)  # items of an array
-        yield b"\x02\x02" + varint(claim)  # characters of a string
-        yield b"\x02\x00" + varint(claim)  # entries of a map
-        yield b"\x02\x00\x02\x02k" + varint(claim)  # bytes
-        yield b"\x02" + varint(-1) + varint(claim)  # the bytes of a block
-    chance, valid = random.Random(19), encode(fastavro.parse_schema(TAGS), VALID)
-    for _ in range(count):
-        changed = bytearray(valid)
-        for _ in range(chance.randint(1, 4)):
-            changed[chance.randrange(1, len(changed))] = chance.randrange(128, 256)
-        yield bytes(changed[: chance.randint(1, len(changed))])
-
-
-def schemas() -> Iterator[tuple[str, Any]]:
-    """Those of other subjects, of the same name as the topic's own."""
+def bombs() -> Iterator[tuple[Kind, str]]:
+    """Schemas of other subjects, of the name of the topic's own, that expand or end nowhere."""
     kind: Any = avro({"name": "x", "type": "int"}) | {"name": "R0"}
     for level in range(1, 25):
         inner = [{"name": "a", "type": kind}, {"name": "b", "type": f"R{level - 1}"}]
         kind = {"type": "record", "name": f"R{level}", "fields": inner}
-    yield "AVRO", avro({"name": "id", "type": "long"}, {"name": "tree", "type": kind})
+    trees = [avro({"name": "id", "type": "long"}, {"name": "tree", "type": kind})]
     for items in ("null", EMPTY, {"type": "fixed", "name": "F", "size": 0}):
-        yield "AVRO", avro({"name": "no", "type": {"type": "array", "items": items}})
-    yield "AVRO", avro({"name": "f", "type": {"type": "fixed", "name": "F", "size": 2**31 - 1}})
-    yield "AVRO", avro({"name": "next", "type": ["null", "Order"]})
-    yield "AVRO", avro(*({"name": f"f{n}", "type": "int"} for n in range(10_001)))
-    yield "JSON", {"title": "Order", "type": "object", "properties": {SUBSTITUTION: {}}}
+        trees.append(avro({"name": "no", "type": {"type": "array", "items": items}}))
+    trees.append(avro({"name": "f", "type": {"type": "fixed", "name": "F", "size": 2**31 - 1}}))
+    trees.append(avro({"name": "next", "type": ["null", "Order"]}))
+    trees.append(avro(*({"name": f"f{n}", "type": "int"} for n in range(10_001))))
+    yield from (("AVRO", json.dumps(tree)) for tree in trees)
+    refused: list[dict[str, Any]] = [{SUBSTITUTION: {}}, {"a": {"pattern": "a{99999999999999999}"}}]
+    for properties in refused:
+        schema = {"title": "Order", "type": "object", "properties": properties}
+        yield "JSON", json.dumps(schema)
     yield "PROTOBUF", 'syntax = "proto3"; message Order { Order next = 1; }'
 
 
@@ -107,17 +88,19 @@ def test_sessions_replace_no_variables(stack: Endpoints) -> None:
 
 
 @pytest.fixture
-def enabled() -> Iterator[Callable[[Topic, str], None]]:
+def enabled() -> Iterator[Callable[..., None]]:
     names: list[str] = []
 
-    def enable(topic: Topic, mode: str) -> None:
+    def enable(topic: Topic, mode: str, *more: str) -> None:
         name = topic.spec.name
-        done = CliRunner().invoke(app, ["tableflow", "enable", name, "--error-handling", mode])
+        done = CliRunner().invoke(
+            app, ["tableflow", "enable", name, "--error-handling", mode, *more]
+        )
         assert done.exit_code == 0, done.output
         names.append(name)
 
     yield enable
-    for name in names:
+    for name in dict.fromkeys(names):
         assert CliRunner().invoke(app, ["tableflow", "disable", name]).exit_code == 0
 
 
@@ -143,52 +126,147 @@ def files_with(texts: list[str], folder: Path) -> list[Path]:
     return [file for file in files if any(needle in file.read_bytes() for needle in needles)]
 
 
-def keep_sending(topic: Topic, until: Callable[[], bool]) -> float:
-    """Send a record to the topic now and then; the longest time without a commit, in seconds."""
-    longest, commits, since, number = 0.0, status(topic).commits, time.monotonic(), 0
-    deadline = since + PATIENCE_SECONDS
-    while not until():
-        assert time.monotonic() < deadline, "the hostile topic does not end"
-        number += 1
-        topic.send(ORDER, [{"id": number, "note": "good"}])
-        time.sleep(1)
-        if (now := status(topic).commits) != commits:
-            commits, since = now, time.monotonic()
-        longest = max(longest, time.monotonic() - since)
-    return longest
+@dataclass
+class Watch:
+    """The good topic, the processes, and what the worst moment of each was."""
+
+    good: Topic
+    longest: float = 0.0
+    """Seconds from a record of the good topic to its commit."""
+    down: float = 0.0
+    """Seconds without a process of Spark."""
+    memory: int = 0
+    restarts: int = 0
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Send a record to the good topic now and then."""
+        pid, commits = spark_pid(), status(self.good).commits
+        since = alive = began = time.monotonic()
+        number = 0
+        while not done():
+            assert time.monotonic() < began + PATIENCE_SECONDS, "the hostile topics do not end"
+            number += 1
+            self.good.send(ORDER, [{"id": number, "note": "good"}])
+            time.sleep(1)
+            now = time.monotonic()
+            if (count := status(self.good).commits) != commits:
+                commits, since = count, now
+            self.longest = max(self.longest, now - since)
+            found = spark_pid()
+            if found is not None:
+                alive = now
+                self.restarts += found != pid
+                pid = found
+            self.down = max(self.down, now - alive)
+            self.memory = max(self.memory, memory("tableflow"))
 
 
-def test_hostile_topic_stops_no_other_one(
+def memory(name: str) -> int:
+    """Return the memory in bytes of a service and its children; 0: it does not run."""
+    found = local_stack.status(settings())
+    pid = next((service.pid for service in found if service.name == name), None)
+    try:
+        process = psutil.Process(pid) if pid else None
+        all_ = [process, *process.children(recursive=True)] if process else []
+        return sum(one.memory_info().rss for one in all_)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+HOSTILE: list[tuple[Kind, str, str]] = [
+    ("AVRO", "SKIP", "append"),
+    ("AVRO", "LOG", "upsert"),
+    ("JSON", "LOG", "append"),
+    ("JSON", "SKIP", "upsert"),
+    ("PROTOBUF", "SUSPEND", "append"),
+    ("PROTOBUF", "LOG", "upsert"),
+]
+CONFIG = {
+    "max.message.bytes": "20000000",
+    "message.timestamp.after.max.ms": str(2**63 - 1),
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+}
+KEYS = [b"", b"k", b"\xff\xfe", b"K" * 256, b"K" * 257, b"L" * 500_000, SUBSTITUTION.encode()]
+
+
+def attacks(topic: Topic, kind: Kind) -> list[bytes]:
+    """Return records of the topic's schema, of hostile ones, of unknown ones, and of none."""
+    registry = topic.endpoints.schema_registry_client()
+    own = wire_prefix(
+        registry.register_schema(topic.spec.value_subject, Schema(SCHEMAS[kind], kind))
+    )
+    sent = [own + record for record in records(kind, ATTACKS, SEED)]
+    foreign = [text for other, text in bombs() if other == kind]
+    for text in [*foreign, *schemas(kind, ATTACKS // 5, SEED)]:
+        with suppress(SchemaRegistryError, UnicodeError):  # the registry refuses what is not valid
+            number = registry.register_schema(f"x{uuid.uuid4().hex}-value", Schema(text, kind))
+            sent += [wire_prefix(number) + tail for tail in (VALID[kind], b"\x02" + zigzag(2**31))]
+    sent += [wire_prefix(number) + b"\x02" for number in range(900_000_000, 900_000_000 + ATTACKS)]
+    sent += [b"", b"\x00", b"\x01" * 100, own + bytes(5_000_000)]  # a thousandth when compressed
+    return [own + VALID[kind], *sent, own + VALID[kind]]
+
+
+def dead_letters(topic: Topic) -> int:
+    spec = dead_letter_spec(topic.spec)
+    ends = kafka.end_offsets(topic.endpoints, spec.name)
+    ranges = {partition: (0, end) for partition, end in ends.items()}
+    return sum(1 for _ in messages(topic.endpoints, spec.name, ranges, is_committed=True))
+
+
+@pytest.mark.timeout(3600)
+def test_hostile_topics_stop_no_other_one(
     stack: Endpoints,
     make_topic: Callable[..., Topic],
-    enabled: Callable[[Topic, str], None],
+    enabled: Callable[..., None],
 ) -> None:
-    """Every record is a row or is counted; Spark lives; nothing of the environment is shown."""
-    good, bad = make_topic(), make_topic()
+    """In all formats and modes: every record is a row or is counted; nothing of the environment is
+    shown; the engine and Spark stay, or come back; another topic keeps its interval."""
+    good = make_topic()
     good.send(ORDER, [{"id": 0, "note": "first"}])
-    bad.send(TAGS, [VALID])
-    for topic in (good, bad):
-        enabled(topic, "SKIP")
-    for topic in (good, bad):
-        wait_until(lambda t=topic: status(t).commits, PATIENCE_SECONDS)  # type: ignore[misc]
-    pid, registry, own = spark_pid(), stack.schema_registry_client(), bad.register(TAGS)
-    sent = [wire_prefix(own) + record for record in records(ATTACKS)]
-    for kind, schema in schemas():
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        with suppress(SchemaRegistryError):  # it refuses what is not valid
-            number = registry.register_schema(f"x{uuid.uuid4().hex}-value", Schema(text, kind))
-            sent += [wire_prefix(number) + tail for tail in (b"\x02", b"\x02" + varint(2**31))]
-    sent += [wire_prefix(number) + b"\x02" for number in range(900_000_000, 900_000_020)]
-    sent += [b"", b"\x00", b"\x01" * 100, wire_prefix(own) + bytes(5_000_000)]
-    bad.send_raw(sent, compression_type="zstd", message_max_bytes=20_000_000)
-    bad.send(TAGS, [VALID])
-    total = len(sent) + 2
-    longest = keep_sending(good, lambda: status(bad).rows_committed >= total)
-    assert longest < PATIENCE_SECONDS / 2
-    assert spark_pid() == pid
-    rows = bad.table().scan(selected_fields=("id",)).to_arrow()["id"].to_pylist()
-    assert len(rows) + status(bad).rows_skipped == total
-    assert rows.count(7) >= 2
+    enabled(good, "SKIP")
+    wait_until(lambda: status(good).commits, PATIENCE_SECONDS)
+    bad = {case: make_topic(topic_config=CONFIG) for case in HOSTILE}
+    sent = {case: attacks(topic, case[0]) for case, topic in bad.items()}
+    engine = memory("tableflow")
+    for number, ((_, mode, write_mode), topic) in enumerate(bad.items()):
+        topic.send_raw(
+            sent[HOSTILE[number]],
+            key=lambda n: KEYS[n % len(KEYS)],
+            timestamp=lambda n: (0, 1, 2**62, 253_402_300_800_000)[n % 4],
+            compression_type=("zstd", "gzip", "lz4", "snappy")[number % 4],
+            message_max_bytes=20_000_000,
+            headers=[("h" * 1_000, b"v"), ("${env:HOME}", None), *[("x", b"")] * 200],
+        )
+        enabled(topic, mode, "--write-mode", write_mode)
+
+    def ended(case: tuple[Kind, str, str]) -> bool:
+        if case[1] == "SUSPEND":
+            return status(bad[case]).suspended
+        return status(bad[case]).rows_committed >= len(sent[case])
+
+    watch = Watch(good)
+    watch.until(lambda: all(map(ended, HOSTILE)))
+    for case in HOSTILE:
+        if case[1] == "SUSPEND":
+            assert re.search(r"partition \d, offset \d+: ", status(bad[case]).error_message or "")
+            enabled(bad[case], "SKIP", "--write-mode", case[2])
+    watch.until(
+        lambda: all(status(bad[case]).rows_committed >= len(sent[case]) for case in HOSTILE)
+    )
+    logger.info("%s, engine before %d", watch, engine)
+    assert watch.longest < PATIENCE_SECONDS / 2
+    assert watch.down < RECOVERY_SECONDS
+    assert watch.memory < engine + MAX_GROWTH
+    for case, topic in bad.items():
+        rows, skipped = topic.table().scan().to_arrow().num_rows, status(topic).rows_skipped
+        logger.info("%s: sent %d, rows %d, skipped %d", case, len(sent[case]), rows, skipped)
+        assert 0 < skipped < len(sent[case])
+        if case[2] == "append":
+            assert rows + skipped == len(sent[case])
+        else:
+            assert 0 < rows <= len(KEYS)
+        if case[1] == "LOG":
+            assert dead_letters(topic) == skipped
     state = settings().state_dir
     for folder in (state / "logs", state / "tableflow"):
         assert not files_with(secrets(), folder)
@@ -208,7 +286,7 @@ def items(columns: int) -> dict[str, Any]:
 def test_record_that_ends_spark_is_found(
     stack: Endpoints,
     make_topic: Callable[..., Topic],
-    enabled: Callable[[Topic, str], None],
+    enabled: Callable[..., None],
 ) -> None:
     """One byte for each element, of which each one has hundreds of columns in the table."""
     good, bad = make_topic(), make_topic()
@@ -217,7 +295,7 @@ def test_record_that_ends_spark_is_found(
     bad.register(items(400))
     small = prefix + encode(fastavro.parse_schema(items(0)), {"id": 1, "items": [{"a": 1}]})
     count = 8_000_000
-    killer = prefix + b"\x02" + varint(count) + b"\x02" * count + b"\x00"
+    killer = prefix + b"\x02" + zigzag(count) + b"\x02" * count + b"\x00"
     bad.send_raw([small] * 5)
     for topic in (good, bad):
         enabled(topic, "SKIP")

@@ -52,11 +52,13 @@ class Topic:
         key: Callable[[int], bytes] | None = None,
         partition: int = -1,
         timestamp: Callable[[int], int] = lambda _: 0,
+        headers: Sequence[tuple[str, bytes | None]] = (),
         **config: Any,
     ) -> None:
         """:param key: the key of the n-th record
         :param partition: -1: by the key, or any
         :param timestamp: of the n-th record, in milliseconds; 0: now
+        :param headers: of each record
         :param config: of the producer, dots as underscores
         """
         more = {name.replace("_", "."): setting for name, setting in config.items()}
@@ -77,6 +79,7 @@ class Topic:
                         partition,
                         on_delivery=delivered,
                         timestamp=timestamp(number),
+                        headers=list(headers),
                     )
                     break
                 except BufferError:

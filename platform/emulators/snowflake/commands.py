@@ -8,6 +8,7 @@ from emulators.snowflake import (
     databases,
     integrations,
     linked,
+    network_policies,
     privileges,
     relations,
     roles,
@@ -43,6 +44,7 @@ KINDS: tuple[Kind, ...] = (
     USER,
     ROLE,
     WAREHOUSE,
+    network_policies.POLICY_KIND,
     relations.TABLES,
     relations.VIEWS,
     relations.OBJECTS,
@@ -84,6 +86,12 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("ALTER", "WAREHOUSE"): roles.alter_warehouse,
     ("DROP", "WAREHOUSE"): roles.drop_warehouse,
     ("SHOW", "WAREHOUSE"): roles.show_warehouses,
+    ("CREATE", "NETWORK POLICY"): network_policies.create_policy,
+    ("ALTER", "NETWORK POLICY"): network_policies.alter_policy,
+    ("DROP", "NETWORK POLICY"): network_policies.drop_policy,
+    ("SHOW", "NETWORK POLICY"): network_policies.show_policies,
+    ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
+    ("SHOW", "PARAMETER"): network_policies.show_parameter,
     ("SHOW", "TABLE"): relations.show_relations,
     ("SHOW", "VIEW"): relations.show_relations,
     ("SHOW", "OBJECT"): relations.show_relations,
@@ -111,7 +119,8 @@ def parse(sql: str) -> Statement | None:
 
     :raises ProgrammingError: it is ours and wrong
     """
-    for read in (parse_grant, parse_show_grants, parse_use):
+    readers = (parse_grant, parse_show_grants, parse_use, network_policies.parse_show_parameters)
+    for read in readers:
         statement = read(Stream(sql))
         if statement is not None:
             return statement

@@ -144,6 +144,14 @@ def unsupported(what: str) -> ProgrammingError:
     return _error(2, "0A000", f"not supported by the local Snowflake emulator: {what}")
 
 
+def attached_policy(name: str) -> ProgrammingError:
+    return _error(
+        1492,
+        "42601",
+        f"Cannot drop network policy {name}. It is attached to a user. Detach it first.",
+    )
+
+
 def execution_failure(message: str) -> ProgrammingError:
     return _error(603, "XX000", f"SQL execution error: {message}")
 

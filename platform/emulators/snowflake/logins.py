@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from emulators.snowflake import keys
 from emulators.snowflake.account import USER, Account, Context
+from emulators.snowflake.network_policies import PARAMETER, refuses
 from emulators.snowflake.privileges import PUBLIC, holds, may_use_warehouse
 from emulators.snowflake.users import matches
 from emulators.store import Stored
@@ -33,6 +34,8 @@ class Login:
     authenticator: str
     token: str
     account: str
+    address: str = "127.0.0.1"
+    """Of the client."""
 
 
 class Logins:
@@ -88,6 +91,12 @@ class Logins:
         value = user.properties.get
         if value("DISABLED"):
             raise LoginRefused("390101", "User access disabled. Contact your administrator.")
+        if refuses(self._account, value(PARAMETER), login.address):
+            raise LoginRefused(
+                "390422",
+                f"Incoming request with IP/Token {login.address} is not allowed to access "
+                "Snowflake. Contact your account administrator.",
+            )
         database, _, schema = (value("DEFAULT_NAMESPACE") or "").upper().partition(".")
         default = value("DEFAULT_ROLE") or PUBLIC
         if role is None and not holds(self._account, user.name[0], False, default):

@@ -50,6 +50,7 @@ _USER_PROPERTIES: dict[str, Reader] = {
     "RSA_PUBLIC_KEY_2": _text_or_name,
     "TYPE": choice("PERSON", "SERVICE", "LEGACY_SERVICE"),
     "COMMENT": text,
+    "NETWORK_POLICY": _text_or_name,
 }
 _USER = Spec("USER", _USER_PROPERTIES)
 

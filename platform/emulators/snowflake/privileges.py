@@ -18,6 +18,7 @@ from emulators.snowflake.account import (
     DATABASE,
     GRANT,
     INTEGRATION,
+    NETWORK_POLICY,
     OWNER,
     ROLE,
     SCHEMA,
@@ -43,6 +44,7 @@ _CREATORS = {
     WAREHOUSE: "SYSADMIN",
     USER: "USERADMIN",
     ROLE: "USERADMIN",
+    NETWORK_POLICY: "SECURITYADMIN",
 }
 """Kind of object in the account → the system role that has the privilege to create it."""
 _GRANTOR = "SECURITYADMIN"

@@ -81,6 +81,7 @@ class Server:
             authenticator=str(data.get("AUTHENTICATOR") or "SNOWFLAKE").upper(),
             token=str(data.get("TOKEN") or ""),
             account=str(data.get("ACCOUNT_NAME") or ""),
+            address=request.client.host if request.client else "127.0.0.1",
         )
         asked = {
             key: _identifier(request.query_params.get(key))

@@ -9,7 +9,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from emulators.snowflake import keys
-from emulators.snowflake.account import OWNER, USER, Account, Context, chosen, create, drop
+from emulators.snowflake.account import (
+    NETWORK_POLICY,
+    OWNER,
+    USER,
+    Account,
+    Context,
+    chosen,
+    create,
+    drop,
+)
 from emulators.snowflake.errors import invalid_property
 from emulators.snowflake.grammar import Statement
 from emulators.snowflake.results import Rows
@@ -52,6 +61,7 @@ def create_user(account: Account, context: Context, statement: Statement) -> Row
     def make(_old: Stored | None) -> dict[str, Any]:
         properties = {"LOGIN_NAME": name, "DISPLAY_NAME": name, "DISABLED": False, **given}
         _check(properties)
+        _check_policy(account, properties)
         return properties
 
     return create(account, context, statement, statement.name, make)
@@ -80,6 +90,13 @@ def _check(properties: dict[str, Any]) -> None:
                 raise invalid_property(name, "SERVICE USER")
 
 
+def _check_policy(account: Account, properties: dict[str, Any]) -> None:
+    """:raises ProgrammingError: the network policy does not exist"""
+    policy = properties.get("NETWORK_POLICY")
+    if policy is not None:
+        account.require(NETWORK_POLICY, (policy,))
+
+
 def hash_password(password: str) -> str:
     salt = secrets.token_hex(16)
     return f"{salt}${_scrypt(password, salt)}"
@@ -106,6 +123,7 @@ def alter_user(account: Account, _context: Context, statement: Statement) -> Row
                 user.properties.pop(name, None)
                 user.properties.pop(f"{name}_LAST_SET_TIME", None)
         _check(user.properties)
+        _check_policy(account, user.properties)
         account.store.put(user)
     return Rows.status("Statement executed successfully.")
 

@@ -37,9 +37,11 @@ from topicberg.deploy.snowflake.principals import (
     KEYS,
     OF_TOPICS,
     Grant,
+    NetworkPolicy,
     RoleGrant,
     User,
     UserKeys,
+    UserPolicy,
 )
 from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
 from topicberg.deploy.snowflake.storage import (
@@ -410,6 +412,20 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         "DEFAULT_NAMESPACE": f"{called.database}.{called.schema}",
     }
     yield User("snowflake/user", user, (KEYS, "snowflake/warehouse"), properties=properties)
+    networks = tuple(filter(None, config.snowflake_allowed_ips.split(",")))
+    policy = config.snowflake_name("network_policy")
+    key, wanted = "snowflake/network_policy", bool(networks)
+    yield NetworkPolicy(key, policy, wanted=wanted, allowed=networks)
+    needs = (key, "snowflake/user")
+    yield UserPolicy(
+        "snowflake/user_network_policy",
+        f"{policy} of {user}",
+        needs,
+        needs[1:],
+        wanted=wanted,
+        user=user,
+        policy=policy,
+    )
     for key, role in (("security_admin", manager), ("system_admin", reader)):
         both = (f"snowflake/role/{key}", "snowflake/user")
         name = f"{role} to {user}"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from topicberg.errors import TableflowError
@@ -169,9 +170,9 @@ def _parsed(schema: RegisteredSchema) -> Any:
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
     """Return a key's schema that is not a record as a record with one field.
 
-    it is read (``RegisteredSchema.wrapped_as``). Protobuf has only messages. A schema that cannot
-    be read is returned as it is: its format reports why.
-    read is returned as it is: its format reports why.
+    An Avro value has the same bytes as a record of one field. A JSON value is put into an object
+    when it is read (``RegisteredSchema.wrapped_as``). Protobuf has only messages. A schema that
+    cannot be read is returned as it is: its format reports why.
     """
     if schema.schema_type == "PROTOBUF":
         return schema
@@ -194,14 +195,94 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
 
 
 def format_of(schema: RegisteredSchema) -> Format:
-    """Return the module of a schema's format."""
+    """Return the functions of a schema's format."""
     from topicberg.formats import avro, json_schema, protobuf
 
     modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json_schema, "PROTOBUF": protobuf}
     try:
-        return modules[schema.schema_type]
+        return _Guarded(modules[schema.schema_type])
     except KeyError:
         raise TableflowError(
             f"schema {schema.schema_id} is of the unknown type {schema.schema_type}",
             hint="use AVRO, JSON or PROTOBUF",
         ) from None
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """A format whose functions refuse a schema at which a parser fails.
+
+    The author of a schema decides what the parsers get. An unexpected exception would be tried
+    again for ever, instead of suspending the topic or making the records malformed.
+    """
+
+    module: Format
+
+    def fields(
+        self,
+        subject: str,
+        schema: RegisteredSchema,
+        ids: Iterator[int],
+        message: str | None = None,
+    ) -> list[NestedField]:
+        with _refused(f"subject {subject}"):
+            return self.module.fields(subject, schema, ids, message)
+
+    def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
+        with _refused(f"schema {schema.schema_id}"):
+            return self.module.identity(schema, message)
+
+    def written(
+        self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+    ) -> frozenset[str]:
+        with _refused(f"schema {writer.schema_id}"):
+            return self.module.written(writer, latest, message)
+
+    def decode(
+        self,
+        records: DataFrame,
+        payload: Column,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> tuple[DataFrame, Column]:
+        with _refused(f"schema {writer.schema_id}"):
+            return self.module.decode(records, payload, writer, latest, fields, message)
+
+    def program(
+        self,
+        code: Code,
+        places: Mapping[str, Place],
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> None:
+        with _refused(f"schema {writer.schema_id}"):
+            self.module.program(code, places, writer, latest, fields, message)
+
+    def explain(
+        self,
+        payload: bytes,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> str:
+        try:
+            with _refused(f"schema {writer.schema_id}"):
+                return self.module.explain(payload, writer, latest, fields, message)
+        except TableflowError as error:
+            return error.message
+
+
+@contextmanager
+def _refused(where: str) -> Iterator[None]:
+    """:raises TableflowError: a parser failed"""
+    from topicberg.formats import limits
+
+    try:
+        yield
+    except limits.UNREADABLE as error:
+        raise limits.unreadable(where, error) from error

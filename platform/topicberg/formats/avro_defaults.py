@@ -25,7 +25,7 @@ from pyiceberg.types import (
 
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import NO_DEFAULT, Field, Type
-from topicberg.formats.avro_values import DAYS, EXACT, MICROS, UNITS
+from topicberg.formats.avro_values import DAYS, EXACT, MAX_DECIMAL_BITS, MICROS, UNITS
 
 
 def default(field: Field, column: IcebergType) -> str | None:
@@ -80,8 +80,10 @@ def _plain_constant(kind: Type, value: Any, column: IcebergType) -> str | None:
             data = _latin(value)
             if not data:
                 return None
-            number = Decimal(int.from_bytes(data, "big", signed=True))
-            return f"'{number.scaleb(-kind.scale, EXACT):f}'"
+            number = int.from_bytes(data, "big", signed=True)
+            if number.bit_length() > MAX_DECIMAL_BITS:
+                return None
+            return f"'{Decimal(number).scaleb(-kind.scale, EXACT):f}'"
         case DateType() if kind.logical == "date" and is_number:
             days = _whole_constant(value, *DAYS)
             return days and f"date_from_unix_date({days})"

@@ -143,16 +143,12 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
     limits.check_size(where, schema)
     parser = _Parser(where)
     try:
-        for _, text in schema.references:
-            parser.type(json.loads(text), "")
-        found = parser.type(json.loads(schema.text), "")
+        contents = [json.loads(text) for text in (*dict(schema.references).values(), schema.text)]
+        limits.check_unicode(where, contents)
+        *_, found = [parser.type(one, "") for one in contents]
         _Measure(where).check(found)
-    except RecursionError:
-        raise limits.too_deep(where) from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise TableflowError(
-            f"{where}: the schema is not Avro: {type(error).__name__}: {error}"
-        ) from None
+    except limits.UNREADABLE as error:
+        raise limits.unreadable(where, error) from error
     return found
 
 

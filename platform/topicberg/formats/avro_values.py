@@ -32,6 +32,9 @@ from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredErr
 from topicberg.spark import quote
 
 MAX_PRECISION = 38
+MAX_DECIMAL_BITS = 256
+"""Larger numbers exceed every precision and scale. To convert them to decimals takes a time that
+grows with the square of their bytes: minutes for a megabyte."""
 DAYS = -719_162, 2_932_896
 """0001-01-01 to 9999-12-31, since 1970."""
 MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -328,7 +331,10 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
         data = _bytes(cursor, writer, where)
         if not data:
             raise MalformedError(f"{where}: a decimal has at least one byte")
-        value = Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale, EXACT)
+        number = int.from_bytes(data, "big", signed=True)
+        if number.bit_length() > MAX_DECIMAL_BITS:
+            raise MalformedError(f"{where}: the value has {len(data)} bytes, exceeds the precision")
+        value = Decimal(number).scaleb(-scale, EXACT)
         if value.copy_abs() >= limit:
             raise MalformedError(f"{where}: value {shown(value)} exceeds the precision")
         if value != EXACT.quantize(value, Decimal(1).scaleb(-column.scale)):

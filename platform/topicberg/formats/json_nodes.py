@@ -163,11 +163,8 @@ def identity(schema: RegisteredSchema) -> str | None:
     try:
         contents, resolver, reader = _opened(where, schema)
         parts = reader.expand(contents, resolver, (), "")
-    except RecursionError:
-        raise limits.too_deep(where) from None
-    except (AttributeError, KeyError, TypeError) as error:
-        reason = type(error).__name__
-        raise TableflowError(f"{where}: the schema is not a JSON Schema: {reason}") from None
+    except limits.UNREADABLE as error:
+        raise limits.unreadable(where, error) from error
     for part in parts:
         for name in (part.schema.get("title"), reader.id(part.schema)):
             if name:
@@ -204,8 +201,8 @@ def _read(subject: str, schema: RegisteredSchema) -> Node:
         contents, resolver, reader = _opened(where, schema, check=True)
         node = reader.node(reader.expand(contents, resolver, (), ""), "")
         limits.check_depth(where, _depth(node))
-    except RecursionError:
-        raise limits.too_deep(where) from None
+    except limits.UNREADABLE as error:
+        raise limits.unreadable(where, error) from error
     return node
 
 
@@ -224,9 +221,7 @@ def _opened(
     try:
         contents = json.loads(schema.text)
         references = [(name, json.loads(text)) for name, text in schema.references]
-        json.dumps([contents, references], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise TableflowError(f"{where}: the schema has text that is not valid Unicode") from None
+        limits.check_unicode(where, [contents, references])
     except (ValueError, RecursionError) as error:
         raise TableflowError(f"{where}: the schema is not JSON: {error}") from None
     if check:
@@ -263,13 +258,12 @@ def _check(where: str, schemas: Sequence[Any]) -> None:
 def _checker(dialect: Any) -> Any:
     """Return the validator of a dialect's schemas, without the search for duplicate items.
 
-    That search takes hours on large schemas.
+    That search takes hours on large schemas. Formats are not checked either: patterns are not used,
+    and Python's regular expressions are other ones than those of JSON Schema.
     """
     meta = dialect.META_SCHEMA
     checked = validator_for(meta, default=dialect)
-    return extend(checked, {"uniqueItems": lambda *_: None})(
-        meta, format_checker=checked.FORMAT_CHECKER
-    )
+    return extend(checked, {"uniqueItems": lambda *_: None})(meta)
 
 
 def _objects(value: Any) -> int:

@@ -93,8 +93,12 @@ TEXT_DIGITS = 17
 
 
 def inexact(digits: int) -> str:
-    """Return the pattern of numbers that a variant may hold as another number."""
-    return rf"(?:[0-9]\.?){{{digits + 1},}}[eE]|(?:[0-9]\.?){{39}}"
+    """Return the pattern of numbers that a variant may hold as another number.
+
+    The repetitions are bounded: Java matches a repeated group recursively, and a record with a
+    longer number would end Spark with a stack overflow.
+    """
+    return rf"(?:[0-9]\.?){{{digits + 1},38}}[eE]|(?:[0-9]\.?){{39}}"
 
 
 INFINITE = r"[eE][+]?[0-9]{3}|[0-9]{309}"

@@ -6,7 +6,10 @@ multiply. A schema beyond these limits cannot become a table; records that name 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema
@@ -20,6 +23,27 @@ MAX_COLLECTIONS = 8
 """Nested Avro arrays and maps: each one may claim millions of items in a few bytes, for which
 Avro's reader reserves memory."""
 _SUBSTITUTION = "${"
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    re.error,
+)
+"""What a parser raises for a schema that no one expected."""
+
+
+def unreadable(where: str, error: Exception) -> TableflowError:
+    """Return the error for a schema at which a parser failed."""
+    if isinstance(error, RecursionError):
+        return too_deep(where)
+    return TableflowError(
+        f"{where}: the schema cannot be read: {type(error).__name__}",
+        hint="register a schema that is valid in its format",
+    )
 
 
 def check_size(where: str, schema: RegisteredSchema) -> None:
@@ -36,6 +60,20 @@ def check_size(where: str, schema: RegisteredSchema) -> None:
             f"{MAX_SCHEMA_BYTES}",
             hint="split the schema",
         )
+
+
+def check_unicode(where: str, contents: Any) -> None:
+    """Refuse a schema whose text has half of a surrogate pair: no other system can encode it.
+
+    :param contents: the schema as JSON was read
+    :raises TableflowError: it is not valid Unicode
+    """
+    try:
+        json.dumps(contents, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise TableflowError(
+            f"{where}: the schema has text that is not valid Unicode", hint="correct the text"
+        ) from None
 
 
 def check_name(where: str, name: str) -> None:

@@ -62,6 +62,7 @@ def _check(
     """
     known = {field.number: field for field in message.fields}
     found: dict[int, list[_Found]] = {number: [] for number in known}
+    last: dict[int, int] = {}  # of each oneof
     for begin, stop in pieces:
         at = begin
         while at < stop:
@@ -70,9 +71,11 @@ def _check(
             if number not in known:
                 continue
             _check_wire_type(known[number], one, path)
-            for other, field in known.items():  # a member of a oneof clears the others
-                if other != number and None is not field.oneof == known[number].oneof:
+            oneof = known[number].oneof
+            if oneof is not None:  # a member of a oneof clears the others
+                if (other := last.get(oneof, number)) != number:
                     found[other] = []
+                last[oneof] = number
             found[number].append(one)
     for number, field in known.items():
         if field.required and not found[number]:

@@ -11,6 +11,7 @@ of a singular field wins, messages merge, repeated scalars are packed or not.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -286,8 +287,9 @@ def _walk(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[dict[
                 first[chosen] = start.astype(np.uint64)
                 after[chosen] = start + np.where(fine, length, 0).astype(np.int64)
             elif kind == _GROUP:
+                data = memoryview(batch.bytes)
                 ends = [
-                    _group_end(batch.bytes, *place)
+                    _group_end(data, *place)
                     for place in zip(
                         here.tolist(), limit.tolist(), number[chosen].tolist(), strict=True
                     )
@@ -311,20 +313,15 @@ def _walk(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[dict[
         )
         step += 1
 
-    if rows.size:
-        rest: list[tuple[int, int, int, int, int, int]] = []
-        for row, place, limit in zip(rows.tolist(), at.tolist(), end.tolist(), strict=True):
-            fields = _walk_one(batch.bytes, place, limit)
-            if fields is None:
-                bad[row] = True
-            else:
-                rest += [(row, step + index, *one) for index, one in enumerate(fields)]
-        if rest:
-            columns = np.array(rest, dtype=object).T
-            row, steps, number, wire, end = (
-                values.astype(np.int64) for values in columns[[0, 1, 2, 3, 5]]
-            )
-            keep(row, steps, number, wire, columns[4].astype(np.uint64), end)
+    data = memoryview(batch.bytes)
+    for row, place, limit in zip(rows.tolist(), at.tolist(), end.tolist(), strict=True):
+        walked = _walk_one(data, place, limit)
+        if walked is None:
+            bad[row] = True
+            continue
+        number, wire, first, after = (np.frombuffer(values, values.typecode) for values in walked)
+        rows_of_one = np.full(len(number), row)
+        keep(rows_of_one, step + np.arange(len(number)), number, wire, first, after)
     return {number: _concatenate(parts) for number, parts in found.items()}, bad
 
 
@@ -339,45 +336,51 @@ def _concatenate(parts: list[_Places]) -> _Places:
     return together.at(np.lexsort((together.step, together.row)))
 
 
-def _walk_one(data: Any, at: int, stop: int) -> list[tuple[int, int, int, int]] | None:
-    """Return number, wire type, begin or value, and end of one record's fields; None: malformed."""
-    fields = []
+def _walk_one(data: Any, at: int, stop: int) -> tuple[array[int], ...] | None:
+    """Return number, wire type, begin or value, and end of one record's fields; None: malformed.
+
+    Arrays of numbers: a record may have a field every two bytes.
+    """
+    numbers, wires, values, ends = found = array("q"), array("b"), array("Q"), array("q")
     while at < stop:
         tag = _varint(data, at, stop)
         if tag is None or not 8 <= tag[0] <= _MAX_TAG:
             return None
         number, wire, at = tag[0] >> 3, tag[0] & 7, tag[1]
         if wire == _VARINT:
-            value = _varint(data, at, stop)
-            if value is None:
+            one = _varint(data, at, stop)
+            if one is None:
                 return None
-            fields.append((number, wire, *value))
-            at = value[1]
-            continue
-        if wire == _GROUP:
-            ends = _group_end(data, at, stop, number)
-            if ends is None:
+            value, end = one
+            after = end
+        elif wire == _GROUP:
+            group = _group_end(data, at, stop, number)
+            if group is None:
                 return None
-            fields.append((number, wire, at, ends[0]))
-            at = ends[1]
-            continue
-        length: tuple[int, int] | None
-        if wire == _LENGTH:
-            length = _varint(data, at, stop)
+            value, (end, after) = at, group
         else:
-            length = {_FIXED64: (8, at), _FIXED32: (4, at)}.get(wire)
-        if length is None or length[1] + length[0] > stop:
-            return None
-        begin, at = length[1], length[1] + length[0]
-        fields.append((number, wire, begin, at))
-    return fields
+            length: tuple[int, int] | None
+            if wire == _LENGTH:
+                length = _varint(data, at, stop)
+            else:
+                length = {_FIXED64: (8, at), _FIXED32: (4, at)}.get(wire)
+            if length is None or length[1] + length[0] > stop:
+                return None
+            value = length[1]
+            end = after = length[1] + length[0]
+        numbers.append(number)
+        wires.append(wire)
+        values.append(value)
+        ends.append(end)
+        at = after
+    return found
 
 
 def _varint(data: Any, at: int, stop: int) -> tuple[int, int] | None:
     """Return value and end; None if it is truncated or too long."""
     value = 0
     for place in range(min(_MAX_VARINT, stop - at)):
-        byte = int(data[at + place])
+        byte = data[at + place]
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return value & (2**64 - 1), at + place + 1
@@ -462,19 +465,24 @@ def _keep_one_of(message: Message, places: dict[int, _Places], count: int) -> No
     """Let a member of a oneof clear the earlier values of the others."""
     members: dict[int, list[int]] = {}
     for field in message.fields:
-        if field.oneof is not None:
+        if field.oneof is not None and len(places[field.number].row):
             members.setdefault(field.oneof, []).append(field.number)
     for numbers in members.values():
-        last = {}
+        if len(numbers) < 2:
+            continue
+        # Of each record, the last step, its member, and the last step of all other members.
+        best, owner, second = np.full(count, -1), np.full(count, -1), np.full(count, -1)
         for number in numbers:
-            last[number] = np.full(count, -1)
-            np.maximum.at(last[number], places[number].row, places[number].step)
+            last = np.full(count, -1)
+            np.maximum.at(last, places[number].row, places[number].step)
+            higher = last > best
+            second = np.where(higher, best, np.maximum(second, last))
+            owner[higher], best = number, np.where(higher, last, best)
         for number in numbers:
-            others = [last[other] for other in numbers if other != number]
-            if others and len(places[number].row):
-                cleared = np.max(others, axis=0)[places[number].row] > places[number].step
-                if cleared.any():
-                    places[number] = places[number].at(~cleared)
+            others = np.where(owner == number, second, best)
+            cleared = others[places[number].row] > places[number].step
+            if cleared.any():
+                places[number] = places[number].at(~cleared)
 
 
 def _singular(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:

@@ -67,6 +67,8 @@ if the change is half of a change of the primary key."""
 LIVE = ("c", "u", "r")
 """Operations after which the row exists."""
 OPERATIONS = (*LIVE, "d", "t")
+MAX_KEY_BYTES = 65_536
+"""Of a key whose decoded values identify a row: the engine's process holds the keys of a batch."""
 TRANSACTION = "transaction"
 _SOURCE_FIELDS = (
     *("ts_ms", "ts_us", "snapshot", "txId", "lsn", "file", "pos", "row", "gtid"),
@@ -204,6 +206,12 @@ def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:
             "the record has no key to upsert by: the source's table has no primary key"
         )
         found.append(F.when(is_change & op.isin(*LIVE, "d") & F.col(KEY).isNull(), keyless))
+        size = F.length(KEY)
+        large = F.concat(
+            *(F.lit("the key has "), size.cast("string")),
+            F.lit(f" bytes, the limit of keys to upsert by is {MAX_KEY_BYTES}"),
+        )
+        found.append(F.when(size > MAX_KEY_BYTES, problem_struct(large)))
     return found
 
 

@@ -459,7 +459,8 @@ class Ingestor:
         if batch.records <= SAMPLED_RECORDS:
             return batch, None
         sizes = record_bytes(self.endpoints, name, batch.ranges)
-        fitting, size = self._size.fit(sizes, batch.records)
+        only_files = self.spec.changelog is None  # the keys of changes are read into this process
+        fitting, size = self._size.fit(sizes, batch.records, is_compressed=only_files)
         return plan_batch(name, held, beginning, batch.end, fitting, skip), size
 
     @property

@@ -57,15 +57,19 @@ class BatchSize:
     def dump(self) -> str:
         return Learnt(limit=self.limit, ratio=round(self.ratio, 4)).model_dump_json()
 
-    def fit(self, sizes: Sequence[float], offsets: int) -> tuple[int, float | None]:
+    def fit(
+        self, sizes: Sequence[float], offsets: int, *, is_compressed: bool = True
+    ) -> tuple[int, float | None]:
         """Return how many of the next records make a batch, and their average size.
 
         :param sizes: sizes of records at evenly spaced offsets of a range, from first to last
         :param offsets: the number of offsets in that range
+        :param is_compressed: whether the batch is only written to files; else a part of it is held
+            in memory as it is
         """
         if len(sizes) < 2:
             return min(self.limit, offsets), None
-        room = self.max_bytes / max(self.ratio, MIN_RATIO)
+        room = self.max_bytes / max(self.ratio, MIN_RATIO if is_compressed else 1)
         count = size = 0.0
         for part in map(max, pairwise(sizes)):
             records = min(offsets / (len(sizes) - 1), (room - size) / max(part, 1))

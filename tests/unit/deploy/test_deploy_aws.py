@@ -15,8 +15,8 @@ from moto.core import set_initial_no_auth_action_count
 from pydantic import SecretStr
 
 from topicberg.deploy import engine
-from topicberg.deploy.aws import iam
-from topicberg.deploy.aws.bucket import UPLOAD_DAYS, Bucket
+from topicberg.deploy.aws import emr, iam
+from topicberg.deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
 from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.resource import Live
@@ -101,6 +101,50 @@ def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(context: DeployCo
     assert {rule["ID"] for rule in rules} == {"mine", "incomplete-uploads"}
     found = s3.get_bucket_tagging(Bucket=name)["TagSet"]
     assert {one["Key"]: one["Value"] for one in found} == {"team": "data", "topicberg": "demo"}
+
+
+def test_bucket_with_a_key_and_versions(context: DeployContext) -> None:
+    """Both are options, can be changed later, and a key that an operator chose stays."""
+    key = f"arn:aws:kms:{REGION}:123456789012:key/0a1b"
+    make(context, BUCKET)
+    name, s3 = context.bucket, context.aws("s3")
+    context.config = context.config.model_copy(
+        update={"bucket_kms_key_arn": key, "bucket_versioning": True}
+    )
+    (step,) = engine.plan([BUCKET], context)
+    assert set(step.changes) == {"encryption", "versioning", "version_days"}
+    make(context, BUCKET)
+    assert engine.plan([BUCKET], context)[0].action == "keep"
+    (rule,) = s3.get_bucket_encryption(Bucket=name)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {
+        "SSEAlgorithm": "aws:kms",
+        "KMSMasterKeyID": key,
+    }
+    assert rule["BucketKeyEnabled"]
+    assert s3.get_bucket_versioning(Bucket=name)["Status"] == "Enabled"
+    rules = s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]
+    days = {one["ID"]: one.get("NoncurrentVersionExpiration") for one in rules}
+    assert days == {
+        "incomplete-uploads": None,
+        "earlier-versions": {"NoncurrentDays": VERSION_DAYS},
+    }
+    for policy, actions in (
+        (iam.tableflow_policy(context), ["kms:Decrypt", "kms:GenerateDataKey"]),
+        (emr.emr_policy(context), ["kms:Decrypt", "kms:GenerateDataKey"]),
+        (iam.snowflake_policy(context), ["kms:Decrypt"]),
+    ):
+        (used,) = [one for one in policy["Statement"] if one["Resource"] == key]
+        assert used["Action"] == actions
+        assert used["Condition"] == {
+            "StringEquals": {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
+        }
+    context.config = context.config.model_copy(
+        update={"bucket_kms_key_arn": None, "bucket_versioning": False}
+    )
+    (step,) = engine.plan([BUCKET], context)
+    assert set(step.changes) == {"versioning"}
+    statements = iam.tableflow_policy(context)["Statement"]
+    assert not any("kms:Decrypt" in one["Action"] for one in statements)
 
 
 def test_deleting_a_bucket_takes_versions_markers_and_uploads(context: DeployContext) -> None:

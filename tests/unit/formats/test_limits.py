@@ -104,6 +104,16 @@ BOMBS = {
         "AVRO", avro_record("R", {"type": "fixed", "name": "F", "size": 2**31 - 1})
     ),
     "avro, endless": registered("AVRO", avro_record("R", "R")),
+    "avro, half a character": registered(
+        "AVRO",
+        {"type": "record", "name": "R", "fields": [{"name": "f", "type": "int", "doc": "\ud800"}]},
+    ),
+    "avro, name is an object": registered(
+        "AVRO", {"type": "record", "name": "R", "fields": [{"name": {"a": 1}, "type": "int"}]}
+    ),
+    "json, dependencies of nothing": registered(
+        "JSON", {"type": "object", "properties": {"a": {}}, "dependencies": None}
+    ),
     "avro, arrays": registered(
         "AVRO",
         '{"type": "record", "name": "R", "fields": [{"name": "f", "type": '

@@ -173,7 +173,7 @@ def test_references() -> None:
 
 
 def test_format_of_the_schema() -> None:
-    assert format_of(proto("int32 a = 1;")) is protobuf
+    assert format_of(proto("int32 a = 1;")).identity(proto("int32 a = 1;")) == "shop.Trade"
 
 
 # --- records ---

@@ -168,6 +168,9 @@ def test_size_survives_a_restart() -> None:
     again = BatchSize.of(5_000_000, 250_000_000, size.dump())
     assert (again.limit, again.ratio) == (size.limit, size.ratio)
     assert BatchSize.of(10, 1, size.dump()).limit == 10
+    learnt = BatchSize.of(1_000_000, 1_000, '{"limit": 1000000, "ratio": 0.1}')
+    assert learnt.fit([1, 1], 1_000_000)[0] == 8_000
+    assert learnt.fit([1, 1], 1_000_000, is_compressed=False)[0] == 1_000
     assert BatchSize.of(10, 1, "{}").limit == 10
 
 

@@ -19,10 +19,20 @@ if TYPE_CHECKING:
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
+VERSION_DAYS = 30
+"""With versioning, earlier versions of objects are kept so many days."""
 LOG_DAYS = 30
 """Logs of job runs, their messages and results of queries are kept so many days."""
 JOBS, RESULTS, CODE = "jobs/", "athena/", "code/"
 """Folders of the bucket for computing."""
+_VERSIONS: dict[str, dict[str, Any]] = {
+    "version_days": {
+        "ID": "earlier-versions",
+        "Status": "Enabled",
+        "Filter": {"Prefix": ""},
+        "NoncurrentVersionExpiration": {"NoncurrentDays": VERSION_DAYS},
+    }
+}
 _TLS_ONLY = "topicberg-tls-only"
 _BLOCK = {
     "BlockPublicAcls": True,
@@ -43,8 +53,11 @@ NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOp
 
 @dataclass(frozen=True)
 class Bucket(Resource):
-    """In the cluster's region, encrypted, without public access, by TLS only. No versioning, as in
-    the source: Iceberg has its snapshots, and every dropped file would stay for ever."""
+    """In the cluster's region, encrypted, without public access, by TLS only.
+
+    By default without versioning, as in the source: Iceberg has its snapshots. With it, a lifecycle
+    rule ends earlier versions, which would otherwise stay for ever.
+    """
 
     given: bool = False
     """It exists: it is never created, changed, emptied or deleted."""
@@ -61,6 +74,10 @@ class Bucket(Resource):
         }
     }
     """Field → the rule that it is about."""
+
+    def rules(self, context: DeployContext) -> dict[str, dict[str, Any]]:
+        """Return the rules by field; the rule of earlier versions exists with versioning only."""
+        return self.lifecycle | (_VERSIONS if context.config.bucket_versioning else {})
 
     def bucket(self, context: DeployContext) -> str:
         """Return its name, which may carry the account's number."""
@@ -79,12 +96,14 @@ class Bucket(Resource):
         if context.deploy_on_aws:
             for name, read in _SETTINGS.items():
                 fields[name] = _read(partial(read, s3, self.bucket(context)))
+            if fields["encryption"] and not context.config.bucket_kms_key_arn:
+                fields["encryption"] = "AES256"  # a key that an operator chose stays
             enabled = {
                 rule["ID"]: _days(rule)
                 for rule in _rules(s3, self.bucket(context))
                 if rule["Status"] == "Enabled" and "ID" in rule
             }
-            for name, rule in self.lifecycle.items():
+            for name, rule in self.rules(context).items():
                 fields[name] = enabled.get(rule["ID"])
             found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
             fields["tag"] = tag_of(found, context)
@@ -97,11 +116,11 @@ class Bucket(Resource):
             return {"region": context.region}
         return {
             "region": context.region,
-            "encryption": "AES256",
+            "encryption": context.config.bucket_kms_key_arn or "AES256",
             "public_access": "blocked",
             "policy": "TLS only",
-            "versioning": "Off",
-            **{name: _days(rule) for name, rule in self.lifecycle.items()},
+            "versioning": "On" if context.config.bucket_versioning else "Off",
+            **{name: _days(rule) for name, rule in self.rules(context).items()},
             "tag": context.names.tag[1],
         }
 
@@ -139,9 +158,15 @@ class Bucket(Resource):
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         s3, bucket = context.aws("s3"), self.bucket(context)
         if "encryption" in changes:
-            default = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+            rule: dict[str, Any] = {
+                "ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}
+            }
+            if key := context.config.bucket_kms_key_arn:
+                kms = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+                # One data key for many objects: without it, each request calls KMS.
+                rule = {"ApplyServerSideEncryptionByDefault": kms, "BucketKeyEnabled": True}
             s3.put_bucket_encryption(
-                Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [default]}
+                Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]}
             )
         if "public_access" in changes:
             s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=_BLOCK)
@@ -150,13 +175,14 @@ class Bucket(Resource):
             policy = document(*statements, _tls_only(bucket))
             s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
         if "versioning" in changes:
-            s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
+            status = "Enabled" if context.config.bucket_versioning else "Suspended"
+            s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
         if "tag" in changes:  # a call that replaces all of them
             name, _ = context.names.tag
             found = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
             kept_tags = [one for one in found if one["Key"] != name]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
-        own = self.lifecycle
+        own = self.rules(context)
         if changes.keys() & own.keys():  # a call that replaces all of them
             ids = {rule["ID"] for rule in own.values()}
             kept = [one for one in _rules(s3, bucket) if one.get("ID") not in ids]
@@ -214,8 +240,8 @@ def _read(ask: Callable[[], Any]) -> Any:
 
 def _encryption(s3: Any, bucket: str) -> Any:
     found = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]
-    used = found["Rules"][0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"]
-    return "AES256" if used in ("AES256", "aws:kms", "aws:kms:dsse") else used
+    default = found["Rules"][0]["ApplyServerSideEncryptionByDefault"]
+    return default.get("KMSMasterKeyID", default["SSEAlgorithm"])
 
 
 def _public_access(s3: Any, bucket: str) -> str:
@@ -259,7 +285,8 @@ def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
 def _days(rule: dict[str, Any]) -> int | None:
     """Return the days after which a rule acts on uploads or objects; None: it is another rule."""
     uploads = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
-    found: int | None = uploads or rule.get("Expiration", {}).get("Days")
+    versions = rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays")
+    found: int | None = uploads or versions or rule.get("Expiration", {}).get("Days")
     return found
 
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from topicberg.deploy.aws import archive
 from topicberg.deploy.aws.bucket import CODE, JOBS, drop, pages
 from topicberg.deploy.aws.glue import pipelines
-from topicberg.deploy.aws.iam import GLUE_READS, Document, document, glue_arns
+from topicberg.deploy.aws.iam import (
+    GLUE_READS,
+    WRITES_KEY,
+    Document,
+    document,
+    glue_arns,
+    key_use,
+)
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
@@ -92,6 +99,7 @@ def emr_policy(context: DeployContext) -> Document:
             "Action": ["glue:CreateTable", "glue:UpdateTable"],
             "Resource": glue_arns(context, *databases),
         },
+        *key_use(context, *WRITES_KEY),
     )
 
 

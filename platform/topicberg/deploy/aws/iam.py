@@ -102,6 +102,18 @@ def glue_arns(context: DeployContext, *databases: str) -> list[str]:
     return found
 
 
+def key_use(context: DeployContext, *actions: str) -> list[Document]:
+    """Return what a role needs of the buckets' key, if they have one: only by way of S3."""
+    key = context.config.bucket_kms_key_arn
+    if key is None:
+        return []
+    by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{context.region}.amazonaws.com"}}
+    return [{"Effect": "Allow", "Action": [*actions], "Resource": key, "Condition": by_s3}]
+
+
+READS_KEY, WRITES_KEY = ("kms:Decrypt",), ("kms:Decrypt", "kms:GenerateDataKey")
+
+
 def tableflow_policy(context: DeployContext) -> Document:
     """What Tableflow does: write tables, and register them in the cluster's Glue database.
 
@@ -145,6 +157,7 @@ def tableflow_policy(context: DeployContext) -> Document:
             ],
             "Resource": f"arn:aws:glue:{context.region}:{context.account}:*",
         },
+        *key_use(context, *WRITES_KEY),
     )
 
 
@@ -176,6 +189,7 @@ def snowflake_policy(context: DeployContext) -> Document:
             "Action": GLUE_READS,
             "Resource": glue_arns(context, context.namespace, *derived),
         },
+        *key_use(context, *READS_KEY),
     )
 
 

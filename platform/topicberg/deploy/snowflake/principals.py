@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,92 @@ class User(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         with context.snowflake() as session:
             session.run(f"DROP USER IF EXISTS {quote(self.name)}", OWNER)
+
+
+@dataclass(frozen=True)
+class NetworkPolicy(Resource):
+    """The addresses from which the service user may log in."""
+
+    allowed: tuple[str, ...] = ()
+
+    kind = "Snowflake network policy"
+
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
+            rows = session.run("SHOW NETWORK POLICIES", OWNER)
+            if not any(row["name"] == self.name for row in rows):
+                return None
+            rows = session.run(f"DESC NETWORK POLICY {quote(self.name)}", OWNER)
+        values = {row["name"]: row["value"] for row in rows}
+        return Live(self.name, {"allowed": _sorted(values.get("ALLOWED_IP_LIST", "").split(","))})
+
+    def desired(self, context: DeployContext) -> Fields:
+        return {"allowed": _sorted(self.allowed)}
+
+    def _list(self) -> str:
+        return f"ALLOWED_IP_LIST = ({', '.join(text(one) for one in self.allowed)})"
+
+    def create(self, context: DeployContext) -> None:
+        with context.snowflake() as session:
+            session.run(
+                f"CREATE NETWORK POLICY IF NOT EXISTS {quote(self.name)} {self._list()}", OWNER
+            )
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        with context.snowflake() as session:
+            session.run(f"ALTER NETWORK POLICY {quote(self.name)} SET {self._list()}", OWNER)
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        with context.snowflake() as session:
+            session.run(f"DROP NETWORK POLICY IF EXISTS {quote(self.name)}", OWNER)
+
+
+def _sorted(networks: Iterable[str]) -> str:
+    return ",".join(sorted(network.strip() for network in networks))
+
+
+@dataclass(frozen=True)
+class UserPolicy(Resource):
+    """The network policy of the service user, which is set when everything else of it works."""
+
+    user: str = ""
+    policy: str = ""
+
+    kind = "network policy of user"
+
+    def find(self, context: DeployContext) -> Live | None:
+        with context.snowflake() as session:
+            rows = session.find(
+                f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}", OWNER
+            )
+        value = next((row["value"] for row in rows or [] if row["value"]), None)
+        return Live(self.name, {"policy": value}) if value else None
+
+    def desired(self, context: DeployContext) -> Fields:
+        return {"policy": self.policy}
+
+    def create(self, context: DeployContext) -> None:
+        with context.snowflake() as session:
+            change = f"SET NETWORK_POLICY = {quote(self.policy)}"
+            session.run(f"ALTER USER {quote(self.user)} {change}", OWNER)
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        self.create(context)
+
+    def settle(self, context: DeployContext, live: Live) -> None:
+        """Check that this machine may still log in as the user, as the next rotation has to."""
+        private = rsa.private_key(context.need(KEYS).facts["values"])
+        if problem := login_problem(context, self.user, private):
+            raise TopicbergError(
+                f"user {self.user} cannot log in with the network policy {self.policy}: {problem}",
+                hint="add the address of this machine to TOPICBERG_SNOWFLAKE_ALLOWED_IPS",
+            )
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        if live.fields["policy"] != self.policy:
+            return  # another one, which an operator set
+        with context.snowflake() as session:
+            session.run(f"ALTER USER IF EXISTS {quote(self.user)} UNSET NETWORK_POLICY", OWNER)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,182 @@
+"""Network policies: lists of IPv4 addresses from which a user may log in.
+
+Of a user, not of the account or of an integration, and without network rules.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-network-policy,
+https://docs.snowflake.com/en/sql-reference/sql/alter-network-policy and
+https://docs.snowflake.com/en/user-guide/network-policies
+"""
+
+from __future__ import annotations
+
+from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueError
+from typing import Any
+
+from emulators.snowflake.account import NETWORK_POLICY, USER, Account, Context, create, drop
+from emulators.snowflake.errors import attached_policy, invalid_value, unsupported
+from emulators.snowflake.grammar import Kind, Statement, nothing
+from emulators.snowflake.options import Spec, text
+from emulators.snowflake.results import Rows
+from emulators.snowflake.tokens import Stream
+
+PARAMETER = "NETWORK_POLICY"
+"""Of a user."""
+
+
+def _addresses(stream: Stream, name: str) -> list[str]:
+    stream.expect("(")
+    found: list[str] = []
+    while not stream.at(")"):
+        if found:
+            stream.expect(",")
+        found.append(stream.string())
+    stream.expect(")")
+    for one in found:
+        try:
+            IPv4Network(one, strict=False)
+        except (AddressValueError, NetmaskValueError, ValueError):
+            raise invalid_value(one, name) from None
+        if name == "BLOCKED_IP_LIST" and one == "0.0.0.0/0":
+            raise invalid_value(one, name)
+    return found
+
+
+def _rules(stream: Stream, name: str) -> Any:
+    raise unsupported(name)
+
+
+_SPEC = Spec(
+    "NETWORK_POLICY",
+    {
+        "ALLOWED_IP_LIST": _addresses,
+        "BLOCKED_IP_LIST": _addresses,
+        "ALLOWED_NETWORK_RULE_LIST": _rules,
+        "BLOCKED_NETWORK_RULE_LIST": _rules,
+        "COMMENT": text,
+    },
+)
+
+
+def _create(stream: Stream, statement: Statement) -> None:
+    statement.properties = _SPEC.read(stream)
+
+
+def _alter(stream: Stream, statement: Statement) -> None:
+    if stream.take("SET"):
+        statement.action = "SET"
+        statement.properties = _SPEC.read(stream)
+        if not statement.properties:
+            raise stream.unexpected()
+    elif stream.take("UNSET"):
+        stream.expect("COMMENT")
+        statement.action, statement.properties = "UNSET", {"COMMENT": None}
+    elif stream.peek().value in ("ADD", "REMOVE", "RENAME"):
+        raise unsupported(f"ALTER NETWORK POLICY … {stream.peek().value}")
+    else:
+        raise stream.unexpected()
+
+
+POLICY_KIND = Kind(
+    NETWORK_POLICY,
+    create=_create,
+    alter=_alter,
+    describe=nothing,
+    plural="NETWORK POLICIES",
+)
+
+
+def create_policy(account: Account, context: Context, statement: Statement) -> Rows:
+    return create(account, context, statement, statement.name, lambda _: statement.properties)
+
+
+def alter_policy(account: Account, _context: Context, statement: Statement) -> Rows:
+    with account.store.lock:
+        if account.store.get(NETWORK_POLICY, statement.name) is None and statement.if_exists:
+            return Rows.status("Statement executed successfully.")
+        policy = account.require(NETWORK_POLICY, statement.name)
+        policy.properties |= statement.properties
+        account.store.put(policy)
+    return Rows.status("Statement executed successfully.")
+
+
+def drop_policy(account: Account, _context: Context, statement: Statement) -> Rows:
+    (name,) = statement.name
+    with account.store.lock:
+        if account.store.get(NETWORK_POLICY, statement.name) is None and statement.if_exists:
+            return Rows.status("Drop statement executed successfully.")
+        account.require(NETWORK_POLICY, statement.name)
+        if account.store.all(USER, lambda user: user.properties.get(PARAMETER) == name):
+            raise attached_policy(name)
+        drop(account, NETWORK_POLICY, statement.name)
+    return Rows.status(f"{name} successfully dropped.")
+
+
+def show_policies(account: Account, _context: Context, statement: Statement) -> Rows:
+    if statement.like is not None or statement.starts_with is not None or statement.limit:
+        raise unsupported("filters of SHOW NETWORK POLICIES, which Snowflake does not have")
+    names = (
+        *("created_on", "name", "comment", "entries_in_allowed_ip_list"),
+        *("entries_in_blocked_ip_list", "entries_in_allowed_network_rules"),
+        "entries_in_blocked_network_rules",
+    )
+    rows = [
+        (
+            *(policy.created, policy.name[0], policy.properties.get("COMMENT") or ""),
+            len(policy.properties.get("ALLOWED_IP_LIST", [])),
+            *(len(policy.properties.get("BLOCKED_IP_LIST", [])), 0, 0),
+        )
+        for policy in account.store.all(NETWORK_POLICY)
+    ]
+    return Rows.of(names, rows, times=("created_on",))
+
+
+def describe_policy(account: Account, _context: Context, statement: Statement) -> Rows:
+    policy = account.require(NETWORK_POLICY, statement.name)
+    rows = [
+        (name, ",".join(policy.properties[name]))
+        for name in ("ALLOWED_IP_LIST", "BLOCKED_IP_LIST")
+        if policy.properties.get(name)
+    ]
+    return Rows.of(("name", "value"), rows)
+
+
+def parse_show_parameters(stream: Stream) -> Statement | None:
+    """``SHOW PARAMETERS LIKE 'network_policy' {IN | FOR} USER name``; no other parameter."""
+    if not stream.take("SHOW", "PARAMETERS"):
+        return None
+    statement = Statement("SHOW", "PARAMETER")
+    if not stream.take("LIKE") or stream.string().upper() != PARAMETER:
+        raise unsupported("SHOW PARAMETERS of other parameters than network_policy")
+    if not stream.take("IN"):
+        stream.expect("FOR")
+    if not stream.take("USER"):
+        raise unsupported(f"SHOW PARAMETERS IN {stream.peek().text}")
+    statement.name = stream.name()
+    stream.end()
+    return statement
+
+
+def show_parameter(account: Account, _context: Context, statement: Statement) -> Rows:
+    value = account.require(USER, statement.name).properties.get(PARAMETER)
+    about = "Network policy assigned for the given target."
+    row = (PARAMETER, value or "", "", "USER" if value else "", about, "STRING")
+    return Rows.of(("key", "value", "default", "level", "description", "type"), [row])
+
+
+def refuses(account: Account, policy: str | None, address: str) -> bool:
+    """Return whether a user's policy does not let a client of this address log in.
+
+    A policy without allowed addresses blocks only the blocked ones; those come first.
+    """
+    found = account.store.get(NETWORK_POLICY, (policy,)) if policy else None
+    if found is None:
+        return False
+    client = IPv4Address(address)
+
+    def listed(name: str) -> bool:
+        networks = found.properties.get(name, [])
+        return any(client in IPv4Network(one, strict=False) for one in networks)
+
+    if listed("BLOCKED_IP_LIST"):
+        return True
+    return bool(found.properties.get("ALLOWED_IP_LIST")) and not listed("ALLOWED_IP_LIST")
