@@ -344,26 +344,28 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
 def _aws_login(role_arn: str | None, region: str) -> dict[str, str]:
     """Return keys for DuckDB's secret, found as every AWS tool finds them, or those of a role.
 
-    :raises QueryError: there are none
+    :raises TopicbergError: there are none
     """
     from botocore.exceptions import BotoCoreError
 
     from topicberg.clients.aws import aws_session
-    from topicberg.logins.catalog import role_session
+    from topicberg.logins.catalog import role_keys
 
-    session = role_session(role_arn, region) if role_arn else aws_session()
-    try:
-        found = session.get_credentials()
-    except BotoCoreError as error:
-        raise QueryError(
-            f"AWS: {error}", hint="run `aws sts get-caller-identity` to see more"
-        ) from None
-    if found is None:
-        raise QueryError(
-            "there are no AWS credentials",
-            hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        )
-    keys = found.get_frozen_credentials()
+    if role_arn:
+        keys = role_keys(role_arn, region)
+    else:
+        try:
+            found = aws_session().get_credentials()
+        except BotoCoreError as error:
+            raise QueryError(
+                f"AWS: {error}", hint="run `aws sts get-caller-identity` to see more"
+            ) from None
+        if found is None:
+            raise QueryError(
+                "there are no AWS credentials",
+                hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+        keys = found.get_frozen_credentials()
     login = {"KEY_ID": keys.access_key, "SECRET": keys.secret_key, "SESSION_TOKEN": keys.token}
     return {name: value for name, value in login.items() if value}
 
