@@ -95,12 +95,34 @@ def run_query(
     except Exception as error:
         if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
             raise
+        if refusal := _catalog_refusal(error, engine, endpoints):
+            raise refusal from None
         help_ = (
             unquoted(sql, engine)
             or _unreadable(sql, engine, endpoints, config)
             or hint(str(error), engine, lambda: _known_columns(sql, endpoints, config))
         )
         raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
+
+
+_REFUSED = re.compile(r"(?:Forbidden|Unauthorized)_(40[13])(?: with message \"(.+)\")?")
+"""How DuckDB's client of Iceberg's catalog reports a refusal."""
+
+
+def _catalog_refusal(error: Exception, engine: Engine, endpoints: Endpoints) -> QueryError | None:
+    """Return DuckDB's error as one that names the catalog and the settings, if it refused."""
+    if engine != "duckdb" or not (found := _REFUSED.search(str(error))):
+        return None
+    status, reason = found[1], found[2] or "no reason given"
+    verb = "the login" if status == "401" else "to read"
+    return QueryError(
+        f"the catalog refuses {verb}: {endpoints.iceberg_rest}: {reason} ({status})",
+        hint="check TOPICBERG_ICEBERG_REST_SCOPE, _AUDIENCE and _TOKEN, and that the catalog "
+        "trusts who issued the token"
+        if status == "401"
+        else "grant the principal of TOPICBERG_ICEBERG_REST_CLIENT_ID, _TOKEN or _ROLE_ARN the "
+        "right to read the table",
+    )
 
 
 def load_extensions(connection: DuckDBPyConnection) -> None:
