@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from typing import Any
 
 import jwt
 import requests
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from real_servers import OAuthServer
 
 from topicberg.endpoints import Endpoints
@@ -103,9 +107,13 @@ def gateway(
                 self.reply(status, json.dumps(content).encode())
                 return
             kept = {k: v for k, v in self.headers.items() if k.lower() not in _HOP | _HIDDEN}
-            response = session.request(
-                self.command, target + self.path, data=body, headers={**kept, **headers}
-            )
+            try:
+                response = session.request(
+                    self.command, target + self.path, data=body, headers={**kept, **headers}
+                )
+            except requests.RequestException:  # as a load balancer whose target does not answer
+                self.reply(503, b"")
+                return
             content_type = response.headers.get("Content-Type", "application/json")
             text = answer(self, response.content, found) if response.ok else response.content
             self.reply(response.status_code, text, content_type)
@@ -123,12 +131,123 @@ def gateway(
 
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found = Gateway(f"http://127.0.0.1:{server.server_port}")
+    with serving(Handler) as url:
+        found = Gateway(url)
+        yield found
+
+
+@dataclass
+class Store:
+    """A proxy before the object store, which admits only the keys that it gave out."""
+
+    url: str
+    refused: Counter[str] = field(default_factory=Counter)
+    """Reason → requests."""
+    _until: dict[str, float] = field(default_factory=dict)
+
+    def vend(self, seconds: float) -> dict[str, str]:
+        """Return new keys, as a catalog's response has them."""
+        key, token = f"ASIA{uuid.uuid4().hex[:16].upper()}", uuid.uuid4().hex
+        until = time.time() + seconds
+        self._until[f"{key}/{token}"] = until
+        return {
+            "s3.endpoint": self.url,
+            "s3.path-style-access": "true",
+            "s3.access-key-id": key,
+            "s3.secret-access-key": uuid.uuid4().hex,
+            "s3.session-token": token,
+            "s3.session-token-expires-at-ms": str(int(until * 1000)),
+        }
+
+    def refusal(self, headers: Mapping[str, str]) -> str | None:
+        """Return the reason to refuse a request, as S3's code."""
+        key = headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+        until = self._until.get(f"{key}/{headers.get('X-Amz-Security-Token', '')}")
+        if until is None:
+            return "InvalidAccessKeyId"
+        return "ExpiredToken" if until < time.time() else None
+
+
+class _Signer(S3SigV4Auth):
+    """Signs a request again, whose body stays as it is."""
+
+    def payload(self, request: Any) -> str:
+        return str(request.headers.get("X-Amz-Content-SHA256") or "UNSIGNED-PAYLOAD")
+
+
+@contextmanager
+def store_gateway(stack: Endpoints) -> Iterator[Store]:
+    """The stack's object store, for temporary keys; it signs their requests with its own key.
+
+    The secrets of the temporary keys are not checked.
+    """
+    assert stack.s3
+    assert stack.s3_access_key
+    assert stack.s3_secret_key
+    target = stack.s3
+    own = Credentials(
+        stack.s3_access_key.get_secret_value(), stack.s3_secret_key.get_secret_value()
+    )
+    session = requests.Session()
+    session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=32))
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if reason := found.refusal(self.headers):
+                found.refused[reason] += 1
+                text = f"<Error><Code>{reason}</Code><Message>{reason}</Message></Error>"
+                self.reply(403, text.encode(), {"Content-Type": "application/xml"})
+                return
+            hidden = _HOP - {"content-encoding"} | _HIDDEN | {"x-amz-security-token", "x-amz-date"}
+            kept = {k: v for k, v in self.headers.items() if k.lower() not in hidden}
+            request = AWSRequest(self.command, target + self.path, kept, body)
+            _Signer(own, "s3", "us-east-1").add_auth(request)
+            try:
+                response = session.request(
+                    self.command,
+                    target + self.path,
+                    data=body,
+                    headers=dict(request.headers),
+                    stream=True,
+                )
+                content = response.raw.read()
+            except requests.RequestException:  # as a load balancer whose target does not answer
+                self.reply(503, b"<Error><Code>ServiceUnavailable</Code></Error>", {})
+                return
+            self.reply(response.status_code, content, response.headers)
+
+        def reply(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                if name.lower() not in _HOP:
+                    self.send_header(name, value)
+            length = headers.get("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", length or str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do
+
+    with serving(Handler) as url:
+        found = Store(url)
+        yield found
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Yield the address of a server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield found
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
@@ -140,10 +259,12 @@ def catalog_gateway(
     oauth: OAuthServer,
     seconds: float,
     realm: Mapping[str, str] | None = None,
+    temporary: Store | None = None,
 ) -> Iterator[Gateway]:
     """The stack's Iceberg catalog by OAuth, which gives out the keys of the object store.
 
     :param seconds: how long the keys are valid
+    :param temporary: gives out keys; None: the keys are the stack's own
     """
     assert stack.s3
     assert stack.s3_access_key
@@ -161,11 +282,10 @@ def catalog_gateway(
         content = json.loads(body) if body else None
         if not isinstance(content, dict) or "metadata" not in content:
             return body
-        until = str(int((time.time() + seconds) * 1000))
+        expiry = {"s3.session-token-expires-at-ms": str(int((time.time() + seconds) * 1000))}
         content["config"] = {
             **(content.get("config") or {}),
-            **store,
-            "s3.session-token-expires-at-ms": until,
+            **(temporary.vend(seconds) if temporary else {**store, **expiry}),
         }
         found.vended[handler.headers.get("User-Agent", "?").partition("/")[0]] += 1
         return json.dumps(content).encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import re
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -43,7 +44,7 @@ def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
             "MissingAuthenticationTokenException" if as_json else "MissingAuthenticationToken",
             "The request must contain a valid AWS Signature Version 4 in its Authorization header.",
         )
-    secret = _secret(parts["key"])
+    secret = _secret(parts["key"], environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
     if secret is None:
         raise Refusal(
             HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
@@ -66,10 +67,19 @@ def speaks_json(environ: dict[str, Any]) -> bool:
     return "HTTP_X_AMZ_TARGET" in environ or rest
 
 
-def _secret(key: str) -> str | None:
-    """The secret of an access key, or None when the key does not exist or is inactive."""
+def _secret(key: str, token: str) -> str | None:
+    """The secret of an access key, or None when the key does not exist, is inactive or expired.
+
+    :param token: the session token of a role's key
+    """
     if key == os.environ["AWS_ACCESS_KEY_ID"]:
         return os.environ["AWS_SECRET_ACCESS_KEY"]
+    for _, _, sts in backends("sts").iter_backends():
+        role = sts.get_assumed_role_from_access_key(key)
+        if role is not None:  # IAM has its key too, without an end
+            now = datetime.now(UTC).replace(tzinfo=None)
+            valid = role.session_token == token and now < role.expiration
+            return str(role.secret_access_key) if valid else None
     for _, _, iam in backends("iam").iter_backends():
         found = iam.access_keys.get(key)
         if found is not None:

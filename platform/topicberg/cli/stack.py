@@ -15,7 +15,7 @@ from topicberg.cli.output import echo, echo_json
 from topicberg.errors import StackError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.console import Console
     from rich.progress import Progress, Task, TaskID
@@ -194,13 +194,23 @@ def env() -> None:
     """Print addresses and local credentials as shell exports: `eval "$(topicberg env)"`.
 
     They include DAGSTER_HOME, so that `dagster` uses the instance that `topicberg ui` shows.
+    In the cloud deployment, they include a token of the Iceberg catalog, which expires, and no
+    secret that does not.
     """
     from topicberg.dagster.home import dagster_home
-    from topicberg.endpoints import local_endpoints
+    from topicberg.endpoints import load_endpoints
     from topicberg.settings import settings
 
     config = settings()
-    endpoints = local_endpoints(config)
+    endpoints = load_endpoints(config)
+    if config.deployment == "cloud":
+        _export(
+            {
+                **_cloud(endpoints, config),
+                "DAGSTER_HOME": dagster_home(config),
+            }
+        )
+        return
     snowflake = endpoints.snowflake
     variables = {
         "KAFKA_BOOTSTRAP": endpoints.kafka_bootstrap,
@@ -236,6 +246,30 @@ def env() -> None:
         "DAGSTER_HOME": dagster_home(config),
         "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has added this machine
     }
+    _export(variables)
+
+
+def _cloud(endpoints: Endpoints, config: Settings) -> dict[str, object]:
+    """Return the variables of the cloud deployment, without a secret that does not expire."""
+    from topicberg.spark import without_token
+
+    login = endpoints.login
+    return {
+        "KAFKA_BOOTSTRAP_SERVERS": endpoints.kafka_bootstrap,
+        "SCHEMA_REGISTRY_URL": endpoints.schema_registry,
+        "ICEBERG_REST_URI": endpoints.iceberg_rest,
+        "ICEBERG_REST_WAREHOUSE": endpoints.warehouse(config) or config.warehouse,
+        "ICEBERG_REST_TOKEN": login.bearer() if login.auth == "oauth2" else None,
+        "SPARK_REMOTE": without_token(endpoints.spark_connect) or None,
+        "AWS_ENDPOINT_URL_S3": endpoints.s3,
+        "AWS_REGION": config.aws_region,
+        "SNOWFLAKE_ACCOUNT": endpoints.snowflake.account,
+        "SNOWFLAKE_USER": endpoints.snowflake.user,
+        "TOPICBERG_CLUSTER_ID": config.cluster_id,
+    }
+
+
+def _export(variables: Mapping[str, object]) -> None:
     for name, value in variables.items():
         if value is not None:
             echo(f"export {name}={shlex.quote(str(value))}")

@@ -459,7 +459,7 @@ def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState],
     try:
         return compare_all(specs, load_endpoints(config), config), None
     except TopicbergError as error:
-        return [], error.message
+        return [], str(error)
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:

@@ -40,6 +40,7 @@ from topicberg.logins.catalog import (
     PREFIX,
     ROLE,
     oauth_client,
+    role_error,
     role_session,
 )
 from topicberg.logins.oauth import SKEW_SECONDS, OAuthClient, skew
@@ -91,16 +92,17 @@ class CheckedCatalog(RestCatalog):
             session.auth = AuthManagerAdapter(self._auth_manager)
         if session.headers.get(DELEGATION) == "none":
             del session.headers[DELEGATION]
-        session.request = partial(  # type: ignore[method-assign]
-            _request, partial(session.request, timeout=TIMEOUT_SECONDS), client, self.uri
-        )
+        send = partial(session.request, timeout=TIMEOUT_SECONDS)
+        if role := self.properties.get(ROLE):
+            send = partial(_with_role, role, send)
+        session.request = partial(_request, send, client, self.uri)  # type: ignore[method-assign]
         session.hooks["response"].append(_catalog_answer)
         return session
 
     def _init_sigv4(self, session: requests.Session) -> None:
         given = self.properties
         if role := given.get(ROLE):
-            signer = role_session(role, given["rest.signing-region"])
+            signer = _signer(role, given["rest.signing-region"])
             self.properties = {**given, BOTOCORE_SESSION: signer}
         super()._init_sigv4(session)
         self.properties = given
@@ -188,6 +190,31 @@ def ensure_namespace(catalog: Catalog, namespace: str) -> None:
     except RESTError:
         if not catalog.namespace_exists(namespace):
             raise
+
+
+def _signer(role: str, region: str) -> Any:
+    """:raises LoginError: this process has no credentials to assume the role with"""
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return role_session(role, region)
+    except BotoCoreError as error:
+        raise role_error(role, error) from None
+
+
+def _with_role(
+    role: str, send: Callable[..., requests.Response], *args: Any, **kwargs: Any
+) -> requests.Response:
+    """Send a request that is signed as a role.
+
+    :raises TopicbergError: AWS does not give out keys of the role
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return send(*args, **kwargs)
+    except (BotoCoreError, ClientError) as error:
+        raise role_error(role, error) from None
 
 
 def _request(

@@ -35,8 +35,8 @@ def registry_errors(what: str) -> Iterator[None]:
             raise LoginError(
                 f"the schema registry refuses the login ({what}): {error.error_message} "
                 f"({error.http_status_code})",
-                hint=f"check {PREFIX}_API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, whichever "
-                "you use, and what it may do",
+                hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, "
+                "whichever you use, and what it may do",
             ) from error
         kind = IncompatibleSchemaError if error.http_status_code == CONFLICT else TopicbergError
         raise kind(

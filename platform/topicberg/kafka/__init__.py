@@ -43,6 +43,7 @@ LEADER_SECONDS = 10.0
 NOT_FOUND = 404
 _GRACE_SECONDS = 5.0
 _REFUSALS = ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED")
+_REFUSED_BY_SERVER = "Failed to acquire SASL OAUTHBEARER token"
 _NO_TOKEN = re.compile(
     r"OAUTHBEARER token: .*(connect|resolve|timed? ?out|empty reply)", re.IGNORECASE
 )
@@ -330,6 +331,8 @@ def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
                 f"answer: {reason}",
                 hint=login.settings_hint(),
             )
+        if _REFUSED_BY_SERVER in reason:
+            reason = f"the OAuth server {login.token_uri}: {reason}"
         return LoginError(f"{message} ({login.auth}, {what}): {reason}", hint=login.settings_hint())
     return None
 
@@ -344,9 +347,12 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
     from confluent_kafka import KafkaError, KafkaException
 
     def silent() -> UnreachableError:
+        # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
+        server = endpoints.kafka_login.token_uri if endpoints.kafka_login.auth == "oidc" else None
         return UnreachableError(
             f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
-            hint="run `topicberg status` to see whether Kafka runs",
+            hint="run `topicberg status` to see whether Kafka runs"
+            + (f", and check that the OAuth server {server} gives out tokens" if server else ""),
         )
 
     try:

@@ -7,14 +7,14 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from topicberg.errors import TopicbergError
+from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins import missing
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.redaction import remember
@@ -177,7 +177,7 @@ class CatalogLogin(OAuthLogin):
         elif given := self.bearer():
             found |= {"token": given, "token-refresh-enabled": "false"}
         if self.role_arn:
-            keys = role_session(self.role_arn, region).get_credentials().get_frozen_credentials()
+            keys = role_keys(self.role_arn, region)
             found |= {
                 "rest.access-key-id": keys.access_key,
                 "rest.secret-access-key": keys.secret_key,
@@ -245,18 +245,63 @@ def _register(client: OAuthClient) -> str:
     return key
 
 
+def role_keys(role_arn: str, region: str) -> Any:
+    """Return the keys of a role, valid for a while.
+
+    :raises TopicbergError: AWS does not answer, or refuses
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return role_session(role_arn, region).get_credentials().get_frozen_credentials()
+    except (BotoCoreError, ClientError) as error:
+        raise role_error(role_arn, error) from None
+
+
+def role_error(role_arn: str, error: Exception) -> TopicbergError:
+    """Return botocore's error about a role as one message.
+
+    :param error: a ``BotoCoreError`` or a ``ClientError``
+    """
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    what = f"AWS does not give out keys of the role {role_arn}"
+    if isinstance(error, ClientError):
+        found = error.response["Error"]
+        if "Throttl" in found["Code"]:
+            return ThrottledError(f"{what}: {found['Message']}")
+        return LoginError(
+            f"{what}: {found['Code']}: {found['Message']}",
+            hint=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
+            "process, and name that user in the role's trust policy",
+        )
+    if isinstance(error, NoCredentialsError) or not isinstance(error, BotoCoreError):
+        return LoginError(
+            f"{what}: this process has no credentials of its own",
+            hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of a user that "
+            "may assume the role",
+        )
+    return UnreachableError(f"{what}: {error}", hint="check the network to AWS STS")
+
+
 @lru_cache(maxsize=8)
 def role_session(role_arn: str, region: str) -> Any:
-    """Return a session of botocore with the keys of a role, which it renews by itself."""
+    """Return a session of botocore with the keys of a role, which it renews by itself.
+
+    :raises NoCredentialsError: this process has none to assume the role with
+    """
     import botocore.session
     from botocore.credentials import (
         AssumeRoleCredentialFetcher,
         DeferredRefreshableCredentials,
     )
+    from botocore.exceptions import NoCredentialsError
 
     own = botocore.session.Session()
+    if own.get_credentials() is None:
+        raise NoCredentialsError
     fetcher = AssumeRoleCredentialFetcher(
-        client_creator=own.create_client,
+        client_creator=partial(own.create_client, region_name=region),
         source_credentials=own.get_credentials(),
         role_arn=role_arn,
         extra_args={"RoleSessionName": "topicberg", "DurationSeconds": ROLE_SECONDS},

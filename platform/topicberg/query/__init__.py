@@ -95,12 +95,34 @@ def run_query(
     except Exception as error:
         if not type(error).__module__.startswith(("duckdb", "_duckdb", "pyspark", "snowflake")):
             raise
+        if refusal := _catalog_refusal(error, engine, endpoints):
+            raise refusal from None
         help_ = (
             unquoted(sql, engine)
             or _unreadable(sql, engine, endpoints, config)
             or hint(str(error), engine, lambda: _known_columns(sql, endpoints, config))
         )
         raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
+
+
+_REFUSED = re.compile(r"(?:Forbidden|Unauthorized)_(40[13])(?: with message \"(.+)\")?")
+"""How DuckDB's client of Iceberg's catalog reports a refusal."""
+
+
+def _catalog_refusal(error: Exception, engine: Engine, endpoints: Endpoints) -> QueryError | None:
+    """Return DuckDB's error as one that names the catalog and the settings, if it refused."""
+    if engine != "duckdb" or not (found := _REFUSED.search(str(error))):
+        return None
+    status, reason = found[1], found[2] or "no reason given"
+    verb = "the login" if status == "401" else "to read"
+    return QueryError(
+        f"the catalog refuses {verb}: {endpoints.iceberg_rest}: {reason} ({status})",
+        hint="check TOPICBERG_ICEBERG_REST_SCOPE, _AUDIENCE and _TOKEN, and that the catalog "
+        "trusts who issued the token"
+        if status == "401"
+        else "grant the principal of TOPICBERG_ICEBERG_REST_CLIENT_ID, _TOKEN or _ROLE_ARN the "
+        "right to read the table",
+    )
 
 
 def load_extensions(connection: DuckDBPyConnection) -> None:
@@ -344,26 +366,28 @@ def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
 def _aws_login(role_arn: str | None, region: str) -> dict[str, str]:
     """Return keys for DuckDB's secret, found as every AWS tool finds them, or those of a role.
 
-    :raises QueryError: there are none
+    :raises TopicbergError: there are none
     """
     from botocore.exceptions import BotoCoreError
 
     from topicberg.clients.aws import aws_session
-    from topicberg.logins.catalog import role_session
+    from topicberg.logins.catalog import role_keys
 
-    session = role_session(role_arn, region) if role_arn else aws_session()
-    try:
-        found = session.get_credentials()
-    except BotoCoreError as error:
-        raise QueryError(
-            f"AWS: {error}", hint="run `aws sts get-caller-identity` to see more"
-        ) from None
-    if found is None:
-        raise QueryError(
-            "there are no AWS credentials",
-            hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        )
-    keys = found.get_frozen_credentials()
+    if role_arn:
+        keys = role_keys(role_arn, region)
+    else:
+        try:
+            found = aws_session().get_credentials()
+        except BotoCoreError as error:
+            raise QueryError(
+                f"AWS: {error}", hint="run `aws sts get-caller-identity` to see more"
+            ) from None
+        if found is None:
+            raise QueryError(
+                "there are no AWS credentials",
+                hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+        keys = found.get_frozen_credentials()
     login = {"KEY_ID": keys.access_key, "SECRET": keys.secret_key, "SESSION_TOKEN": keys.token}
     return {name: value for name, value in login.items() if value}
 

@@ -22,10 +22,20 @@ class _Known:
     pattern: re.Pattern[str]
     message: str
     hint: str
+    is_quoted: bool = False
+    """Whether the message ends with what the service says."""
+
+    def reason(self, text: str) -> str:
+        """Return the part of an error's text that says why, or nothing."""
+        if not self.is_quoted or not (match := self.pattern.search(text)):
+            return ""
+        line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
+        begin = max(0, line.find(match[0]) - 100)
+        return f": {'… ' if begin else ''}{line[begin : begin + 300]}"
 
 
-def _known(pattern: str, message: str, hint: str) -> _Known:
-    return _Known(re.compile(pattern, re.IGNORECASE), message, hint)
+def _known(pattern: str, message: str, hint: str, *, is_quoted: bool = False) -> _Known:
+    return _Known(re.compile(pattern, re.IGNORECASE), message, hint, is_quoted)
 
 
 # What Spark Connect reports for a session that its server does not have any more.
@@ -53,10 +63,12 @@ _KNOWN = (
         "restore the bucket, or drop the table to start again in a new bucket",
     ),
     _known(
-        r"SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied|Access Denied|"
-        r"Status Code: 40[13]|ExpiredToken|InvalidToken",
+        r"SignatureDoesNotMatch|InvalidAccessKeyId|Access.?Denied|"
+        r"Status Code: 40[13]|Expired.?Token|InvalidToken|RequestTimeTooSkewed",
         "the object store refuses the credentials",
-        "check the access key of the deployment and the policy of the bucket",
+        "check the access key of the deployment and the policy of the bucket; if the catalog gives "
+        "out the keys (TOPICBERG_ICEBERG_REST_DELEGATION), check the role that the catalog assumes",
+        is_quoted=True,
     ),
     _known(
         r"Service: S3, Status Code: 5\d\d",
@@ -68,12 +80,15 @@ _KNOWN = (
         r"NotAuthorizedException|Not authorized",
         "the catalog or its OAuth server refuses the login of Spark",
         "check TOPICBERG_ICEBERG_REST_CLIENT_ID, _CLIENT_SECRET, _SCOPE and _TOKEN",
+        is_quoted=True,
     ),
     _known(
         r"ForbiddenException|ForbiddenError|UnauthorizedError|"
         r"read.?only (database|catalog|file system)|attempt to write a readonly database",
         "the catalog refuses to write",
-        "check the catalog's permissions: the engine must be allowed to create and commit tables",
+        "grant the principal of TOPICBERG_ICEBERG_REST_CLIENT_ID, _TOKEN or _ROLE_ARN the right to "
+        "create and commit tables",
+        is_quoted=True,
     ),
     _known(
         r"SaslAuthenticationException|TopicAuthorizationException|GroupAuthorizationException|"
@@ -81,6 +96,7 @@ _KNOWN = (
         "Kafka refuses the credentials",
         "check TOPICBERG_KAFKA_API_KEY and _API_SECRET, or the other settings of the login, and "
         "the right to read the topic",
+        is_quoted=True,
     ),
     _known(
         _OUT_OF_MEMORY,
@@ -158,7 +174,7 @@ def explain(what: str, error: BaseException) -> TopicbergError:
     text = str(error)
     for known in _KNOWN:
         if known.pattern.search(text):
-            return TopicbergError(f"{what}: {known.message}", hint=known.hint)
+            return TopicbergError(f"{what}: {known.message}{known.reason(text)}", hint=known.hint)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if details := re.search(r'^\s*details = "(.+)"', text, re.MULTILINE):  # an error of gRPC
         lines = [details[1]]

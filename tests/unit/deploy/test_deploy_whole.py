@@ -242,11 +242,13 @@ def test_7_linked_database_is_added_beside_the_tables(vendors: Vendors) -> None:
         assert snowflake.ask(connection, f"SELECT count(*) FROM {created}")[1] == [(1,)]
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
             snowflake.ask(connection, f"ALTER DATABASE {path.database} SUSPEND DISCOVERY")
-    vendors.sql(f"ALTER DATABASE {path.database} SUSPEND DISCOVERY")
-    found = vendors.plan(*TOPICS, **LINKED)
-    assert set(found) == {"snowflake/linked_database"}
-    vendors.create(*TOPICS, **LINKED)
-    assert vendors.plan(*TOPICS, **LINKED) == {}
+    alter = f"ALTER DATABASE {path.database}"
+    for drift in ("SUSPEND DISCOVERY", "UPDATE LINKED_CATALOG SET ALLOWED_WRITE_OPERATIONS = ALL"):
+        vendors.sql(f"{alter} {drift}")
+        found = vendors.plan(*TOPICS, **LINKED)
+        assert set(found) == {"snowflake/linked_database"}, drift
+        vendors.create(*TOPICS, **LINKED)
+        assert vendors.plan(*TOPICS, **LINKED) == {}, drift
 
 
 def test_8_without_the_linked_database_tables_are_as_before(vendors: Vendors) -> None:

@@ -462,6 +462,7 @@ class LinkedDatabase(Resource):
                 "namespaces": [
                     str(one).strip("'") for one in answer.get("allowed_namespaces") or []
                 ],
+                "write_operations": str(answer.get("allowed_write_operations", "NONE")),
                 "sync_interval_seconds": int(answer["sync_interval_seconds"]),
                 "suspended": str(answer["is_suspended"]).lower(),
             },
@@ -470,6 +471,7 @@ class LinkedDatabase(Resource):
     def desired(self, context: DeployContext) -> Fields:
         return {
             "namespaces": [context.seen.snowflake_namespace],
+            "write_operations": "NONE",
             "sync_interval_seconds": sync_seconds(context.config),
             "suspended": "false",
         }
@@ -485,6 +487,8 @@ class LinkedDatabase(Resource):
         with context.snowflake() as session:
             if "sync_interval_seconds" in changes:
                 session.run(f"{of_link} SET SYNC_INTERVAL_SECONDS = {interval}", INTEGRATOR)
+            if "write_operations" in changes:
+                session.run(f"{of_link} SET ALLOWED_WRITE_OPERATIONS = NONE", INTEGRATOR)
             if "namespaces" in changes:  # first the new ones: an empty list would allow all
                 before, after = changes["namespaces"]
                 for verb, names in (
