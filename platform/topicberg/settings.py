@@ -240,6 +240,11 @@ class Settings(BaseSettings):
         return self.compute == "emr" or (self.compute is None and self.spark_remote is None)
 
     @property
+    def has_spark(self) -> bool:
+        """Whether there is a Spark Connect endpoint; EMR Serverless computes only tables."""
+        return self.deployment == "local" or self.spark_remote is not None
+
+    @property
     def topics_namespace(self) -> str:
         """Namespace and Glue database of the topics' tables.
 
@@ -259,6 +264,13 @@ class Settings(BaseSettings):
     def topics_in_glue(self) -> bool:
         """Whether Snowflake finds the topics' tables in Glue, not in another REST catalog."""
         return self.snowflake_catalog in ("glue", "glue_rest")
+
+    @property
+    def has_topics_catalog(self) -> bool:
+        """Whether the topics' tables are in another catalog than AWS Glue: Tableflow publishes the
+        tables of a cluster to one catalog.
+        """
+        return self.snowflake_catalog == "open_catalog" and not self.own_engine
 
     @property
     def own_engine(self) -> bool:

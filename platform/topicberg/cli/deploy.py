@@ -535,14 +535,21 @@ def _show(steps: list[Step], *, everything: bool) -> int:
 
 
 def _preview(context: DeployContext, graph: list[Resource]) -> None:
-    """Print manual steps, what the whole deployment costs, and which quotas it meets."""
+    """Print manual steps, what is not computed, what the whole deployment costs, and which quotas
+    it meets.
+    """
     from topicberg.deploy.costs import AS_OF, costs, usage
     from topicberg.deploy.open_catalog import manual_steps
+    from topicberg.deploy.uncomputed import uncomputed
 
     if steps := manual_steps(context):
         echo("to do manually in Snowflake Open Catalog:", bold=True)
         for place, step in enumerate(steps, 1):
             echo(f"  {place}. {step}")
+    if missing := uncomputed(context.config, context.specs, _left_out(context)):
+        echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
+        for line in missing:
+            echo(f"  {line}")
     found = costs(graph, context.config, context.live)
     total = sum(one.usd for one in found)
     kinds: dict[str, list[Any]] = {}
@@ -564,6 +571,17 @@ def _preview(context: DeployContext, graph: list[Resource]) -> None:
                 fg="yellow",
                 err=True,
             )
+
+
+def _left_out(context: DeployContext) -> list[str]:
+    """Return the derived tables that the graph of this deployment does not have."""
+    if context.config.has_spark:
+        return []
+    from assets.lake import Lake, find_derived
+
+    all_of_them = tuple(find_derived())
+    held = Lake(context.config, tuple(context.specs), all_of_them).derived
+    return sorted({one.name for one in all_of_them} - {one.name for one in held})
 
 
 def _vendor(step: Step) -> str:
