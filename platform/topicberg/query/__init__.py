@@ -217,12 +217,16 @@ def _ask_snowflake(
         for name in ("host", "port", "protocol")
         if (value := getattr(account, name)) is not None
     }
-    from topicberg.catalogs.snowflake import ask, logging_in
+    from topicberg.catalogs.snowflake import QUERY_ROLE, ask, logging_in
 
+    # The user that `topicberg deploy` created owns tables; this role of it can only read.
+    deployed = config.deployment == "cloud" and account.private_key is not None
+    role = {"role": config.snowflake_name(QUERY_ROLE)} if deployed else {}
     with logging_in():
         connection = snowflake.connector.connect(
             account=account.account,
             user=account.user,
+            **role,
             **account.connector_login(),
             database=config.snowflake_name("database"),
             schema=config.snowflake_name("schema"),
@@ -230,6 +234,8 @@ def _ask_snowflake(
             **address,
         )
     with connection:
+        if deployed:  # by default a session has the privileges of all roles of its user
+            ask(connection, "USE SECONDARY ROLES NONE")
         if config.snowflake_linked_database:
             sql = _in_linked_database(sql, connection, config)
         columns, rows = ask(connection, sql, None if max_rows is None else max_rows + 1)
