@@ -138,7 +138,7 @@ class TopicTable(Table):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[TopicTable]:
-        if not spec.tableflow.enabled:
+        if not spec.has_table(config):
             return
         yield cls(
             name=spec.table_name,
@@ -197,7 +197,7 @@ class HistoryTable(Table):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
-        if not (spec.tableflow.enabled and spec.history and config.has_spark):
+        if not (spec.has_table(config) and spec.history and config.has_spark):
             return
         namespace, name = history_table(spec, config)
         yield cls(
@@ -236,7 +236,7 @@ class UpsertViewTable(Table):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[UpsertViewTable]:
-        for name in spec.upsert_views if spec.tableflow.enabled else ():
+        for name in spec.upsert_views if spec.has_table(config) else ():
             yield cls(
                 name=name,
                 group=spec.pipeline,

@@ -399,7 +399,8 @@ def _compute_in_cloud(context: DeployContext) -> None:
     waiting = {
         spec.name
         for spec in context.specs
-        if not spec.tableflow.enabled or f"snowflake/table/{spec.asset_name}" in context.waiting
+        if not spec.has_table(context.config)
+        or f"snowflake/table/{spec.asset_name}" in context.waiting
     }
     echo(f"computing the derived tables by {where}: minutes for each", err=True)
     try:

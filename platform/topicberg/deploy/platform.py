@@ -335,14 +335,13 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             yield replace(resource, wanted=has_source)
     if has_source:
         before.append(f"confluent/connector/{name}")
+    in_bucket = spec.tableflow.storage == "bucket"
+    own = ("aws/bucket", "confluent/catalog_integration") if in_bucket else ()
     yield TableflowTopic(
         f"confluent/tableflow/{name}",
         spec.name,
-        (
-            *(*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
-            binding("tableflow_subjects"),
-        ),
-        (CLUSTER, PROVIDER_INTEGRATION),
+        (*before, "key/tableflow", *own, binding("tableflow_subjects")),
+        (CLUSTER, PROVIDER_INTEGRATION) if in_bucket else (CLUSTER,),
         spec.tableflow.enabled,
         spec=spec,
         has_source=has_source,
@@ -550,14 +549,14 @@ def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> 
             *("aws/glue_database", "snowflake/warehouse"),
         ),
         within,
-        spec.tableflow.enabled,
+        spec.has_table(config),
         spec=spec,
         has_source=has_source,
     )
     target = (called.database, called.schema, spec.snowflake_name)
     for reader, role in _readers(config):
         select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
-        yield replace(select, wanted=spec.tableflow.enabled)
+        yield replace(select, wanted=spec.has_table(config))
 
 
 def _readers(config: Settings) -> list[tuple[str, str]]:
@@ -574,7 +573,7 @@ def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Ite
     Tables that were created one by one stay: they hold no data, and their readers move when they
     want to.
     """
-    if not spec.tableflow.enabled:
+    if not spec.has_table(config):
         return
     table = f"snowflake/table/{spec.asset_name}"
     name = spec.glue_name if config.topics_in_glue else spec.name
