@@ -382,6 +382,17 @@ def settings() -> Settings:
     return DeployedSettings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
 
 
+def with_choices(config: Settings) -> Settings:
+    """Return the settings with the choices that the deployment remembers, for ``deploy``."""
+    if config.deployment == "local" or DEPLOYED_LINK in config.model_fields_set:
+        return config
+    found = noted(config)[0]
+    # A file without the choice is of a deployment whose tables were created.
+    return config.model_copy(
+        update={DEPLOYED_LINK: found.get(DEPLOYED_LINK, False)} if found else {}
+    )
+
+
 def is_deployed(config: Settings) -> bool:
     """Return whether ``topicberg deploy`` has created the platform; in the cloud it always has."""
     return config.deployment == "cloud" or (config.state_dir / DEPLOYED_FILE).exists()

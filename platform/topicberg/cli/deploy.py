@@ -445,6 +445,7 @@ def _document(context: DeployContext, step: Step) -> dict[str, Any]:
         "resource": step.resource.key,
         "name": step.resource.name,
         "id": _id(context, step.resource),
+        "table_path": _place(context, step.resource),
         "action": step.action.value,
         "reason": step.reason,
         "changes": step.lines(),
@@ -600,9 +601,17 @@ def _table(context: DeployContext, steps: list[Step]) -> None:
             step.action.value, f"[red]{step.action.value}"
         )
         resource = step.resource
-        name, found = cell(resource.name), cell(_id(context, resource) or "")
-        table.add_row(resource.key, name, found, state)
+        name, found = cell(resource.name), _id(context, resource) or ""
+        found = " ".join(filter(None, (found, _place(context, resource))))
+        table.add_row(resource.key, name, cell(found), state)
     Console().print(table)
+
+
+def _place(context: DeployContext, resource: Resource) -> str | None:
+    """Return where Tableflow has the table of a topic, for what is one."""
+    live = context.live.get(resource.key)
+    place: str | None = live.facts.get("table_path") if live else None
+    return place
 
 
 def _id(context: DeployContext, resource: Resource) -> str | None:
