@@ -162,7 +162,7 @@ class SplitCatalog(CheckedCatalog):
         self._namespace = topics.properties[READ_ONLY]
 
     def _of_topics(self, identifier: str | Identifier) -> bool:
-        return Catalog.identifier_to_tuple(identifier)[0] == self._namespace
+        return bool(Catalog.identifier_to_tuple(identifier)[0] == self._namespace)
 
     def load_table(self, identifier: str | Identifier) -> Table:
         if self._of_topics(identifier):
@@ -172,17 +172,20 @@ class SplitCatalog(CheckedCatalog):
     def table_exists(self, identifier: str | Identifier) -> bool:
         if self._of_topics(identifier):
             return self.topics.table_exists(identifier)
-        return super().table_exists(identifier)
+        found: bool = super().table_exists(identifier)
+        return found
 
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
         if self._of_topics(namespace):
             return self.topics.list_tables(namespace)
-        return super().list_tables(namespace)
+        found: list[Identifier] = super().list_tables(namespace)
+        return found
 
     def namespace_exists(self, namespace: str | Identifier) -> bool:
         if self._of_topics(namespace):
             return self.topics.namespace_exists(namespace)
-        return super().namespace_exists(namespace)
+        found: bool = super().namespace_exists(namespace)
+        return found
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
         """Return the topics' namespace and those of the derived tables."""
