@@ -15,10 +15,12 @@ from assets.tables import LakeTable
 from resources import Lakehouse
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
+from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
     from topicberg.checks.check import TableCheck
+    from topicberg.transforms.upsert_view import UpsertView
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Lake:
-    """Every topic and every derived table.
+    """Every topic and every derived table, but for those that a deployment without Spark Connect
+    cannot compute: histories, and what is derived from them.
 
     :raises SpecError: (on making) a derived table has a source that does not exist, two sources
         with different partitions, itself as a source, or the name of a topic's table
@@ -44,10 +47,20 @@ class Lake:
     derived: tuple[DerivedTable, ...]
 
     def __post_init__(self) -> None:
+        if not self.config.has_spark:
+            object.__setattr__(self, "derived", self._without_histories())
         self._check_names()
         for table in self.derived:
             self._check(table, ())
         self._check_published()
+
+    def _without_histories(self) -> tuple[DerivedTable, ...]:
+        missing = {history_table(spec, self.config)[1] for spec in self.topics if spec.history}
+        found = self.derived
+        while lost := {one.name for one in found if missing & {*one.sources, *one.lookups}}:
+            missing |= lost
+            found = tuple(one for one in found if one.name not in lost)
+        return found
 
     @cached_property
     def _of_topics(self) -> tuple[Table, ...]:
@@ -61,7 +74,9 @@ class Lake:
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """Every table: those of topics, their histories and views, then the derived ones."""
-        computed = (ComputedTable.of(derived, self.root(derived)) for derived in self.derived)
+        computed = (
+            ComputedTable.of(derived, self.root(derived), self.config) for derived in self.derived
+        )
         return (*self._of_topics, *computed)
 
     @cached_property
@@ -86,6 +101,11 @@ class Lake:
     def ingested(self) -> dict[str, Table]:
         """The tables of records that others can be derived from, by the name of the source."""
         return {table.source: table for table in self._of_topics if table.source}
+
+    @cached_property
+    def upsert_views(self) -> dict[str, UpsertView]:
+        found = {table.name: table.upsert_view(self.config) for table in self.tables}
+        return {name: view for name, view in found.items() if view is not None}
 
     @cached_property
     def derived_by_name(self) -> dict[str, DerivedTable]:
@@ -119,7 +139,9 @@ class Lake:
         return {**computed, **self.ingested}
 
     def published(self, derived: DerivedTable) -> list[TopicSpec]:
-        """The topics that a derived table is published to."""
+        """The topics that a derived table is published to, where there is a Spark for it."""
+        if not self.config.has_spark:
+            return []
         return [spec for spec in self.topics if spec.publishes == derived.name]
 
     def downstream(self, name: str) -> list[DerivedTable]:

@@ -69,7 +69,8 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
                 continue
             live = deployment.need(one.key)
             yield dg.MaterializeResult(
-                asset_key=asset_key(one.key), metadata=_metadata(steps[one.key], live.id)
+                asset_key=asset_key(one.key),
+                metadata=_metadata(steps[one.key], live.id, live.facts.get("table_path")),
             )
 
     return make
@@ -102,8 +103,13 @@ def _spec(
     )
 
 
-def _metadata(step: "Step", identity: str) -> dict[str, Any]:
+def _metadata(step: "Step", identity: str, place: str | None) -> dict[str, Any]:
+    """Return what the UI shows.
+
+    :param place: where Tableflow has the table of a topic
+    """
     return {
+        **({"table_path": dg.MetadataValue.path(place)} if place else {}),
         "id": identity,
         "action": step.action.value,
         "changes": "\n".join(step.lines()) or "none",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import Rules, TopicSpec
     from topicberg.transforms.unread import SourceTable
+    from topicberg.transforms.upsert_view import UpsertView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,10 @@ class Table(LakeTable, ABC):
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         """Return the checks of that asset."""
 
+    def upsert_view(self, config: Settings) -> UpsertView | None:
+        """Return what it is computed by, if that is no function of a pipeline."""
+        return None
+
     def create(self, lakehouse: Lakehouse) -> None:
         """Create the table, if a run of a table that reads it may do so."""
 
@@ -133,7 +138,7 @@ class TopicTable(Table):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[TopicTable]:
-        if not spec.tableflow.enabled:
+        if not spec.has_table(config):
             return
         yield cls(
             name=spec.table_name,
@@ -192,9 +197,9 @@ class HistoryTable(Table):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
-        if not (spec.tableflow.enabled and spec.history):
+        if not (spec.has_table(config) and spec.history and config.has_spark):
             return
-        namespace, name = history_table(spec)
+        namespace, name = history_table(spec, config)
         yield cls(
             name=name,
             group=spec.pipeline,
@@ -231,11 +236,11 @@ class UpsertViewTable(Table):
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[UpsertViewTable]:
-        for name in spec.upsert_views if spec.tableflow.enabled else ():
+        for name in spec.upsert_views if spec.has_table(config) else ():
             yield cls(
                 name=name,
                 group=spec.pipeline,
-                identifier=(spec.namespace(), name),
+                identifier=(spec.namespace(config), name),
                 glue_name=name,
                 snowflake_name=name.upper(),
                 owners=spec.owners,
@@ -246,7 +251,15 @@ class UpsertViewTable(Table):
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
         (topic,) = TopicTable.of(self.root, lake.config)
-        return upsert_view_asset(self.root, topic, self, self.root.upsert_views[self.name])
+        return upsert_view_asset(self.root, topic, self, self.upsert_view(lake.config))
+
+    def upsert_view(self, config: Settings) -> UpsertView:
+        from topicberg.transforms.upsert_view import UpsertView
+
+        spec = self.root
+        order = (spec.event_time, spec.metadata_column("partition"), spec.metadata_column("offset"))
+        keys, version = tuple(spec.upsert_views[self.name]), spec.table.format_version
+        return UpsertView(spec.table_identifier(config), self.identifier, keys, order, version)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         from topicberg.checks.derived import view_check
@@ -266,11 +279,11 @@ class ComputedTable(Table):
     derived: DerivedTable
 
     @classmethod
-    def of(cls, derived: DerivedTable, root: TopicSpec) -> ComputedTable:
+    def of(cls, derived: DerivedTable, root: TopicSpec, config: Settings) -> ComputedTable:
         return cls(
             name=derived.name,
             group=root.pipeline,
-            identifier=(root.namespace(), derived.name),
+            identifier=(root.namespace(config), derived.name),
             glue_name=derived.name,
             snowflake_name=derived.name.upper(),
             owners=derived.owners or root.owners,

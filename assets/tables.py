@@ -61,6 +61,16 @@ class LakeTable:
         """Glue database and table."""
         return self.identifier[0], self.glue_name
 
+    @property
+    def snowflake_source(self) -> tuple[str, str]:
+        """Namespace and table in the catalog in which Snowflake finds it.
+
+        Names in Glue are in lower case; Snowflake finds derived tables there in any case.
+        """
+        config = settings()
+        in_glue = config.topics_in_glue or self.identifier[0] != config.topics_namespace
+        return self.glue_table if in_glue else self.identifier
+
 
 def kafka_key(spec: TopicSpec) -> dg.AssetKey:
     """The topic itself."""
@@ -137,7 +147,7 @@ def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
 
 def snowflake_spec(table: LakeTable) -> dg.AssetSpec:
     """The Iceberg table in Snowflake, refreshed to what Glue has."""
-    path = table_path(settings(), table.snowflake_name, table.glue_table)
+    path = table_path(settings(), table.snowflake_name, table.snowflake_source)
     return dg.AssetSpec(
         table.key("snowflake"),
         deps=[table.key("glue")],
@@ -156,7 +166,7 @@ def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.
     """Bring the table in Snowflake to what Glue has."""
     iceberg = lakehouse.catalog().load_table(table.identifier)
     with snowflake.connection() as connection:
-        where = (table.snowflake_name, table.glue_table)
+        where = (table.snowflake_name, table.snowflake_source)
         seen = sync(connection, lakehouse.config, *where, iceberg.location())
         columns = describe(connection, find_table_path(connection, lakehouse.config, *where))
     folded = {field.name.upper(): field.name for field in iceberg.schema().fields}

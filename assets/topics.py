@@ -1,6 +1,6 @@
 """A topic as assets, created from its spec: ``kafka`` and ``iceberg``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -14,8 +14,12 @@ from assets.tables import (
 )
 from resources import Lakehouse, Spark
 from topicberg.kafka.offsets import Offsets
+from topicberg.settings import emr_settings
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from topicberg.transforms.upsert_view import UpsertView
 
 
 def observe(spec: TopicSpec, lakehouse: Lakehouse) -> dg.ObserveResult:
@@ -150,7 +154,7 @@ def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
 
 
 def upsert_view_asset(
-    spec: TopicSpec, table: LakeTable, view: LakeTable, columns: tuple[str, ...]
+    spec: TopicSpec, table: LakeTable, view: LakeTable, asked: "UpsertView"
 ) -> dg.AssetsDefinition:
     name = ".".join(view.identifier)
 
@@ -162,22 +166,24 @@ def upsert_view_asset(
         owners=list(view.owners),
         pool="spark",
         description=f"Iceberg table `{name}`: of the records of topic `{spec.name}` the newest "
-        f"one of each {', '.join(f'`{column}`' for column in columns)}. New records are merged in.",
+        f"one of each {', '.join(f'`{key}`' for key in asked.keys)}. New records are merged in.",
         metadata={"dagster/table_name": name, **documentation("tableflow.md")},
     )
     @retried()
-    def merge(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
-        from topicberg.transforms.upsert_view import UpsertView, refresh
+    def merge(
+        context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
+    ) -> dg.MaterializeResult:
+        if emr := emr_settings():
+            from assets.emr import write_window_on_emr
 
-        order = (
-            spec.event_time,
-            spec.metadata_column("partition"),
-            spec.metadata_column("offset"),
-        )
-        asked = UpsertView(
-            table.identifier, view.identifier, columns, order, spec.table.format_version
-        )
-        iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
+            write_window_on_emr(
+                context, view.name, None, emr, lakehouse.config, lakehouse.endpoints()
+            )
+            iceberg = lakehouse.catalog().load_table(view.identifier)
+        else:
+            from topicberg.transforms.upsert_view import refresh
+
+            iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
         return dg.MaterializeResult(
             metadata={
                 **table_metadata(iceberg),

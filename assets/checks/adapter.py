@@ -44,7 +44,7 @@ def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
     for table, system, checks in lake.checks:
         if not table.is_independent(lake):
             yield definition(table, system, checks)
-    for derived in lake.derived:
+    for derived in lake.derived if lake.config.has_spark else ():
         for check in derived.checks:
             yield data_check(check, derived, lake)
 

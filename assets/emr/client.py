@@ -1,4 +1,5 @@
-"""A window of a derived table, computed by a job run of EMR Serverless that Dagster follows.
+"""A window of a derived table, or an upsert view, computed by a job run of EMR Serverless that
+Dagster follows.
 
 ``PipesEMRServerlessClient`` of dagster-aws starts the run, waits for it and cancels it together
 with Dagster's run. The run's messages come through S3, chunk by chunk and as soon as they are
@@ -37,14 +38,15 @@ ENDED_BADLY = ("FAILED", "CANCELLING", "CANCELLED")
 def write_window_on_emr(
     context: dg.AssetExecutionContext,
     table: str,
-    window: Window,
+    window: Window | None,
     emr: EmrSettings,
     config: Settings,
     endpoints: Endpoints,
 ) -> Written:
     """Compute a window like :func:`topicberg.transforms.derived.write_window`, on EMR Serverless.
 
-    :param table: name of the derived table
+    :param table: name of the derived table, or of an upsert view
+    :param window: None: an upsert view has none
     :raises TopicbergError: the run failed, was cancelled, or did not report what it wrote
     """
     client = endpoints.boto3("emr-serverless", config)

@@ -1,4 +1,5 @@
-"""The entry point of a job run of EMR Serverless: computes a window of one derived table.
+"""The entry point of a job run of EMR Serverless: computes a window of one derived table, or an
+upsert view.
 
 This file is in the application's image or copied to S3: all that it imports is installed, and no
 module beside it hides one of Python's own. Spark's properties are those that
@@ -17,6 +18,7 @@ from topicberg.errors import TopicbergError
 from topicberg.topics import load_topics
 from topicberg.transforms.derived import Written, write_window
 from topicberg.transforms.emr import Failure, JobReport, JobRequest
+from topicberg.transforms.upsert_view import refresh
 
 
 def main() -> None:
@@ -38,8 +40,8 @@ def _compute(pipes: PipesContext) -> Written:
     request = JobRequest.model_validate(pipes.extras)
     config = request.config()
     lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
-    derived = lake.derived_by_name.get(request.table)
-    if derived is None or code_version(derived, lake) != pipes.code_version:
+    derived, view = lake.derived_by_name.get(request.table), lake.upsert_views.get(request.table)
+    if view is None and (derived is None or code_version(derived, lake) != pipes.code_version):
         raise TopicbergError(
             f"table {request.table}: the code of the EMR Serverless application is not Dagster's",
             hint="run `topicberg deploy create`, which uploads this code, or build the image from "
@@ -50,8 +52,13 @@ def _compute(pipes: PipesContext) -> Written:
         endpoints = request.endpoints()
         for name, value in endpoints.spark_session(config)[0].items():
             spark.conf.set(name, value)  # before the catalog is loaded
-        plan = derivation(derived, lake)
-        return write_window(spark, endpoints.catalog(config), plan, request.window)
+        catalog = endpoints.catalog(config)
+        if view is not None:
+            head = refresh(spark, catalog, view).current_snapshot()
+            return Written(snapshot_id=head.snapshot_id if head else None)
+        assert derived is not None  # noqa: S101  checked above
+        assert request.window is not None  # noqa: S101  see JobRequest
+        return write_window(spark, catalog, derivation(derived, lake), request.window)
     finally:
         spark.stop()
 

@@ -264,6 +264,11 @@ class Settings(BaseSettings):
         return self.compute == "emr" or (self.compute is None and self.spark_remote is None)
 
     @property
+    def has_spark(self) -> bool:
+        """Whether there is a Spark Connect endpoint; EMR Serverless computes only tables."""
+        return self.deployment == "local" or self.spark_remote is not None
+
+    @property
     def topics_namespace(self) -> str:
         """Namespace and Glue database of the topics' tables.
 
@@ -283,6 +288,13 @@ class Settings(BaseSettings):
     def topics_in_glue(self) -> bool:
         """Whether Snowflake finds the topics' tables in Glue, not in another REST catalog."""
         return self.snowflake_catalog in ("glue", "glue_rest")
+
+    @property
+    def has_topics_catalog(self) -> bool:
+        """Whether the topics' tables are in another catalog than AWS Glue: Tableflow publishes the
+        tables of a cluster to one catalog.
+        """
+        return self.snowflake_catalog == "open_catalog" and not self.own_engine
 
     @property
     def own_engine(self) -> bool:
@@ -392,6 +404,17 @@ def settings() -> Settings:
     if found:  # a file without the choice is of a deployment whose tables were created
         found.setdefault(DEPLOYED_LINK, False)
     return DeployedSettings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
+
+
+def with_choices(config: Settings) -> Settings:
+    """Return the settings with the choices that the deployment remembers, for ``deploy``."""
+    if config.deployment == "local" or DEPLOYED_LINK in config.model_fields_set:
+        return config
+    found = noted(config)[0]
+    # A file without the choice is of a deployment whose tables were created.
+    return config.model_copy(
+        update={DEPLOYED_LINK: found.get(DEPLOYED_LINK, False)} if found else {}
+    )
 
 
 def is_deployed(config: Settings) -> bool:

@@ -256,3 +256,38 @@ def test_1_both_ways_write_the_same(
         assert [by_job[h][name] for h in HOURS] == [direct[h][name] for h in HOURS]
     assert set(service.operations()) <= {"StartJobRun", "GetJobRun", "GetDashboardForJobRun"}
     assert service.operations().count("StartJobRun") == 1
+
+
+def test_2_job_run_merges_an_upsert_view(
+    stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
+) -> None:
+    """Once with all records, and once with those that are new."""
+    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+    view = next(table for table in lake.tables if table.name == "airline_skyone_by_route")
+    source = lake.origin("airline.skyone").table.identifier
+    asset = defs.resolve_assets_def(view.key("iceberg"))
+    on_emr()
+    routes = set()
+    for at, airports in ((0, ("ATL", "BOS")), (1, ("ATL", "DEN"))):
+        bookings = [
+            {
+                "$$timestamp": START + timedelta(minutes=at),
+                "$$partition": 0,
+                "$$offset": 10 * at + number,
+                "email_address": "A@email.com",
+                "departure_airport_code": "JFK",
+                "arrival_airport_code": airport,
+                "flight_number": f"SKY{at}",
+            }
+            for number, airport in enumerate(airports)
+        ]
+        with spark_session() as session:
+            frame = topic_frame(session, "airline.skyone", bookings)
+            frame.writeTo(spark_name(source)).append()
+        with dg.instance_for_test() as instance:
+            assert dg.materialize([asset], instance=instance).success
+        routes = {
+            (row["arrival_airport_code"], row["flight_number"]) for row in contents(view.identifier)
+        }
+    assert routes == {("ATL", "SKY1"), ("BOS", "SKY0"), ("DEN", "SKY1")}
+    assert service.operations().count("StartJobRun") == 2

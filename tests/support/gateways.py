@@ -6,6 +6,7 @@ What is behind them is the real server: Iceberg's REST catalog, the schema regis
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import uuid
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 import jwt
 import requests
@@ -38,6 +40,8 @@ class Gateway:
     refused: Counter[int] = field(default_factory=Counter)
     tokens: set[str] = field(default_factory=set)
     """The tokens that clients used."""
+    token_uri: str = ""
+    """Where it trusts the tokens of."""
     vended: Counter[str] = field(default_factory=Counter)
     """User agent → tables for which it got keys."""
 
@@ -86,11 +90,13 @@ def gateway(
     headers: Mapping[str, str],
     check: Callable[[BaseHTTPRequestHandler, Gateway], Refusal | None],
     answer: Callable[[BaseHTTPRequestHandler, bytes, Gateway], bytes] = lambda _, body, __: body,
+    route: Callable[[str], str] = lambda path: path,
 ) -> Iterator[Gateway]:
     """
     :param headers: what the server itself asks for
     :param check: refuses a request
     :param answer: changes the body of a response
+    :param route: changes the path of a request
     """
     session = requests.Session()
 
@@ -109,7 +115,10 @@ def gateway(
             kept = {k: v for k, v in self.headers.items() if k.lower() not in _HOP | _HIDDEN}
             try:
                 response = session.request(
-                    self.command, target + self.path, data=body, headers={**kept, **headers}
+                    self.command,
+                    target + route(self.path),
+                    data=body,
+                    headers={**kept, **headers},
                 )
             except requests.RequestException:  # as a load balancer whose target does not answer
                 self.reply(503, b"")
@@ -266,6 +275,16 @@ def catalog_gateway(
     :param seconds: how long the keys are valid
     :param temporary: gives out keys; None: the keys are the stack's own
     """
+    check = TokenCheck(oauth, realm or {})
+    answer = _vending(stack, seconds, temporary)
+    with gateway(stack.iceberg_rest, stack.iceberg_rest_headers(), check, answer) as found:
+        yield found
+
+
+def _vending(
+    stack: Endpoints, seconds: float, temporary: Store | None = None
+) -> Callable[[BaseHTTPRequestHandler, bytes, Gateway], bytes]:
+    """Return what adds the keys of the object store to the responses that have a table."""
     assert stack.s3
     assert stack.s3_access_key
     assert stack.s3_secret_key
@@ -290,8 +309,52 @@ def catalog_gateway(
         found.vended[handler.headers.get("User-Agent", "?").partition("/")[0]] += 1
         return json.dumps(content).encode()
 
-    check = TokenCheck(oauth, realm or {})
-    with gateway(stack.iceberg_rest, stack.iceberg_rest_headers(), check, answer) as found:
+    return answer
+
+
+@contextmanager
+def polaris_gateway(
+    stack: Endpoints, oauth: OAuthServer, external: str, namespace: str
+) -> Iterator[Gateway]:
+    """The stack's Iceberg catalog as a server of catalogs, as Apache Polaris is one: a catalog is
+    the first part of a path, and an external one can only be read.
+
+    https://github.com/apache/polaris, IcebergCatalogHandler: ``isStaticFacade``
+
+    :param external: the catalog that has only the namespace; all other catalogs have the rest
+    """
+    admits, vend = TokenCheck(oauth), _vending(stack, 600)
+    of_catalog = re.compile(r"^/v1/([^/]+)/namespaces(?:/([^/?]+))?")
+
+    def check(handler: BaseHTTPRequestHandler, found: Gateway) -> Refusal | None:
+        if refusal := admits(handler, found):
+            return refusal
+        if not (match := of_catalog.match(handler.path)):
+            return None
+        catalog, wanted = match.groups()
+        if wanted and (unquote(wanted) == namespace) != (catalog == external):
+            return 404, f"Namespace does not exist: {wanted}"
+        reads = handler.command in ("GET", "HEAD") or handler.path.endswith("/metrics")
+        if catalog == external and not reads:
+            return 400, "Cannot create table on static-facade external catalogs."
+        return None
+
+    def answer(handler: BaseHTTPRequestHandler, body: bytes, found: Gateway) -> bytes:
+        path, _, query = handler.path.partition("?")
+        if path == "/v1/config":
+            content = json.loads(body)
+            content["overrides"] = {"prefix": parse_qs(query)["warehouse"][0]}
+            content.pop("endpoints", None)  # they are without a prefix
+            return json.dumps(content).encode()
+        return vend(handler, body, found)
+
+    with gateway(
+        stack.iceberg_rest,
+        stack.iceberg_rest_headers(),
+        check,
+        answer,
+        route=lambda path: of_catalog.sub(lambda m: m[0].replace(f"/{m[1]}", "", 1), path),
+    ) as found:
         yield found
 
 

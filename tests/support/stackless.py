@@ -233,7 +233,7 @@ class Stackless(Server):
         properties = {
             "environment": environment.id,
             "cluster": cluster.id,
-            "integration": spec["storage"]["provider_integration_id"],
+            "integration": spec["storage"].get("provider_integration_id"),
         }
         self.account.store.put(Stored(TABLE, (cluster.id, topic), properties))
 
@@ -243,7 +243,9 @@ class Stackless(Server):
             return {"phase": "PENDING"}
         self.engine(topic)
         syncs = []
-        for catalog in self.account.store.all(CATALOG):
+        # https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html
+        in_bucket = self.enabled[topic]["storage"]["kind"] != "Managed"
+        for catalog in self.account.store.all(CATALOG) if in_bucket else ():
             self.tables._synced[catalog.name[0], topic] = CatalogStatus("SYNCED", at=time.time())
             syncs.append({"sync_status": "SYNCED", "catalog_integration_id": catalog.name[0]})
         mode = self.enabled[topic]["mode"]

@@ -184,14 +184,14 @@ def demand(call: Call, spec: NewSpec, subject: str) -> None:
     :raises Refusal: the owner of the key may not enable Tableflow on the topic
     """
     account, principal, environment = call.account, call.caller.principal, spec.environment.id
-    assert isinstance(spec.storage, ByobAws)  # noqa: S101  other storage is refused
-    integration = integrations.find(account, environment, spec.storage.provider_integration_id)
-    if integration is None:
-        raise not_found(f"Provider integration {spec.storage.provider_integration_id}")
     above = clusters.crn(account, environment, spec.kafka_cluster.id)
     roles.demand(account, principal, roles.ADMINS, above)
-    owners = ("ResourceOwner", "Assigner", *roles.ADMINS)
-    roles.demand(account, principal, owners, integrations.crn(account, integration))
+    if isinstance(spec.storage, ByobAws):
+        integration = integrations.find(account, environment, spec.storage.provider_integration_id)
+        if integration is None:
+            raise not_found(f"Provider integration {spec.storage.provider_integration_id}")
+        owners = ("ResourceOwner", "Assigner", *roles.ADMINS)
+        roles.demand(account, principal, owners, integrations.crn(account, integration))
     registry = subjects.of_environment(account, environment)
     if not subjects.may(account, registry, principal, subject, "Read"):
         raise Refusal(

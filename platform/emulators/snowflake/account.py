@@ -51,6 +51,8 @@ class Context:
     warehouse: str | None = None
     database: str | None = None
     schema: str | None = None
+    has_secondary_roles: bool = True
+    """Whether all roles of the user count; not for the stack's own user, who has every role."""
 
 
 class Account:

@@ -1,7 +1,10 @@
 """Who may do what: roles and what they inherit, owners of objects, and privileges on them.
 
 Checked are statements that create, change, drop, grant and use the account's objects, and queries
-of Iceberg tables. As of a session with its primary role alone: secondary roles give nothing.
+of Iceberg tables. A user's other roles count as well, unless the session says USE SECONDARY ROLES
+NONE, but not for creating objects; for the stack's own user only the primary role counts.
+
+https://docs.snowflake.com/en/sql-reference/sql/use-secondary-roles
 
 https://docs.snowflake.com/en/user-guide/security-access-control-overview,
 https://docs.snowflake.com/en/user-guide/security-access-control-privileges and, of the privileges
@@ -13,6 +16,7 @@ databases https://docs.snowflake.com/en/release-notes/bcr-bundles/2025_07/bcr-21
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from emulators.snowflake.account import (
     DATABASE,
@@ -135,7 +139,11 @@ class _Session:
     def __init__(self, account: Account, context: Context) -> None:
         self._account = account
         self._context = context
-        self._roles = inherited(account, {context.role})
+        self._primary = self._roles = inherited(account, {context.role})
+        if context.has_secondary_roles and not context.is_admin:
+            grants = (grant.properties for grant in account.store.all(GRANT))
+            given = {g["OBJECT"][0] for g in grants if _is_role_of(g, context.user)}
+            self._roles = inherited(account, {context.role, *given})
 
     def is_there(self, kind: str, name: Name) -> bool:
         if kind == DATABASE:
@@ -171,6 +179,7 @@ class _Session:
 
     def may_create(self, statement: Statement) -> None:
         kind, name = statement.kind, _full(statement, self._context)
+        self._roles = self._primary
         if kind in _CREATORS:
             privilege = f"CREATE {_NAMES.get(kind, kind)}"
             if _CREATORS[kind] not in self._roles and not self._granted(privilege, "ACCOUNT", ()):
@@ -245,6 +254,10 @@ class _Session:
                 name = _qualified(kind, name, self._context)
         if kind == "ACCOUNT" or self.owner(kind, name) not in self._roles:
             raise _refused(kind, name)
+
+
+def _is_role_of(grant: dict[str, Any], user: str) -> bool:
+    return (grant["ON"], grant["TO"], grant["GRANTEE"]) == (ROLE, USER, user)
 
 
 def _full(statement: Statement, context: Context) -> Name:

@@ -304,6 +304,8 @@ def use(account: Account, context: Context, statement: Statement) -> Rows:
         if not holds(account, context.user, context.is_admin, name[0]):
             raise role_not_granted(name[0])
         context.role = name[0]
+    elif statement.kind == "SECONDARY ROLES":
+        context.has_secondary_roles = name[0] == "ALL"
     elif statement.kind == "WAREHOUSE":
         account.require(WAREHOUSE, name)
         context.warehouse = name[0]

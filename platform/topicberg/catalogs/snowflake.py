@@ -33,6 +33,8 @@ NOT_THERE = (2003, 2043)
 """Snowflake's error numbers for an object that does not exist (or that one may not see)."""
 NOT_ALLOWED = 3001
 LIBRARY = "snowflake.connector"
+QUERY_ROLE = "query_role"
+"""The role that can only read, as ``topicberg deploy`` creates it for ``topicberg query``."""
 MIN_SYNC_SECONDS = 30
 """Snowflake's shortest interval between two discoveries of a catalog-linked database.
 
@@ -425,6 +427,8 @@ def sync(
         _wait_for_discovery(connection, config, path)
     else:
         _require(connection, config, path, glue, location)
+        if config.deployment == "cloud":
+            _let_query(connection, config, path)
     try:
         ask(connection, refresh_table(path))
     except ProgrammingError as error:
@@ -455,6 +459,19 @@ def _require(
         ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
     if held != volume:
         _create(connection, config, create_table(names, path.table, *glue, volume=volume))
+
+
+def _let_query(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:
+    """Let the role of queries read a table. `topicberg deploy` grants it those that it creates."""
+    from snowflake.connector.errors import ProgrammingError
+
+    role = quote(config.snowflake_name(QUERY_ROLE))
+    try:
+        ask(connection, f"GRANT SELECT ON ICEBERG TABLE {path.sql} TO ROLE {role}")
+    except ProgrammingError as error:
+        # Another role owns the table, or an earlier version deployed the platform.
+        if error.errno not in (NOT_ALLOWED, *NOT_THERE):
+            raise
 
 
 def _wait_for_discovery(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:

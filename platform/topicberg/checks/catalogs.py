@@ -166,7 +166,9 @@ def parity_check(table: CheckedTable) -> TableCheck:
                 probe.deployment.glue(),
                 table.glue_table,
                 connection,
-                find_table_path(connection, probe.config, table.snowflake_name, table.glue_table),
+                find_table_path(
+                    connection, probe.config, table.snowflake_name, table.snowflake_source
+                ),
                 table.sync,
                 probe.now,
                 probe.catalogs_patience,

@@ -149,7 +149,7 @@ def _counts(
 
     def called(table: LakeTable) -> str:
         if engine == "snowflake":
-            return table_path(config, table.snowflake_name, table.glue_table).sql
+            return table_path(config, table.snowflake_name, table.snowflake_source).sql
         quote = '"' if engine == "duckdb" else "`"
         return ".".join(f"{quote}{name}{quote}" for name in (CATALOG, *table.identifier))
 

@@ -399,7 +399,8 @@ def _compute_in_cloud(context: DeployContext) -> None:
     waiting = {
         spec.name
         for spec in context.specs
-        if not spec.tableflow.enabled or f"snowflake/table/{spec.asset_name}" in context.waiting
+        if not spec.has_table(context.config)
+        or f"snowflake/table/{spec.asset_name}" in context.waiting
     }
     echo(f"computing the derived tables by {where}: minutes for each", err=True)
     try:
@@ -444,6 +445,7 @@ def _document(context: DeployContext, step: Step) -> dict[str, Any]:
         "resource": step.resource.key,
         "name": step.resource.name,
         "id": _id(context, step.resource),
+        "table_path": _place(context, step.resource),
         "action": step.action.value,
         "reason": step.reason,
         "changes": step.lines(),
@@ -535,14 +537,21 @@ def _show(steps: list[Step], *, everything: bool) -> int:
 
 
 def _preview(context: DeployContext, graph: list[Resource]) -> None:
-    """Print manual steps, what the whole deployment costs, and which quotas it meets."""
+    """Print manual steps, what is not computed, what the whole deployment costs, and which quotas
+    it meets.
+    """
     from topicberg.deploy.costs import AS_OF, costs, usage
     from topicberg.deploy.open_catalog import manual_steps
+    from topicberg.deploy.uncomputed import uncomputed
 
     if steps := manual_steps(context):
         echo("to do manually in Snowflake Open Catalog:", bold=True)
         for place, step in enumerate(steps, 1):
             echo(f"  {place}. {step}")
+    if missing := uncomputed(context.config, context.specs, _left_out(context)):
+        echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
+        for line in missing:
+            echo(f"  {line}")
     found = costs(graph, context.config, context.live)
     total = sum(one.usd for one in found)
     kinds: dict[str, list[Any]] = {}
@@ -566,6 +575,17 @@ def _preview(context: DeployContext, graph: list[Resource]) -> None:
             )
 
 
+def _left_out(context: DeployContext) -> list[str]:
+    """Return the derived tables that the graph of this deployment does not have."""
+    if context.config.has_spark:
+        return []
+    from assets.lake import Lake, find_derived
+
+    all_of_them = tuple(find_derived())
+    held = Lake(context.config, tuple(context.specs), all_of_them).derived
+    return sorted({one.name for one in all_of_them} - {one.name for one in held})
+
+
 def _vendor(step: Step) -> str:
     vendor = step.resource.key.partition("/")[0]
     return vendor if vendor in _VENDORS else "confluent"
@@ -581,9 +601,17 @@ def _table(context: DeployContext, steps: list[Step]) -> None:
             step.action.value, f"[red]{step.action.value}"
         )
         resource = step.resource
-        name, found = cell(resource.name), cell(_id(context, resource) or "")
-        table.add_row(resource.key, name, found, state)
+        name, found = cell(resource.name), _id(context, resource) or ""
+        found = " ".join(filter(None, (found, _place(context, resource))))
+        table.add_row(resource.key, name, cell(found), state)
     Console().print(table)
+
+
+def _place(context: DeployContext, resource: Resource) -> str | None:
+    """Return where Tableflow has the table of a topic, for what is one."""
+    live = context.live.get(resource.key)
+    place: str | None = live.facts.get("table_path") if live else None
+    return place
 
 
 def _id(context: DeployContext, resource: Resource) -> str | None:

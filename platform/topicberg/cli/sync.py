@@ -39,6 +39,6 @@ def sync(
     echo(f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}")
     with Snowflake().connection() as connection:
         seen = snowflake.sync(
-            connection, config, chosen.snowflake_name, chosen.glue_table, iceberg.location()
+            connection, config, chosen.snowflake_name, chosen.snowflake_source, iceberg.location()
         )
     echo(f"Snowflake: {count(seen.rows, 'row')}")

@@ -39,6 +39,7 @@ from topicberg.logins.catalog import (
     OAUTH,
     PREFIX,
     ROLE,
+    SETTINGS,
     oauth_client,
     role_error,
     role_session,
@@ -95,7 +96,10 @@ class CheckedCatalog(RestCatalog):
         send = partial(session.request, timeout=TIMEOUT_SECONDS)
         if role := self.properties.get(ROLE):
             send = partial(_with_role, role, send)
-        session.request = partial(_request, send, client, self.uri)  # type: ignore[method-assign]
+        settings_prefix = self.properties.get(SETTINGS, PREFIX)
+        session.request = partial(  # type: ignore[method-assign]
+            _request, send, client, self.uri, settings_prefix
+        )
         session.hooks["response"].append(_catalog_answer)
         return session
 
@@ -140,6 +144,55 @@ class CheckedCatalog(RestCatalog):
     @staticmethod
     def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
         """Do nothing: the catalog's server deletes them, and PyIceberg would warn every time."""
+
+
+class SplitCatalog(CheckedCatalog):
+    """The catalog of the derived tables, and beside it the one to which Tableflow publishes the
+    topics' tables. A namespace is in one of them.
+
+    Open Catalog is an example: Tableflow needs an external catalog, in which no client may create a
+    table, so the derived tables are in another one.
+    """
+
+    def __init__(self, name: str, topics: Catalog, properties: dict[str, str]) -> None:
+        """
+        :param topics: its property :data:`READ_ONLY` names the topics' namespace
+        """
+        super().__init__(name, **properties)
+        self.topics = topics
+        self._namespace = topics.properties[READ_ONLY]
+
+    def _of_topics(self, identifier: str | Identifier) -> bool:
+        return bool(Catalog.identifier_to_tuple(identifier)[0] == self._namespace)
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        if self._of_topics(identifier):
+            return self.topics.load_table(identifier)
+        return super().load_table(identifier)
+
+    def table_exists(self, identifier: str | Identifier) -> bool:
+        if self._of_topics(identifier):
+            return self.topics.table_exists(identifier)
+        found: bool = super().table_exists(identifier)
+        return found
+
+    def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
+        if self._of_topics(namespace):
+            return self.topics.list_tables(namespace)
+        found: list[Identifier] = super().list_tables(namespace)
+        return found
+
+    def namespace_exists(self, namespace: str | Identifier) -> bool:
+        if self._of_topics(namespace):
+            return self.topics.namespace_exists(namespace)
+        found: bool = super().namespace_exists(namespace)
+        return found
+
+    def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
+        """Return the topics' namespace and those of the derived tables."""
+        own = [one for one in super().list_namespaces(namespace) if not self._of_topics(one)]
+        found = self.topics.list_namespaces(namespace)
+        return [*(one for one in found if self._of_topics(one)), *own]
 
 
 class VendedFileIO(PyArrowFileIO):
@@ -221,11 +274,13 @@ def _request(
     send: Callable[..., requests.Response],
     client: OAuthClient | None,
     uri: str,
+    prefix: str,
     *args: Any,
     **kwargs: Any,
 ) -> requests.Response:
     """Send a request; one with a refused token is repeated with another token.
 
+    :param prefix: of the names of the settings
     :raises CatalogRefusalError: the catalog refuses the login, or what it may do
     """
     response = send(*args, **kwargs)
@@ -235,12 +290,12 @@ def _request(
         response = send(*args, **kwargs)
     unknown = response.status_code == 404 and "/v1/config" in str(response.request.path_url)
     if response.status_code in (401, 403, 419) or unknown:
-        raise _refusal(response, client, uri)
+        raise _refusal(response, client, uri, prefix)
     return response
 
 
 def _refusal(
-    response: requests.Response, client: OAuthClient | None, uri: str
+    response: requests.Response, client: OAuthClient | None, uri: str, prefix: str
 ) -> CatalogRefusalError:
     method, status = str(response.request.method), response.status_code
     path = str(response.request.path_url).partition("?")[0]
@@ -254,14 +309,16 @@ def _refusal(
         return CatalogRefusalError(
             f"the catalog does not exist: {uri}, {method} {response.request.path_url}: {reason} "
             "(404)",
-            hint=f"check {PREFIX}_URI, {PREFIX}_WAREHOUSE, and the realm in {PREFIX}_HEADERS if "
+            hint=f"check {prefix}_URI, the name of the catalog in {prefix}_NAME"
+            if prefix != PREFIX
+            else f"check {PREFIX}_URI, {PREFIX}_WAREHOUSE, and the realm in {PREFIX}_HEADERS if "
             "the server wants one",
         )
     if status == 403 and not _OF_LOGIN.search(reason):
         verb = "read" if method in ("GET", "HEAD") else "write"
         return CatalogRefusalError(
             f"the catalog refuses to {verb}: {uri}, {method} {path}: {reason} (403)",
-            hint=f"grant the principal of {PREFIX}_CLIENT_ID, _TOKEN or _ROLE_ARN the right to "
+            hint=f"grant the principal of {prefix}_CLIENT_ID, _TOKEN or _ROLE_ARN the right to "
             f"{verb} it; the engine must be allowed to create and commit tables",
         )
     ahead = skew(response)
@@ -277,7 +334,7 @@ def _refusal(
         hint=(
             "correct the clocks, for instance with NTP"
             if "its clock" in reason
-            else f"check {PREFIX}{which}, and that the catalog trusts who issued the token"
+            else f"check {prefix}{which}, and that the catalog trusts who issued the token"
         ),
     )
 

@@ -92,7 +92,7 @@ class Secrets:
 
     def read(self, name: str, version: str | None = None) -> dict[str, str] | None:
         """Return the values of a version, default: the current one; None if there is none."""
-        which = {"VersionId": version} if version else {}
+        which = {"VersionId": version} if version else {"VersionStage": CURRENT}
         try:
             answer = self.client.get_secret_value(SecretId=name, **which)
         except (

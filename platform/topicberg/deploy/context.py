@@ -33,6 +33,7 @@ from topicberg.settings import (
     Settings,
     derived_from,
     noted,
+    with_choices,
 )
 from topicberg.topics import TopicSpec, load_topics
 
@@ -55,6 +56,7 @@ def open_context(config: Settings, flags: dict[str, Any] | None = None) -> Deplo
 
     :raises TopicbergError: settings are missing or wrong: names all of them
     """
+    config = with_choices(config)
     return DeployContext(config, load(flags or {}, config), load_topics(config))
 
 

@@ -3,7 +3,11 @@
 Open Catalog shows the IAM user that reads the bucket once its catalog exists, and `deploy` has
 no login to its account.
 
-https://docs.snowflake.com/en/user-guide/opencatalog/create-catalog and
+Its catalog for Tableflow is external, in which no client may create a table: derived tables need an
+internal one. Credential vending is off in a new external catalog.
+
+https://docs.snowflake.com/en/user-guide/opencatalog/create-catalog,
+https://docs.snowflake.com/en/user-guide/opencatalog/enable-credential-vending-external-catalog and
 https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-snowflake-open-catalog-or-apache-polaris.html
 """
 
@@ -24,14 +28,26 @@ def manual_steps(context: DeployContext) -> list[str]:
         return []
     name = deploy.catalog_name
     role = config.snowflake_role_arn or context.names.snowflake_role
+    vending = [
+        f"enable credential vending in the details of {name}, or set "
+        "TOPICBERG_SNOWFLAKE_VENDED_CREDENTIALS=false"
+    ]
+    derived = deploy.catalog_derived_name
+    of_derived = [
+        f"create an internal catalog {derived}: storage provider S3, default base location "
+        f"s3://{context.derived_bucket}/, the same S3 role ARN and external ID"
+    ]
+    catalogs = f"{name} and of {derived}" if derived else name
     return [
         f"create an external catalog {name}: storage provider S3, default base location "
         f"s3://{context.bucket}/, S3 role ARN {context.role_arn(role)}, "
         "external ID of your choice",
+        *(vending if config.snowflake_vended_credentials else ()),
+        *(of_derived if derived else ()),
         f"create a service connection; its client is TOPICBERG_CATALOG_CLIENT_ID "
         f"({deploy.catalog_client_id}) and TOPICBERG_CATALOG_CLIENT_SECRET",
-        f"create a catalog role of {name} with the privilege CATALOG_MANAGE_CONTENT, and grant it "
-        "to the connection's principal role",
+        f"create a catalog role of {catalogs} with the privilege CATALOG_MANAGE_CONTENT, and grant "
+        "it to the connection's principal role",
         "set TOPICBERG_CATALOG_IAM_USER_ARN to the IAM user ARN in the catalog's details, and "
         "TOPICBERG_CATALOG_EXTERNAL_ID to its external ID; then run `topicberg deploy create`, "
         "which trusts that user",

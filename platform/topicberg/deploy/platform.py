@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from topicberg.catalogs.snowflake import QUERY_ROLE
 from topicberg.catalogs.snowflake import Names as SnowflakeNames
 from topicberg.deploy.aws import emr
 from topicberg.deploy.aws.athena import Workgroup
@@ -336,14 +337,13 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             yield replace(resource, wanted=has_source)
     if has_source:
         before.append(f"confluent/connector/{name}")
+    in_bucket = spec.tableflow.storage == "bucket"
+    own = ("aws/bucket", "confluent/catalog_integration") if in_bucket else ()
     yield TableflowTopic(
         f"confluent/tableflow/{name}",
         spec.name,
-        (
-            *(*before, "key/tableflow", "aws/bucket", "confluent/catalog_integration"),
-            binding("tableflow_subjects"),
-        ),
-        (CLUSTER, PROVIDER_INTEGRATION),
+        (*before, "key/tableflow", *own, binding("tableflow_subjects")),
+        (CLUSTER, PROVIDER_INTEGRATION) if in_bucket else (CLUSTER,),
         spec.tableflow.enabled,
         spec=spec,
         has_source=has_source,
@@ -386,6 +386,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     user = config.snowflake_name("user")
     reader = config.snowflake_name("system_admin_role")
     manager = config.snowflake_name("security_admin_role")
+    asker = config.snowflake_name(QUERY_ROLE)
     database: tuple[str, ...] = (called.database,)
     schema: tuple[str, ...] = (called.database, called.schema)
 
@@ -403,6 +404,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     for key, role, what in (
         ("snowflake/role/security_admin", manager, "Security Admin"),
         ("snowflake/role/system_admin", reader, "System Admin"),
+        ("snowflake/role/query", asker, "Query"),
     ):
         yield SnowflakeRole(key, role, comment=f"{what} role for {user}")
     yield UserKeys(KEYS, names.snowflake_secret, user=user)
@@ -426,7 +428,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         user=user,
         policy=policy,
     )
-    for key, role in (("security_admin", manager), ("system_admin", reader)):
+    for key, role in (("security_admin", manager), ("system_admin", reader), ("query", asker)):
         both = (f"snowflake/role/{key}", "snowflake/user")
         name = f"{role} to {user}"
         yield RoleGrant(f"snowflake/role_grant/{key}", name, both, both, role=role, grantee=user)
@@ -496,6 +498,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         ("INTEGRATION", (called.integration,), "snowflake/integration"),
     ):
         yield _grant(reader, "USAGE", on, target, needed, "snowflake/role/system_admin")
+        if on in ("WAREHOUSE", "DATABASE", "SCHEMA"):
+            yield _grant(asker, "USAGE", on, target, needed, "snowflake/role/query")
     # The user itself creates the derived tables.
     needs = ("snowflake/schema", "snowflake/role/system_admin")
     yield _grant(reader, "CREATE ICEBERG TABLE", "SCHEMA", schema, *needs)
@@ -509,9 +513,10 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         target = (called.rest_integration,)
         grant = _grant(role, "USAGE", "INTEGRATION", target, "snowflake/rest_integration", *holder)
         yield replace(grant, wanted=rest)
-    needs = (LINKED_DATABASE, "snowflake/role/system_admin")
-    usage = _grant(reader, "USAGE", "DATABASE", (called.linked_database,), *needs)
-    yield replace(usage, wanted=linked)
+    for role, key in ((reader, "snowflake/role/system_admin"), (asker, "snowflake/role/query")):
+        target = (called.linked_database,)
+        usage = _grant(role, "USAGE", "DATABASE", target, LINKED_DATABASE, key)
+        yield replace(usage, wanted=linked)
 
 
 def _topic_integration(config: Settings) -> str:
@@ -523,6 +528,8 @@ def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: 
     """``needs`` begins with the key of what the privilege is on."""
     name = ".".join(target)
     who = "sysadmin" if role == "SYSADMIN" else "reader"
+    if role.endswith(f"_{QUERY_ROLE}".upper()):
+        who = "query"
     what = "create_tables_in_" if privilege.startswith("CREATE") else ""
     return Grant(
         f"snowflake/grant/{who}/{what}{needs[0].removeprefix('snowflake/')}",
@@ -558,15 +565,22 @@ def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> 
             *("aws/glue_database", "snowflake/warehouse"),
         ),
         within,
-        spec.tableflow.enabled,
+        spec.has_table(config),
         spec=spec,
         has_source=has_source,
     )
-    reader = config.snowflake_name("system_admin_role")
     target = (called.database, called.schema, spec.snowflake_name)
-    role = "snowflake/role/system_admin"
-    select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
-    yield replace(select, wanted=spec.tableflow.enabled)
+    for reader, role in _readers(config):
+        select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
+        yield replace(select, wanted=spec.has_table(config))
+
+
+def _readers(config: Settings) -> list[tuple[str, str]]:
+    """Return the roles that read the topics' tables, each with its key."""
+    return [
+        (config.snowflake_name("system_admin_role"), "snowflake/role/system_admin"),
+        (config.snowflake_name(QUERY_ROLE), "snowflake/role/query"),
+    ]
 
 
 def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Iterator[Resource]:
@@ -575,7 +589,7 @@ def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Ite
     Tables that were created one by one stay: they hold no data, and their readers move when they
     want to.
     """
-    if not spec.tableflow.enabled:
+    if not spec.has_table(config):
         return
     table = f"snowflake/table/{spec.asset_name}"
     name = spec.glue_name if config.topics_in_glue else spec.name
@@ -588,9 +602,7 @@ def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Ite
         spec=spec,
         has_source=has_source,
     )
-    reader = config.snowflake_name("system_admin_role")
-    needs = (CLUSTER, "snowflake/role/system_admin")
-    usage = _grant(reader, "USAGE", "SCHEMA", path[:2], table, *needs)
-    select = _grant(reader, "SELECT", "ICEBERG TABLE", path, table, *needs)
-    yield replace(usage, key=f"{usage.key}_schema")
-    yield select
+    for reader, role in _readers(config):
+        usage = _grant(reader, "USAGE", "SCHEMA", path[:2], table, CLUSTER, role)
+        yield replace(usage, key=f"{usage.key}_schema")
+        yield _grant(reader, "SELECT", "ICEBERG TABLE", path, table, CLUSTER, role)

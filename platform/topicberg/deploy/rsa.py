@@ -75,6 +75,17 @@ def public_key(values: Mapping[str, str], slot: int) -> str | None:
     return values.get(f"snowflake_rsa_public_key_{slot}_pem") or None
 
 
+def is_public_key(value: str | None) -> bool:
+    """Return whether a secret's field is a key, not empty or a placeholder."""
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    try:
+        load_der_public_key(base64.b64decode(value or "", validate=True))
+    except ValueError:
+        return False
+    return True
+
+
 def private_key(values: Mapping[str, str]) -> bytes:
     """Of the active pair, PEM."""
     return base64.b64decode(values[f"snowflake_rsa_private_key_{active_slot(values)}_pem"])

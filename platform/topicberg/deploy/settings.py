@@ -40,6 +40,8 @@ class DeploySettings(Addresses):
     """Of the REST catalog; Open Catalog's ends in ``/polaris/api/catalog``."""
     catalog_name: str | None = None
     """The catalog in it, which some call its warehouse."""
+    catalog_derived_name: str | None = None
+    """Open Catalog's internal catalog for the derived tables; by default they are in AWS Glue."""
     catalog_client_id: str | None = None
     catalog_client_secret: SecretStr | None = None
     catalog_scope: str | None = None
@@ -93,6 +95,12 @@ def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list
         "iceberg_rest": ("uri", "client_id", "client_secret", "scope"),
     }.get(config.snowflake_catalog, ())
     problems = []
+    if config.has_topics_catalog and config.on_emr:
+        problems.append(
+            "TOPICBERG_SPARK_REMOTE: missing; TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, which "
+            "job runs of EMR Serverless do not reach: they have no network but to AWS. Without a "
+            "Spark, set TOPICBERG_COMPUTE=none"
+        )
     if bool(known.catalog_iam_user_arn) != bool(known.catalog_external_id):
         problems.append(
             "TOPICBERG_CATALOG_IAM_USER_ARN, TOPICBERG_CATALOG_EXTERNAL_ID: set both or none"

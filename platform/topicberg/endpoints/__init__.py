@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.errors import StackError, StackNotRunningError
-from topicberg.logins.catalog import PREFIX, CatalogLogin
+from topicberg.logins.catalog import PREFIX, CatalogLogin, TopicsCatalogLogin
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security.models import HoldsSecrets
@@ -36,16 +36,29 @@ if TYPE_CHECKING:
 RUNTIME_FILE = "runtime.json"
 CATALOG = "lake"
 """Name of the Iceberg catalog in Spark and in DuckDB."""
+TOPICS_CATALOG = "topics"
+"""The same, of the topics' catalog, where they have one of their own."""
 TOKEN_VARIABLE = f"{PREFIX}_TOKEN"
 """Environment variable that holds the token of the Iceberg REST catalog."""
 
 
+Given = tuple[tuple[str, str], ...]
+"""Properties of PyIceberg's client of a catalog."""
+
+
 @lru_cache(maxsize=8)
-def _catalog(properties: tuple[tuple[str, str], ...]) -> Catalog:
-    """Return the catalog's client, cached: a new one costs a request for every tick of a sensor."""
+def _catalog(properties: Given, of_topics: Given | None = None) -> Catalog:
+    """Return the catalog's client, cached: a new one costs a request for every tick of a sensor.
+
+    :param of_topics: of the topics' catalog, if they have one of their own
+    """
     from pyiceberg.catalog import load_catalog
 
-    return load_catalog(CATALOG, **dict(properties))
+    if of_topics is None:
+        return load_catalog(CATALOG, **dict(properties))
+    from topicberg.clients.catalog import SplitCatalog
+
+    return SplitCatalog(CATALOG, load_catalog(TOPICS_CATALOG, **dict(of_topics)), dict(properties))
 
 
 class SnowflakeEndpoint(HoldsSecrets):
@@ -95,6 +108,10 @@ class LakeEndpoints(HoldsSecrets):
     iceberg_login: CatalogLogin = Field(
         default_factory=CatalogLogin, description="of a catalog that is not the local one"
     )
+    topics_rest: str | None = Field(
+        default=None, description="the topics' catalog, if it is not that of the derived tables"
+    )
+    topics_login: TopicsCatalogLogin | None = None
 
     @property
     def is_glue(self) -> bool:
@@ -134,17 +151,31 @@ class LakeEndpoints(HoldsSecrets):
         }
         if not config.own_engine:
             properties[READ_ONLY] = config.topics_namespace
+        properties |= self._store(self.login)
+        if self.topics_rest is None or self.topics_login is None:
+            return _catalog(tuple(properties.items()))
+        of_topics = {
+            **{name: properties[name] for name in ("py-catalog-impl", "s3.region")},
+            "uri": self.topics_rest,
+            READ_ONLY: config.topics_namespace,
+            **self.topics_login.pyiceberg(config.aws_region),
+            **self._store(self.topics_login),
+        }
+        return _catalog(tuple(properties.items()), tuple(of_topics.items()))
+
+    def _store(self, login: CatalogLogin) -> dict[str, str]:
+        """Return PyIceberg's properties of the object store."""
+        found: dict[str, str] = {}
         if self.s3:
-            properties["s3.endpoint"] = self.s3
-            properties["s3.force-virtual-addressing"] = "false"
-        if self.login.vends:
+            found = {"s3.endpoint": self.s3, "s3.force-virtual-addressing": "false"}
+        if login.vends:
             pass  # the catalog's own keys come with each table
         elif self.s3_access_key and self.s3_secret_key:
-            properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
-            properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
+            found["s3.access-key-id"] = self.s3_access_key.get_secret_value()
+            found["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
         elif self.s3 is None:
-            properties |= _profile_keys()
-        return _catalog(tuple(properties.items()))
+            found |= _profile_keys()
+        return found
 
     def spark_properties(self, config: Settings) -> dict[str, str]:
         """Return Spark's properties for the same catalog as ``lake``, and for UTC as time zone.
@@ -171,12 +202,22 @@ class LakeEndpoints(HoldsSecrets):
 
         Nothing, if Spark has it all from its own configuration.
         """
-        if not self.iceberg_login.in_sessions:
+        found: dict[str, str] = {}
+        ends: list[float] = []
+        for name, login in ((CATALOG, self.iceberg_login), (TOPICS_CATALOG, self.topics_login)):
+            if login is None or not login.in_sessions:
+                continue
+            stated, renew_at = (self.login if name == CATALOG else login).spark(config.aws_region)
+            catalog = self._spark_catalog(config)
+            if name == TOPICS_CATALOG:
+                catalog |= {"uri": str(self.topics_rest), "warehouse": str(login.warehouse)}
+            found |= _named(catalog | stated, name)
+            ends += [] if renew_at is None else [renew_at]
+        if not found:
             return {}, None
-        login, renew_at = self.login.spark(config.aws_region)
         # Spark shows the properties of a session in its event log, redacted by these names.
         hidden = {"spark.sql.redaction.options.regex": "(?i)url|credential|header"}
-        return {**hidden, **_named(self._spark_catalog(config) | login)}, renew_at
+        return {**hidden, **found}, min(ends, default=None)
 
     def _spark_catalog(self, config: Settings) -> dict[str, str]:
         """Return the properties of Iceberg's catalog in Spark, without the login."""
@@ -202,9 +243,9 @@ class LakeEndpoints(HoldsSecrets):
         return self.login.warehouse or (config.aws_account_id if self.is_glue else None)
 
 
-def _named(catalog: dict[str, str]) -> dict[str, str]:
-    """Return properties of the catalog ``lake`` as Spark names them."""
-    name = f"spark.sql.catalog.{CATALOG}"
+def _named(catalog: dict[str, str], called: str = CATALOG) -> dict[str, str]:
+    """Return properties of a catalog as Spark names them."""
+    name = f"spark.sql.catalog.{called}"
     return {
         name: "org.apache.iceberg.spark.SparkCatalog",
         **{f"{name}.{key}": value for key, value in catalog.items()},

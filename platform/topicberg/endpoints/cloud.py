@@ -14,7 +14,12 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint, glue_rest_uri
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.logins import from_environment
-from topicberg.logins.catalog import CatalogLogin, CatalogSettings
+from topicberg.logins.catalog import (
+    CatalogLogin,
+    CatalogSettings,
+    TopicsCatalogLogin,
+    TopicsCatalogSettings,
+)
 from topicberg.logins.kafka import KafkaLogin, KafkaSettings
 from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
@@ -67,6 +72,8 @@ def connect(config: Settings) -> Endpoints:
         )
     bootstrap, reader, writer = _kafka(cloud, config)
     registry, registry_login = _registry(cloud, config)
+    topics, topics_login, derived_login = _topics_catalog(config)
+    own = None if cloud.iceberg_rest_uri else derived_login
     return Endpoints(
         s3=cloud.s3_endpoint,
         kafka_bootstrap=bootstrap,
@@ -75,8 +82,12 @@ def connect(config: Settings) -> Endpoints:
         kafka_deployed=cloud.kafka_bootstrap is None,
         schema_registry=registry,
         registry_login=registry_login,
-        iceberg_rest=(cloud.iceberg_rest_uri or glue_rest_uri(config)).rstrip("/"),
-        iceberg_login=_catalog(cloud),
+        iceberg_rest=(
+            topics if own and topics else cloud.iceberg_rest_uri or glue_rest_uri(config)
+        ).rstrip("/"),
+        iceberg_login=own or _catalog(cloud),
+        topics_rest=topics,
+        topics_login=topics_login,
         spark_connect=cloud.spark_remote,
         snowflake=_snowflake(cloud, config),
     )
@@ -96,6 +107,25 @@ def _catalog(cloud: CloudSettings) -> CatalogLogin:
         f"TOPICBERG_ICEBERG_REST_AUTH is {login.auth}, and there is no TOPICBERG_ICEBERG_REST_URI",
         hint="set the address of the catalog; without one it is AWS Glue's, which wants sigv4",
     )
+
+
+def _topics_catalog(
+    config: Settings,
+) -> tuple[str | None, TopicsCatalogLogin | None, TopicsCatalogLogin | None]:
+    """Return the catalog of the topics' tables, if Tableflow publishes them to another one than the
+    derived tables are in: its address, its login, and the login to the derived tables' catalog of
+    the same server, if it has one.
+
+    :raises TopicbergError: settings are missing
+    """
+    if not config.has_topics_catalog:
+        return None, None, None
+    stated: TopicsCatalogSettings = from_environment(
+        TopicsCatalogSettings, "the topics' Iceberg catalog", "docs/cloud.md"
+    )
+    login = stated.login(stated.name, vends=config.snowflake_vended_credentials)
+    derived = stated.login(stated.derived_name, vends=True) if stated.derived_name else None
+    return stated.uri, login, derived
 
 
 def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, KafkaLogin | None]:

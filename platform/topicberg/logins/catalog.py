@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
@@ -17,10 +17,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins import missing
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
+from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
 from topicberg.settings import ENV_FILE
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
+TOPICS_PREFIX = "TOPICBERG_CATALOG"
 DELEGATION = "X-Iceberg-Access-Delegation"
 VENDED = "vended-credentials"
 OAUTH = "topicberg.oauth"
@@ -31,6 +33,8 @@ IS_VENDED = "topicberg.vended"
 """The same: the catalog gives out the keys of the object store."""
 LOCATIONS = "topicberg.locations"
 """The same: ``catalog`` if the catalog chooses the locations of new tables."""
+SETTINGS = "topicberg.settings"
+"""The same: what the names of its settings begin with, for messages."""
 ROLE_SECONDS = 3600
 _SECRETS = ("token", "client_secret")
 _SECRET_HEADER = re.compile(r"auth|key|token|secret|password", re.IGNORECASE)
@@ -39,6 +43,9 @@ _clients: dict[str, OAuthClient] = {}
 
 class CatalogLogin(OAuthLogin):
     """How to log in to an Iceberg REST catalog, and who has the keys of the object store."""
+
+    settings_prefix: ClassVar[str] = PREFIX
+    """Of the names of its settings, for messages."""
 
     auth: Literal["none", "oauth2", "token", "sigv4"] | None = None
     """None: by the settings that are given."""
@@ -73,7 +80,8 @@ class CatalogLogin(OAuthLogin):
             self.auth = "oauth2" if self.client_id else "token" if self.token else None
         if self.auth == "oauth2":
             needed = ("client_id", "client_secret", "token_uri")
-            missing(PREFIX, "oauth2", {name: getattr(self, name) for name in needed})
+            given = {name: getattr(self, name) for name in needed}
+            missing(self.settings_prefix, "oauth2", given)
         if self.auth == "token":
             missing(PREFIX, "token", {"token": self.token})
         if self.role_arn and self.auth != "sigv4":
@@ -97,7 +105,7 @@ class CatalogLogin(OAuthLogin):
 
     def oauth(self) -> OAuthClient | None:
         """Return the client that requests tokens, if it logs in by OAuth 2."""
-        return self.oauth_client(PREFIX, tuple(self.headers.items()))
+        return self.oauth_client(self.settings_prefix, tuple(self.headers.items()))
 
     def bearer(self) -> str | None:
         """Return a valid token, if the catalog requires one."""
@@ -110,21 +118,22 @@ class CatalogLogin(OAuthLogin):
         found = self.model_dump(mode="json", exclude_none=True, exclude={"headers", *_SECRETS})
         return found | {"headers": sorted(self.headers)}
 
-    @staticmethod
-    def from_public(found: Mapping[str, Any]) -> CatalogLogin:
+    @classmethod
+    def from_public(cls, found: Mapping[str, Any]) -> Self:
         """Return such a login with the secrets of this process's environment.
 
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
         given = dict(found)
         for name in _SECRETS:
-            given[name] = os.environ.get(f"{PREFIX}_{name.upper()}") or None
-        headers = json.loads(os.environ.get(f"{PREFIX}_HEADERS") or "{}")
+            given[name] = os.environ.get(f"{cls.settings_prefix}_{name.upper()}") or None
+        headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
         absent = set(given.pop("headers", ())) - set(headers)
         try:
             if absent:
-                raise ValueError(f"{PREFIX}_HEADERS lacks {', '.join(sorted(absent))}")
-            return CatalogLogin(**given, headers=headers)
+                listed = ", ".join(sorted(absent))
+                raise ValueError(f"{cls.settings_prefix}_HEADERS lacks {listed}")
+            return cls(**given, headers=headers)
         except ValueError as error:
             text = str(error)
             if isinstance(error, ValidationError):
@@ -139,7 +148,7 @@ class CatalogLogin(OAuthLogin):
         """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`
         understands those that begin with ``topicberg.``
         """
-        found = self.spark_common(region)
+        found = {**self.spark_common(region), SETTINGS: self.settings_prefix}
         if client := self.oauth():
             found[OAUTH] = _register(client)
         elif token := self.bearer():
@@ -186,8 +195,8 @@ class CatalogLogin(OAuthLogin):
             renew_at = time.monotonic() + ROLE_SECONDS / 4
         return found, renew_at
 
-    def duckdb(self, region: str) -> tuple[str | None, str]:
-        """Return a statement that creates the secret ``lake_catalog``, and options of ATTACH."""
+    def duckdb(self, region: str, name: str = "lake") -> tuple[str | None, str]:
+        """Return a statement that creates the secret ``<name>_catalog``, and options of ATTACH."""
         mode = "vended_credentials" if self.vends else "none"
         delegation = f"ACCESS_DELEGATION_MODE '{mode}'"
         if self.vends:  # the catalog may leave it out
@@ -202,8 +211,8 @@ class CatalogLogin(OAuthLogin):
             also = f", {extra[2:]}" if extra else ""
             return None, f"AUTHORIZATION_TYPE 'none', {delegation}{also}"
         # It does not send the headers with a request for a token, nor renews one: a token of ours.
-        secret = f"CREATE SECRET lake_catalog (TYPE iceberg, TOKEN {_text(token)}{extra})"
-        return secret, f"SECRET lake_catalog, {delegation}"
+        secret = f"CREATE SECRET {name}_catalog (TYPE iceberg, TOKEN {_text(token)}{extra})"
+        return secret, f"SECRET {name}_catalog, {delegation}"
 
     def spark_common(self, region: str) -> dict[str, str]:
         """Return the properties without secrets, which PyIceberg and Spark share."""
@@ -231,6 +240,57 @@ class CatalogSettings(CatalogLogin, BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=f"{PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
     )
+
+
+class TopicsCatalogLogin(CatalogLogin):
+    """The login to the catalog of the topics' tables, where Tableflow publishes them to another one
+    than the derived tables are in.
+    """
+
+    settings_prefix: ClassVar[str] = TOPICS_PREFIX
+
+
+class TopicsCatalogSettings(HoldsSecrets, BaseSettings):
+    """``TOPICBERG_CATALOG_<FIELD>``, which ``topicberg deploy`` reads too."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=f"{TOPICS_PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+    )
+
+    uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
+    name: str | None = None
+    derived_name: str | None = None
+    """The catalog of the same server in which derived tables are; default: AWS Glue."""
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    scope: str = "PRINCIPAL_ROLE:ALL"
+    token_uri: str | None = Field(default=None, pattern=r"^https?://.+$")
+
+    def login(self, warehouse: str | None, *, vends: bool) -> TopicsCatalogLogin:
+        """Return the login to a catalog of the server.
+
+        :param vends: the catalog gives out the keys of the object store
+        :raises TopicbergError: settings are missing
+        """
+        needed = {"uri": self.uri, "client_id": self.client_id, "client_secret": self.client_secret}
+        try:
+            missing(TOPICS_PREFIX, "oauth2", {**needed, "name": warehouse})
+        except ValueError as error:
+            raise TopicbergError(
+                f"TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
+                f"{error}",
+                hint="set in Dagster's environment what `topicberg deploy` was given; see "
+                "docs/cloud.md",
+            ) from None
+        return TopicsCatalogLogin(
+            auth="oauth2",
+            client_id=self.client_id,
+            client_secret=self.client_secret,
+            token_uri=self.token_uri or f"{self.uri}/v1/oauth/tokens",
+            scope=self.scope,
+            warehouse=warehouse,
+            delegation=VENDED if vends else None,
+        )
 
 
 def oauth_client(key: str) -> OAuthClient:

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
+from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.readers import ATHENA, DUCKDB, SNOWFLAKE, SPARK, Reader
 from topicberg.query.athena import AthenaError
@@ -152,26 +152,48 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     load_extensions(connection)
     connection.execute("SET TimeZone = 'UTC'")
     login = endpoints.login
-    if not login.vends or login.auth == "sigv4":  # which is signed by the same secret
+    of_topics = endpoints.topics_login
+    if any(
+        not one.vends or one.auth == "sigv4"  # which is signed by the same secret
+        for one in (login, of_topics)
+        if one is not None
+    ):
         connection.execute(_s3_secret(endpoints, config))
-    secret, options = login.duckdb(config.aws_region)
+    _attach(
+        connection,
+        (CATALOG, endpoints.warehouse(config) or config.warehouse, endpoints.iceberg_rest),
+        login.duckdb(config.aws_region),
+    )
+    topics = CATALOG
+    if of_topics is not None:
+        topics, uri = TOPICS_CATALOG, str(endpoints.topics_rest)
+        named = (topics, str(of_topics.warehouse), uri)
+        _attach(connection, named, of_topics.duckdb(config.aws_region, topics))
+    found = connection.execute(
+        "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ? ORDER BY ALL", [CATALOG]
+    ).fetchall()
+    others = [(CATALOG, row[0]) for row in found if row[0] != config.topics_namespace]
+    schemas = [(topics, config.topics_namespace), *others]
+    path = ",".join(quote(*schema) for schema in schemas)
+    connection.execute(f"SET search_path = {_literal(path)}")
+    return connection
+
+
+def _attach(
+    connection: DuckDBPyConnection, named: tuple[str, str, str], login: tuple[str | None, str]
+) -> None:
+    """Attach a catalog, read-only.
+
+    :param named: its name in DuckDB, the catalog of the server, the address
+    :param login: a statement that creates its secret, and options of ATTACH
+    """
+    (name, warehouse, uri), (secret, options) = named, login
     if secret:
         connection.execute(secret)
     connection.execute(
-        f"ATTACH {_literal(endpoints.warehouse(config) or config.warehouse)} AS {CATALOG} "
-        f"(TYPE iceberg, READ_ONLY, ENDPOINT {_literal(endpoints.iceberg_rest)}, {options})"
+        f"ATTACH {_literal(warehouse)} AS {name} "
+        f"(TYPE iceberg, READ_ONLY, ENDPOINT {_literal(uri)}, {options})"
     )
-    schemas = [config.topics_namespace] + [
-        row[0]
-        for row in connection.execute(
-            "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ? ORDER BY ALL",
-            [CATALOG],
-        ).fetchall()
-        if row[0] != config.topics_namespace
-    ]
-    path = ",".join(quote(CATALOG, schema) for schema in schemas)
-    connection.execute(f"SET search_path = {_literal(path)}")
-    return connection
 
 
 def _ask_duckdb(
@@ -193,7 +215,8 @@ def _ask_spark(
     conf, _ = endpoints.spark_session(config)
     session = new_session(endpoints.spark_connect, conf, give_up_after=LOGIN_SECONDS)
     try:
-        session.sql(f"USE {quote(CATALOG, config.topics_namespace)}")
+        topics = TOPICS_CATALOG if endpoints.topics_login else CATALOG
+        session.sql(f"USE {quote(topics, config.topics_namespace)}")
         for namespace, table in _mentioned_elsewhere(sql, endpoints, config):
             session.table(quote(CATALOG, namespace, table)).createOrReplaceTempView(quote(table))
         frame = session.sql(sql)
@@ -216,12 +239,16 @@ def _ask_snowflake(
         for name in ("host", "port", "protocol")
         if (value := getattr(account, name)) is not None
     }
-    from topicberg.catalogs.snowflake import ask, logging_in
+    from topicberg.catalogs.snowflake import QUERY_ROLE, ask, logging_in
 
+    # The user that `topicberg deploy` created owns tables; this role of it can only read.
+    deployed = config.deployment == "cloud" and account.private_key is not None
+    role = {"role": config.snowflake_name(QUERY_ROLE)} if deployed else {}
     with logging_in():
         connection = snowflake.connector.connect(
             account=account.account,
             user=account.user,
+            **role,
             **account.connector_login(),
             database=config.snowflake_name("database"),
             schema=config.snowflake_name("schema"),
@@ -229,6 +256,8 @@ def _ask_snowflake(
             **address,
         )
     with connection:
+        if deployed:  # by default a session has the privileges of all roles of its user
+            ask(connection, "USE SECONDARY ROLES NONE")
         if config.snowflake_linked_database:
             sql = _in_linked_database(sql, connection, config)
         columns, rows = ask(connection, sql, None if max_rows is None else max_rows + 1)
@@ -246,7 +275,8 @@ def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Setti
     def find(name: str) -> TablePath | None:
         if (spec := topics.get(name)) is None:
             return None
-        glue = (config.topics_namespace, spec.glue_name)
+        in_catalog = spec.glue_name if config.topics_in_glue else spec.name
+        glue = (config.topics_namespace, in_catalog)
         path = find_table_path(connection, config, name, glue)
         return path if path.is_linked else None
 

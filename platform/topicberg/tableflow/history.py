@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
 
 
-def history_table(spec: TopicSpec) -> tuple[str, str]:
+def history_table(spec: TopicSpec, config: Settings | None = None) -> tuple[str, str]:
     """Return the namespace and the name of the history table."""
-    return spec.namespace(), f"{spec.asset_name}_history"
+    return spec.namespace(config), f"{spec.asset_name}_history"
 
 
 def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:

@@ -266,6 +266,9 @@ class TableflowSpec(SpecModel):
         tuple[Literal["ICEBERG", "DELTA"], ...], AfterValidator(_unique), Field(min_length=1)
     ] = ("ICEBERG",)
     """DELTA: a Delta log over the Iceberg table's files, see docs/delta.md."""
+    storage: Literal["bucket", "managed"] = "bucket"
+    """managed: Confluent's own storage, which neither AWS Glue nor Snowflake reads. Confluent's
+    Tableflow has it; topicberg's engine always writes to the bucket."""
     retention_ms: int = Field(default=7 * DAY_MS, ge=DAY_MS, lt=2**63)
     """How long snapshots are kept; at least a day."""
     data_retention_ms: int | None = Field(default=None, ge=30 * DAY_MS, lt=2**63)
@@ -486,6 +489,11 @@ class TopicSpec(SpecModel):
             return path
         found = schema_file(config or settings(), self.name, part, kind)
         return found if found.is_file() else None
+
+    def has_table(self, config: Settings) -> bool:
+        """Return whether its table is in the catalogs of the deployment."""
+        managed = self.tableflow.storage == "managed" and not config.own_engine
+        return self.tableflow.enabled and not managed
 
     # Names of the table in every catalog
 

@@ -25,7 +25,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table.snapshots import Operation
 
-from topicberg.endpoints import CATALOG
+from topicberg.endpoints import CATALOG, TOPICS_CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
@@ -144,8 +144,7 @@ def write_window(
     :raises TopicbergError: a source does not exist, or the function lost or changed the time column
     :raises CommitConflictError: other writers kept changing the same window
     """
-    _load(catalog, derivation)
-    columns = _columns(spark, derivation)
+    columns = _columns(spark, derivation, _load(catalog, derivation))
     partition = derivation.target_time, derivation.partitioned_by
 
     def attempt() -> Written:
@@ -159,7 +158,7 @@ def write_window(
         properties = {**summary_of(derivation, table, sources, window), WRITE_ID: uuid.uuid4().hex}
         with conflicts(f"table {derivation.name}"), reading(sources.values(), derivation.name):
             try:
-                _overwrite(spark, table, derivation, window, heads, properties)
+                _overwrite(spark, table, derivation, window, sources, properties)
             except Exception as error:
                 if _OUTSIDE in str(error):
                     raise _time_changed(derivation) from error
@@ -238,9 +237,11 @@ def _has_rows(table: Table) -> bool:
     return head is not None and int(summary(head).get("total-records", 0)) > 0
 
 
-def _columns(spark: SparkSession, derivation: Derivation) -> pa.Schema:
+def _columns(
+    spark: SparkSession, derivation: Derivation, sources: Mapping[str, Table]
+) -> pa.Schema:
     """Return the columns that the function returns, all of them optional."""
-    frames = [spark.read.table(spark_name(source.table)) for source in derivation.sources]
+    frames = [spark.read.table(name_in_spark(sources[one.name])) for one in derivation.sources]
     frame = derivation.transform(*frames)
     schema = described(frame.limit(0).toArrow().schema, frame)
     if derivation.target_time not in schema.names:
@@ -364,14 +365,14 @@ def _overwrite(
     table: Table,
     derivation: Derivation,
     window: Window,
-    heads: Mapping[str, int | None],
+    sources: Mapping[str, Table],
     properties: dict[str, str],
 ) -> None:
     from pyspark.sql import functions as F
 
     read = window.back(derivation.lookback) if derivation.lookback else window
     frame = derivation.transform(
-        *(_rows(spark, source, heads[source.name], read) for source in derivation.sources)
+        *(_rows(spark, source, sources[source.name], read) for source in derivation.sources)
     )
     columns = spark.table(spark_name(derivation.target)).schema
     time = derivation.target_time
@@ -403,11 +404,12 @@ def _overwrite(
     writer.overwrite(inside)
 
 
-def _rows(spark: SparkSession, source: Source, head: int | None, window: Window) -> DataFrame:
-    """Return the rows of a source that a window may read, as of one snapshot."""
+def _rows(spark: SparkSession, source: Source, table: Table, window: Window) -> DataFrame:
+    """Return the rows of a source that a window may read, as of the snapshot that was loaded."""
+    name, head = name_in_spark(table), _head(table)
     if head is None:
-        return spark.read.table(spark_name(source.table)).limit(0)
-    frame = spark.read.option("versionAsOf", str(head)).table(spark_name(source.table))
+        return spark.read.table(name).limit(0)
+    frame = spark.read.option("versionAsOf", str(head)).table(name)
     if source.time is None or source.whole:
         return frame
     return frame.filter(window.condition(source.time, frame.schema[source.time].dataType))
@@ -421,5 +423,11 @@ def _time_changed(derivation: Derivation) -> TopicbergError:
 
 
 def spark_name(table: TableName) -> str:
-    """Return the table's name in Spark SQL."""
+    """Return the name in Spark SQL of a table that topicberg writes."""
     return f"{CATALOG}.{quote(*table)}"
+
+
+def name_in_spark(table: Table) -> str:
+    """Return the name in Spark SQL of any table, also of one in the topics' own catalog."""
+    catalog = TOPICS_CATALOG if table.catalog.name == TOPICS_CATALOG else CATALOG
+    return f"{catalog}.{quote(*table.name())}"

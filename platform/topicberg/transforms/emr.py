@@ -1,4 +1,5 @@
-"""Job runs of EMR Serverless that compute a window of a derived table: requests and reports.
+"""Job runs of EMR Serverless that compute a window of a derived table, or an upsert view: requests
+and reports.
 
 Both sides communicate through Dagster Pipes (:mod:`assets.emr.client` starts a run,
 :mod:`assets.emr.job` runs in it); here are their messages, and the request that starts a run.
@@ -10,7 +11,7 @@ import re
 import shlex
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import (
@@ -19,7 +20,7 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
 )
-from topicberg.logins.catalog import CatalogLogin
+from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
 from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
 from topicberg.settings import EmrSettings, Settings
 from topicberg.transforms.derived import Written
@@ -49,21 +50,32 @@ class JobRequest(BaseModel):
     """What a job run has to compute: the extras of its Pipes context. It holds no secret."""
 
     table: str
-    """Name of the derived table."""
-    window: Window
+    """Name of the derived table or of the upsert view."""
+    window: Window | None
+    """None: it is an upsert view."""
     settings: dict[str, Any]
+    has_spark: bool = False
+    """Whether the requester has Spark Connect: then its graph has more tables."""
     lake: LakeEndpoints
     login: dict[str, Any] = {}
     """That of the catalog, without its secrets."""
+    topics_login: dict[str, Any] | None = None
+    """That of the topics' catalog, if they have one of their own."""
 
     @classmethod
-    def of(cls, table: str, window: Window, config: Settings, lake: LakeEndpoints) -> JobRequest:
+    def of(
+        cls, table: str, window: Window | None, config: Settings, lake: LakeEndpoints
+    ) -> JobRequest:
         return cls(
             table=table,
             window=window,
             settings=config.model_dump(mode="json", exclude=_LOCAL_ONLY),
-            lake=LakeEndpoints(iceberg_rest=lake.iceberg_rest, s3=lake.s3),
+            has_spark=config.has_spark,
+            lake=LakeEndpoints(
+                iceberg_rest=lake.iceberg_rest, s3=lake.s3, topics_rest=lake.topics_rest
+            ),
             login=lake.login.public(),
+            topics_login=lake.topics_login.public() if lake.topics_login else None,
         )
 
     def endpoints(self) -> LakeEndpoints:
@@ -71,12 +83,17 @@ class JobRequest(BaseModel):
 
         :raises TopicbergError: names the variable that the environment lacks
         """
-        login = CatalogLogin.from_public(self.login)
-        return self.lake.model_copy(update={"iceberg_login": login})
+        of_topics = self.lake.topics_rest == self.lake.iceberg_rest  # one client for both
+        kind = TopicsCatalogLogin if of_topics else CatalogLogin
+        given: dict[str, Any] = {"iceberg_login": kind.from_public(self.login)}
+        if self.topics_login is not None:
+            given["topics_login"] = TopicsCatalogLogin.from_public(self.topics_login)
+        return self.lake.model_copy(update=given)
 
     def config(self) -> Settings:
         """Return the requester's settings, without those that are only valid on its machine."""
-        return Settings(**self.settings)
+        elsewhere = SecretStr("sc://not-sent") if self.has_spark else None
+        return Settings(**self.settings, spark_remote=elsewhere)
 
 
 class Failure(BaseModel):

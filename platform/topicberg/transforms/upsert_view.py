@@ -26,6 +26,7 @@ from topicberg.transforms.derived import (
     ATTEMPTS,
     TableName,
     ensure_table,
+    name_in_spark,
     optional,
     spark_name,
 )
@@ -80,7 +81,7 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
                 new = _new_records(spark, view, source, base, head)
                 incremental = new is not None
                 if new is None:
-                    _replace(spark, view, target, head, note)
+                    _replace(spark, view, source, target, note)
                 else:
                     _merge(spark, view, new, note)
         except CommitConflictError:
@@ -117,7 +118,7 @@ def _new_records(
     rows = (
         spark.read.option("start-snapshot-id", str(base))
         .option("end-snapshot-id", str(head.snapshot_id))
-        .table(spark_name(view.source))
+        .table(name_in_spark(source))
     )
     return _newest(rows, view)
 
@@ -141,17 +142,17 @@ def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
 def _replace(
     spark: SparkSession,
     view: UpsertView,
+    source: Table,
     target: Table,
-    head: Snapshot | None,
     note: dict[str, str],
 ) -> None:
     from pyspark.sql import functions as F
 
+    name, head = name_in_spark(source), source.current_snapshot()
     if head is None:  # the source was created again, and has no records yet
-        rows = spark.read.table(spark_name(view.source)).limit(0)
+        rows = spark.read.table(name).limit(0)
     else:
-        version = spark.read.option("versionAsOf", str(head.snapshot_id))
-        rows = version.table(spark_name(view.source))
+        rows = spark.read.option("versionAsOf", str(head.snapshot_id)).table(name)
     before = target.current_snapshot()
     assert before is not None  # noqa: S101  see ensure_table
     writer = _newest(rows, view).writeTo(spark_name(view.target))

@@ -38,7 +38,7 @@ from topicberg.deploy.rotate import rotate
 from topicberg.deploy.settings import DeploySettings
 from topicberg.local import state
 from topicberg.settings import Settings
-from topicberg.topics import load_topics
+from topicberg.topics import TopicSpec, load_topics
 
 ADMIN = "confluent/role_binding/cluster_admin"
 OPEN_CATALOG = {
@@ -366,3 +366,33 @@ def test_the_judge_judges(server: Stackless, path: str, body: Any) -> None:
     with pytest.raises(ApiError):
         context.cloud.post(path, body)
     assert server.asked[0].status in MALFORMED
+
+
+def test_managed_storage_needs_neither_bucket_nor_catalog(server: Stackless) -> None:
+    """Its table is in Tableflow's own catalog only, so no asset and no other table is of it."""
+    context, _ = opened(server)
+    document = context.specs[0].model_dump(by_alias=True)
+    document["tableflow"]["storage"] = "managed"
+    spec = TopicSpec.model_validate(document)
+    context.specs[:] = [spec]
+    whole = resources(context.config, [spec])
+    graph = [one for one in whole if "snowflake" not in one.key]
+    engine.create(graph, context, quiet)
+    assert server.enabled["stock_trades"]["storage"] == {"kind": "Managed"}
+    (table,) = [one for one in graph if one.key == "confluent/tableflow/stock_trades"]
+    assert not {"aws/bucket", "confluent/catalog_integration", PROVIDER_INTEGRATION} & {
+        *table.needs
+    }
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    wanted = {one.key for one in whole if one.wanted}
+    assert not {key for key in wanted if key.endswith("/stock_trades") and "snowflake" in key}
+    assert not spec.has_table(context.config)
+    assert spec.has_table(Settings())  # topicberg's engine writes to the bucket
+    context.specs[:] = [one for one in load_topics() if one.name == "stock_trades"]
+    moved = resources(context.config, context.specs)
+    (step,) = [
+        one
+        for one in engine.plan([one for one in moved if "snowflake" not in one.key], context)
+        if one.resource.key == table.key
+    ]
+    assert step.changes["storage"][0] == ["Managed", None, None]  # it cannot be changed in place

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from topicberg.cli.deploy import _show, _targeted
+from topicberg.cli.deploy import _document, _show, _table, _targeted
 from topicberg.deploy.platform import resources
-from topicberg.deploy.resource import Action, Resource, Step
+from topicberg.deploy.resource import Action, Live, Resource, Step
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
@@ -52,3 +55,16 @@ def test_target_brings_what_it_needs(graph: list[Resource]) -> None:
 def test_target_that_is_unknown_names_a_similar_one(graph: list[Resource]) -> None:
     with pytest.raises(TopicbergError, match="did you mean confluent/topic/stock_trades"):
         _targeted(graph, ["confluent/topic/stock_trade"])
+
+
+def test_status_shows_where_tableflow_has_a_table(
+    graph: list[Resource], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    (table,) = [one for one in graph if one.key == "confluent/tableflow/stock_trades"]
+    path = "s3://b/10011010/lkc-1/v1/0c1b"
+    context: Any = SimpleNamespace(live={table.key: Live("stock_trades", {}, {"table_path": path})})
+    step = Step(table, Action.KEEP)
+    assert _document(context, step)["table_path"] == path
+    _table(context, [step])
+    assert path in capsys.readouterr().out

@@ -65,7 +65,7 @@ WORLD = cast(DeployContext, Facts())
 def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
     """In the role, so that no later `create` takes the statement away."""
     context = cast(Any, Facts())
-    context.config = Settings(prefix="demo", snowflake_catalog="open_catalog")
+    context.config = Settings(deployment="cloud", prefix="demo", snowflake_catalog="open_catalog")
     given = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s"), "catalog_name": "c"}
     context.deploy = DeploySettings.model_validate(given)
     context.role_arn = lambda name: f"arn:aws:iam::{Facts.account}:role/{name}"
@@ -73,6 +73,15 @@ def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
     steps = manual_steps(context)
     assert "s3://demo-bucket/" in steps[0]
     assert "TOPICBERG_CATALOG_IAM_USER_ARN" in steps[-1]
+    assert "credential vending" in steps[1]  # off in a new external catalog
+    assert not [step for step in steps if "internal" in step]
+    read_only = iam.snowflake_policy(context)["Statement"]
+    context.deploy = context.deploy.model_copy(update={"catalog_derived_name": "derived"})
+    assert "internal catalog derived" in manual_steps(context)[2]
+    written = [one for one in iam.snowflake_policy(context)["Statement"] if one not in read_only]
+    assert [(one["Action"], one["Resource"]) for one in written] == [
+        (["s3:PutObject", "s3:DeleteObject"], "arn:aws:s3:::demo-bucket-derived/*")
+    ]
     user = "arn:aws:iam::3:user/open"
     context.deploy = context.deploy.model_copy(
         update={"catalog_iam_user_arn": user, "catalog_external_id": "ext-o"}

@@ -288,6 +288,7 @@ def test_tableflow_that_is_turned_off_is_deleted_with_its_table() -> None:
         "confluent/tableflow/stock_trades",
         "snowflake/table/stock_trades",
         "snowflake/grant/reader/table/stock_trades",
+        "snowflake/grant/query/table/stock_trades",
     }
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from typer.testing import CliRunner
 
+from assets.lake import Lake, find_derived
 from topicberg.cli import app
 from topicberg.deploy.platform import ACCOUNTS
 from topicberg.deploy.settings import DeploySettings, load
+from topicberg.deploy.uncomputed import uncomputed
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
+from topicberg.topics import load_topics
 
 CLOUD = Settings(deployment="cloud")
 RIGHT = {
@@ -120,3 +125,34 @@ def test_the_longest_name_under_a_prefix_is_one_that_confluent_takes() -> None:
         Settings(bucket="No_Bucket")
     names = Names(Settings(prefix="p" * 36).prefix)
     assert max(len(names.service_account(role)) for role in ACCOUNTS) == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "is_refused"),
+    [({}, True), ({"compute": "none"}, False), ({"spark_remote": "sc://spark:15002"}, False)],
+)
+def test_open_catalog_is_out_of_reach_of_emr(given: dict[str, Any], is_refused: bool) -> None:
+    config = Settings.model_validate(
+        {"deployment": "cloud", "snowflake_catalog": "open_catalog", **given}
+    )
+    with pytest.raises(TopicbergError) as caught:
+        load({}, config)
+    assert ("no network but to AWS" in caught.value.message) == is_refused
+
+
+def test_plan_says_what_is_not_computed() -> None:
+    specs = load_topics()
+    on_emr = Settings(deployment="cloud")
+    listed = uncomputed(on_emr, specs)
+    assert "published topics: airline.flight" in listed[0]
+    assert listed[1] == "histories: sample_data_users_history"
+    without = on_emr.model_copy(update={"compute": "none"})
+    assert uncomputed(without, specs) == ["derived tables and upsert views", *listed]
+    assert not uncomputed(Settings(), specs)
+    assert not uncomputed(Settings(deployment="cloud", spark_remote=SecretStr("sc://s")), specs)
+    lake = Lake(on_emr, tuple(specs), tuple(find_derived()))
+    assert not any(lake.published(derived) for derived in lake.derived)
+    left_out = {"sample_data_users_history", "trades_by_region"}
+    assert not left_out & {table.name for table in lake.tables}
+    assert "stock_trades_with_totals" in {table.name for table in lake.tables}
+    assert uncomputed(on_emr, specs, ["trades_by_region"])[2].endswith(": trades_by_region")

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -24,7 +25,9 @@ from topicberg.deploy.context import DeployContext
 from topicberg.deploy.preflight import check
 from topicberg.deploy.rotate import rotate
 from topicberg.deploy.snowflake.session import _connect
+from topicberg.endpoints import SnowflakeEndpoint
 from topicberg.errors import TopicbergError
+from topicberg.query import QueryError, run_query
 from topicberg.topics import load_topics
 
 TOPICS = ("stock_trades", "airline.sunset")
@@ -69,7 +72,8 @@ def test_0_an_admin_without_the_roles_touches_nothing(vendors: Vendors) -> None:
 
 def test_1_create_leaves_out_only_what_waits(vendors: Vendors) -> None:
     context = vendors.create(*TOPICS)
-    waits = {TABLE, f"snowflake/grant/reader{TABLE.removeprefix('snowflake')}"}
+    name = TABLE.removeprefix("snowflake")
+    waits = {TABLE, f"snowflake/grant/reader{name}", f"snowflake/grant/query{name}"}
     assert set(context.waiting) == waits
     plan = vendors.plan(*TOPICS)
     assert {key: step.action.value for key, step in plan.items()} == dict.fromkeys(waits, "wait")
@@ -130,6 +134,40 @@ def test_4_the_service_user_creates_derived_tables(vendors: Vendors) -> None:
             snowflake.ask(connection, f"DROP ICEBERG TABLE {table.name}")
 
 
+def test_4_queries_run_with_a_role_that_only_reads(
+    vendors: Vendors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service user owns derived tables, and by default has the privileges of all its roles."""
+    context = seen(vendors)
+    values = context.need("snowflake/user_keys").facts["values"]
+    deploy, user = context.deploy, context.config.snowflake_name("user")
+    endpoints: Any = SimpleNamespace(
+        snowflake=SnowflakeEndpoint(
+            account=values["snowflake_account_identifier"],
+            user=user,
+            private_key=SecretStr(base64.b64encode(rsa.private_key(values)).decode()),
+            host=deploy.snowflake_host,
+            port=deploy.snowflake_port,
+            protocol=deploy.snowflake_protocol,
+        ),
+        catalog=lambda _: None,
+    )
+    counted = "SELECT count(*) FROM stock_trades UNION ALL SELECT count(*) FROM totals"
+    assert run_query(counted, "snowflake", endpoints, context.config).rows == [(1,), (1,)]
+    monkeypatch.setattr("topicberg.query.check_reads", lambda *_: None)  # what a guard may miss
+    drop = "DROP ICEBERG TABLE totals"
+    with pytest.raises(QueryError, match="Insufficient privileges"):
+        run_query(drop, "snowflake", endpoints, context.config)
+    with logged_in(context) as connection:
+        snowflake.ask(connection, f"USE ROLE {context.config.snowflake_name('query_role')}")
+        snowflake.ask(connection, "USE SECONDARY ROLES NONE")
+        table = snowflake.Names.of(context.config).table("TOTALS")
+        with pytest.raises(ProgrammingError, match="Insufficient privileges"):
+            snowflake.ask(connection, f"DROP ICEBERG TABLE {table}")
+        snowflake.ask(connection, "USE SECONDARY ROLES ALL")
+        snowflake.ask(connection, f"ALTER ICEBERG TABLE {table} REFRESH")
+
+
 def test_5_rotated_keys_are_those_that_are_published(vendors: Vendors) -> None:
     context, graph = vendors.open(*TOPICS)
     assert rotate(graph, context, lambda *_: None, force=True) == 7
@@ -153,6 +191,10 @@ NEW = {
     "snowflake/derived_volume",
     "snowflake/grant/reader/derived_volume",
     "snowflake/role_grant/to_sysadmin",
+    "snowflake/role/query",
+    "snowflake/role_grant/query",
+    *(f"snowflake/grant/query/{on}" for on in ("warehouse", "database", "schema")),
+    *(f"snowflake/grant/query/table/{name}" for name in ("stock_trades", "airline_sunset")),
 }
 """What a deployment of the version before lacks."""
 OLD_TABLE = ("demo_stock_trades", "older")

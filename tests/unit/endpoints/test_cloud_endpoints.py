@@ -19,7 +19,7 @@ from topicberg.clients.secrets import Secrets
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.settings import DEPLOYED_FILE, DEPLOYED_LINK, Settings, settings
+from topicberg.settings import DEPLOYED_FILE, DEPLOYED_LINK, Settings, settings, with_choices
 from topicberg.spark import check_spark
 from topicberg.tableflow import confluent
 from topicberg.tableflow.status import FailingFormat
@@ -147,6 +147,7 @@ def test_linked_database_is_default_of_new_deployments_only(
     if stated is not None:
         monkeypatch.setenv("TOPICBERG_SNOWFLAKE_LINKED_DATABASE", stated)
     assert settings().snowflake_linked_database is linked
+    assert with_choices(Settings()).snowflake_linked_database is linked  # of `deploy`
 
 
 def test_keys_are_those_of_the_secrets(account: Any) -> None:

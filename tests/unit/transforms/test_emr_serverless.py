@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import boto3
 import dagster as dg
@@ -32,13 +33,17 @@ from emr_service import (
 )
 from pydantic import SecretStr
 
+from assets.derived import code_version
 from assets.emr import client, job, write_window_on_emr
+from assets.lake import Lake, find_derived
 from emulators.aws.shapes import check
 from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.logins.catalog import TopicsCatalogSettings
 from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import EmrSettings, Settings, emr_settings
+from topicberg.topics import load_topics
 from topicberg.transforms.derived import Written
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
@@ -379,3 +384,48 @@ def _no_context_of_another_test() -> Iterator[None]:
     """Pipes keeps one context for a process."""
     yield
     PipesContext._instance = None
+
+
+@pytest.mark.parametrize("table", ["flagged_stock_trades", "airline_skyone_by_route"])
+def test_job_computes_tables_of_the_requesters_prefix(
+    monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """The job's process has none of the settings of the one that requests it."""
+    asked: dict[str, Any] = {}
+    config = CONFIG.model_copy(update={"prefix": "demo", "cluster_id": "lkc-9"})
+    monkeypatch.setattr(job, "write_window", lambda *given: asked.update(plan=given[2]))
+    monkeypatch.setattr(
+        job,
+        "refresh",
+        lambda *given: asked.update(plan=given[2]) or SimpleNamespace(current_snapshot=str),
+    )
+    monkeypatch.setattr(job.SparkSession.builder, "getOrCreate", lambda: MagicMock())
+    monkeypatch.setattr(LakeEndpoints, "catalog", lambda *_: None)
+    lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
+    derived = lake.derived_by_name.get(table)
+    window = WINDOW if derived else None
+    version = code_version(derived, lake) if derived else None
+    extras = JobRequest.of(table, window, config, GLUE).model_dump(mode="json")
+    pipes: Any = SimpleNamespace(extras=extras, code_version=version)
+    job._compute(pipes)
+    plan = asked["plan"]
+    sources = {source.table for source in plan.sources} if derived else {plan.source}
+    assert plan.target[0].startswith("demo_")
+    assert {namespace for namespace, _ in sources} == {"lkc-9"}
+
+
+def test_login_to_the_topics_catalog_is_of_the_jobs_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In an application of the user's, which reaches more than AWS."""
+    login = TopicsCatalogSettings.model_validate(
+        {"uri": "https://open/api", "client_id": "c", "client_secret": "not-shown"}
+    ).login("tableflow", vends=True)
+    lake = GLUE.model_copy(update={"topics_rest": "https://open/api", "topics_login": login})
+    sent = JobRequest.of("t", WINDOW, CONFIG, lake).model_dump(mode="json")
+    assert "not-shown" not in str(sent)
+    back = JobRequest.model_validate(sent)
+    with pytest.raises(TopicbergError, match="TOPICBERG_CATALOG"):
+        back.endpoints()
+    monkeypatch.setenv("TOPICBERG_CATALOG_CLIENT_SECRET", "not-shown")
+    assert back.endpoints().topics_login == login

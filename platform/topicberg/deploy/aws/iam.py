@@ -162,7 +162,8 @@ def tableflow_policy(context: DeployContext) -> Document:
 
 
 def snowflake_policy(context: DeployContext) -> Document:
-    """Only reading: the external volumes allow no writes. Derived tables are read as well.
+    """Only reading: the external volumes allow no writes. Derived tables are read as well; they are
+    written by keys that Open Catalog gives out, if they are in a catalog of it.
 
     Credentials that Glue vends are those of Lake Formation.
     https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-glue
@@ -172,8 +173,16 @@ def snowflake_policy(context: DeployContext) -> Document:
     config = context.config
     vends = config.snowflake_linked_database and config.snowflake_vended_credentials
     lake = {"Effect": "Allow", "Action": ["lakeformation:GetDataAccess"], "Resource": "*"}
+    # Open Catalog gives out keys of this role to who writes tables of its internal catalog.
+    writes = {
+        "Effect": "Allow",
+        "Action": ["s3:PutObject", "s3:DeleteObject"],
+        "Resource": f"arn:aws:s3:::{context.derived_bucket}/*",
+    }
+    in_open_catalog = config.has_topics_catalog and context.deploy.catalog_derived_name
     return document(
         *((lake,) if vends and config.topics_in_glue else ()),
+        *((writes,) if in_open_catalog else ()),
         {
             "Effect": "Allow",
             "Action": ["s3:GetBucketLocation", "s3:ListBucket"],

@@ -85,27 +85,33 @@ class TableflowTopic(Resource):
             fields["write_mode"] = status.get("write_mode") or fields["write_mode"]
         return Live(self.name, fields, {"status": status, "table_path": storage.get("table_path")})
 
+    def _storage(self, context: DeployContext) -> dict[str, str]:
+        if self._topic().tableflow.storage == "managed":
+            return {"kind": "Managed"}
+        return {
+            "kind": "ByobAws",
+            "bucket_name": context.bucket,
+            "provider_integration_id": context.need(PROVIDER_INTEGRATION).id,
+        }
+
     def desired(self, context: DeployContext) -> Fields:
-        config = config_of(self._topic())
+        config, storage = config_of(self._topic()), self._storage(context)
         return {
             "write_mode": WRITE_MODES[self._topic().write_mode],
-            "storage": ["ByobAws", context.bucket, context.need(PROVIDER_INTEGRATION).id],
+            "storage": [
+                storage.get(name) for name in ("kind", "bucket_name", "provider_integration_id")
+            ],
             "table_formats": sorted(self._topic().tableflow.table_formats),
             "suspended": False,
             **{f"config.{name}": value for name, value in config.items()},
         }
 
     def create(self, context: DeployContext) -> None:
-        storage = {
-            "kind": "ByobAws",
-            "bucket_name": context.bucket,
-            "provider_integration_id": context.need(PROVIDER_INTEGRATION).id,
-        }
         spec = {
             "display_name": self.name,
             "environment": {"id": context.environment},
             "kafka_cluster": {"id": context.cluster},
-            "storage": storage,
+            "storage": self._storage(context),
             "table_formats": list(self._topic().tableflow.table_formats),
             "config": config_of(self._topic()),
         }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from topicberg.catalogs.snowflake import quote, text
 from topicberg.deploy import rsa
-from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.snowflake.session import account, login_problem
 from topicberg.deploy.wait import PatienceError, until
 from topicberg.errors import TopicbergError
@@ -45,13 +45,17 @@ class UserKeys(Resource):
         return {"key": "there"}
 
     def create(self, context: DeployContext) -> None:
+        """A secret of Terraform's has the pair of slot 1, which its readers go on using."""
         pair = rsa.generate()
+        held = context.secrets.read(self.name) or {}
+        kept = held if rsa.is_public_key(rsa.public_key(held, 1)) else {}
         values = {
+            **kept,
             "snowflake_account_identifier": account(context),
             "snowflake_service_user": self.user,
             "secrets_path": self.name,
         }
-        values = rsa.with_pair(values, 1, pair)
+        values = rsa.with_pair(values, 2 if kept else 1, pair)
         version = context.secrets.add(self.name, values, rsa.label(pair.public))
         context.secrets.publish(self.name, version)
 
@@ -60,6 +64,17 @@ class UserKeys(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         context.secrets.delete(self.name, purge=context.purge_secrets)
+
+
+def _values(context: DeployContext) -> dict[str, str]:
+    """Return the secret with the key pairs.
+
+    :raises MissingError: it is not ours yet, e.g. Terraform's, or was not looked at
+    """
+    values: dict[str, str] | None = context.need(KEYS).facts.get("values")
+    if values is None:
+        raise MissingError(KEYS)
+    return values
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,7 @@ class User(Resource):
         return Live(self.name, fields)
 
     def desired(self, context: DeployContext) -> Fields:
-        values = context.need(KEYS).facts["values"]
+        values = _values(context)
         wanted: Fields = {**self.properties, "secret": "published"}
         for number, slot in _SLOTS.items():
             public = rsa.public_key(values, number)
@@ -96,7 +111,7 @@ class User(Resource):
         return wanted
 
     def create(self, context: DeployContext) -> None:
-        values = context.need(KEYS).facts["values"]
+        values = _values(context)
         given = {"TYPE": "SERVICE"}
         parts = [f"{name} = {text(value)}" for name, value in self.properties.items()]
         parts += [f"{name} = {value}" for name, value in given.items()]
@@ -108,7 +123,7 @@ class User(Resource):
             session.run(f"CREATE USER IF NOT EXISTS {quote(self.name)} {' '.join(parts)}", OWNER)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        values = context.need(KEYS).facts["values"]
+        values = _values(context)
         with context.snowflake() as session:
             for number, slot in _SLOTS.items():
                 if slot in changes:

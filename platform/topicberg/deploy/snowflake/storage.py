@@ -602,9 +602,13 @@ class IcebergTable(Resource):
         return {
             "catalog": topic_integration(context.config),
             "volume": names.volume,
-            "glue_table": [context.seen.snowflake_namespace, self._topic().glue_name],
+            "glue_table": [context.seen.snowflake_namespace, self._catalog_name(context)],
             "auto_refresh": True,
         }
+
+    def _catalog_name(self, context: DeployContext) -> str:
+        """In Glue, names are in lower case; another catalog has the topic's name."""
+        return self._topic().glue_name if context.config.topics_in_glue else self._topic().name
 
     def waits(self, context: DeployContext) -> str:
         """For the topic's first record, if nothing of ours writes any: until then no catalog has
@@ -616,7 +620,7 @@ class IcebergTable(Resource):
 
     def create(self, context: DeployContext) -> None:
         """Once the catalog has the table, up to a quarter of an hour after its first record."""
-        names, name = Names.of(context.config), self._topic().glue_name
+        names, name = Names.of(context.config), self._catalog_name(context)
         integration = topic_integration(context.config)
         self._wait_for_catalog(context)
         namespace = context.seen.snowflake_namespace
@@ -692,9 +696,7 @@ class LinkedTable(IcebergTable):
     replaced_for = frozenset()
 
     def _path(self, context: DeployContext) -> TablePath:
-        """In Glue, names are in lower case; another catalog has the topic's name."""
-        spec, config = self._topic(), context.config
-        name = spec.glue_name if config.topics_in_glue else spec.name
+        config, name = context.config, self._catalog_name(context)
         database, schema = Names.of(config).linked_database, context.seen.snowflake_namespace
         return TablePath(database, schema, name, is_linked=True)
 

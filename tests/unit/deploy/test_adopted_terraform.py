@@ -1,0 +1,127 @@
+"""What the Terraform of the Apache Flink kickstarter created is adopted: docs/from-terraform.md."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+from vendors import Vendors, in_this_process
+
+from topicberg.deploy import rsa
+from topicberg.deploy.aws.parameters import CONSUMER
+from topicberg.deploy.snowflake.session import login_problem
+
+USER = "flyer"
+"""Its ``--service-account-user``."""
+TOPICS = ("airline.skyone", "airline.sunset")
+SECRET = f"/snowflake_resource/{USER}"
+OLD = rsa.generate()
+
+
+@pytest.fixture(scope="module")
+def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
+    with in_this_process(tmp_path_factory.mktemp("flink")) as vendors:
+        terraform(vendors)
+        yield vendors
+
+
+def terraform(vendors: Vendors) -> None:
+    """Create what its configuration creates and `deploy` has too."""
+    cloud = vendors.open(prefix=USER)[0].cloud
+    governance = {"package": "ESSENTIALS"}
+    environment = cloud.post(
+        "/org/v2/environments", {"display_name": USER, "stream_governance_config": governance}
+    )["id"]
+    cluster = {
+        **{"display_name": USER, "availability": "SINGLE_ZONE", "cloud": "AWS"},
+        **{"region": "us-east-1", "config": {"kind": "Basic"}, "environment": {"id": environment}},
+    }
+    cloud.post("/cmk/v2/clusters", {"spec": cluster})
+    path = f"/confluent_cloud_resource/{USER}/consumer_kafka_client"
+    for name, value in {**CONSUMER, "auto.offset.reset": "earliest"}.items():
+        vendors.client("ssm").put_parameter(Name=f"{path}/{name}", Value=value, Type="String")
+    trust = {"Effect": "Allow", "Principal": {"Service": "glue.amazonaws.com"}}
+    vendors.client("iam").create_role(
+        RoleName="snowflake_s3_glue_role",
+        AssumeRolePolicyDocument=json.dumps(
+            {"Version": "2012-10-17", "Statement": [{**trust, "Action": "sts:AssumeRole"}]}
+        ),
+    )
+    vendors.client("s3").create_bucket(Bucket=f"{USER}-c0ffee")
+    vendors.client("glue").create_database(DatabaseInput={"Name": "airlines"})
+    held = {
+        "snowflake_rsa_public_key_1_pem": OLD.public,
+        "snowflake_rsa_private_key_1_pem": base64.b64encode(OLD.private).decode(),
+        "snowflake_rsa_public_key_2_pem": rsa.generate().public,
+    }
+    vendors.client("secretsmanager").create_secret(Name=SECRET, SecretString=json.dumps(held))
+    name, key = USER.upper(), f"RSA_PUBLIC_KEY = '{OLD.public}'"
+    role = "arn:aws:iam::123456789012:role/snowflake_s3_glue_role"
+    for owner, statement in (
+        ("SYSADMIN", f"CREATE WAREHOUSE {name}_WAREHOUSE WAREHOUSE_SIZE = 'XSMALL'"),
+        ("SYSADMIN", f"CREATE DATABASE {name}_DATABASE"),
+        ("SYSADMIN", f"CREATE SCHEMA {name}_DATABASE.{name}_SCHEMA"),
+        ("SYSADMIN", f"CREATE TABLE {name}_DATABASE.{name}_SCHEMA.NOTES (id INT)"),
+        ("SECURITYADMIN", f"CREATE ROLE {name}_SYSTEM_ADMIN_ROLE"),
+        ("SECURITYADMIN", f"CREATE ROLE {name}_SECURITY_ADMIN_ROLE"),
+        (
+            "SECURITYADMIN",
+            f"CREATE USER {name}_USER TYPE = SERVICE {key}",
+        ),
+        (
+            "ACCOUNTADMIN",
+            f"CREATE EXTERNAL VOLUME {name}_VOLUME STORAGE_LOCATIONS = ((NAME = '{USER}_LOCATION' "
+            f"STORAGE_PROVIDER = 'S3' STORAGE_BASE_URL = 's3://{USER}-c0ffee/warehouse/' "
+            f"STORAGE_AWS_ROLE_ARN = '{role}')) ALLOW_WRITES = FALSE",
+        ),
+        (
+            "ACCOUNTADMIN",
+            f"CREATE CATALOG INTEGRATION {name}_CATALOG_INTEGRATION CATALOG_SOURCE = GLUE "
+            f"TABLE_FORMAT = ICEBERG GLUE_AWS_ROLE_ARN = '{role}' GLUE_CATALOG_ID = "
+            "'123456789012' GLUE_REGION = 'us-east-1' CATALOG_NAMESPACE = 'airlines' "
+            "ENABLED = TRUE",
+        ),
+    ):
+        vendors.sql(statement, owner)
+
+
+def test_0_plan_replaces_only_pointers(vendors: Vendors) -> None:
+    plan = vendors.plan(*TOPICS, prefix=USER)
+    for key in (
+        *("confluent/environment", "confluent/cluster", "snowflake/database"),
+        *("snowflake/schema", "snowflake/role/system_admin", "snowflake/user", "aws/ssm/consumer"),
+    ):
+        assert plan[key].action != "create" if key in plan else True, key
+    replaced = {key for key, step in plan.items() if step.action == "replace"}
+    assert replaced == {"snowflake/volume", "snowflake/integration"}
+    assert not {key for key, step in plan.items() if step.action == "delete"}
+
+
+def test_1_create_adopts_and_keeps_what_others_use(vendors: Vendors) -> None:
+    context = vendors.create(*TOPICS, prefix=USER)
+    cloud = context.cloud
+    assert len([*cloud.pages("/org/v2/environments")]) == 1
+    (cluster,) = cloud.pages("/cmk/v2/clusters", environment=context.environment)
+    assert cluster["spec"]["config"]["kind"] == "Basic"
+    vendors.sql(f"SELECT * FROM {USER}_DATABASE.{USER}_SCHEMA.NOTES")  # the table is still there
+    user = context.config.snowflake_name("user")
+    assert not login_problem(context, user, OLD.private)  # a reader of the old secret
+    values = context.secrets.read(SECRET)
+    assert values
+    assert values["active_key_number"] == "2"
+    assert not login_problem(context, user, rsa.private_key(values))
+    # The other kickstarter's name, if both are in one account: it is not this deployment's.
+    held = vendors.client("iam").get_role(RoleName="snowflake_s3_glue_role")["Role"]
+    assert "glue.amazonaws.com" in json.dumps(held["AssumeRolePolicyDocument"])
+    waits = {
+        key for key, step in vendors.plan(*TOPICS, prefix=USER).items() if step.action == "wait"
+    }
+    assert waits == vendors.plan(*TOPICS, prefix=USER).keys()
+    assert waits == set(context.waiting)
+
+
+def test_2_delete_leaves_what_deploy_does_not_know(vendors: Vendors) -> None:
+    assert vendors.delete(*TOPICS, prefix=USER) == {}
+    assert {f"bucket {USER}-c0ffee", "Glue database airlines"} <= vendors.left()
