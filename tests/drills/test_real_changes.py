@@ -24,9 +24,9 @@ from connect import AVRO, DEBEZIUM, Worker, avro_converter
 from postgres import postgres
 from pyiceberg.exceptions import NoSuchTableError
 from random_database import SCHEMA, Table, Workload, same_rows
+from snowflake.connector import connect
 from waiting import wait_until
 
-from resources import Snowflake
 from topicberg import kafka
 from topicberg.catalogs import glue, snowflake
 from topicberg.endpoints import Endpoints
@@ -39,7 +39,7 @@ from topicberg.query import Engine, run_query
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import read_status
 from topicberg.tableflow.wait import noted_offsets
-from topicberg.topics import TopicSpec, load_topics
+from topicberg.topics import TopicSpec, check_topics, load_topics
 
 CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", 4_000))
 TABLES = int(os.environ.get("TOPICBERG_TEST_SOURCE_TABLES", 6))
@@ -140,6 +140,13 @@ class Drill:
             },
         )
 
+    def are_found(self) -> bool:
+        """Look for the topics; return whether all of them have a spec."""
+        discover(self.stack, self.config)
+        specs, problems = check_topics(self.config)
+        self.worker.check("drill")
+        return not problems and len(specs) == len(self.topics)
+
     def kill(self, what: str) -> None:
         logger.info("kill -9 of %s", what)
         self.kills.append(what)
@@ -212,7 +219,12 @@ class Drill:
         if "snowflake" in engines:
             at = self.config.cluster_id, spec.glue_name
             glue.register(self.stack.boto3("glue"), self.table(spec), *at)
-            with Snowflake().connection() as connection:
+            account = self.stack.snowflake
+            login = account.connector_login()
+            address = {"host": account.host, "port": account.port, "protocol": account.protocol}
+            with connect(
+                account=account.account, user=account.user, **login, **address
+            ) as connection:
                 location = self.table(spec).location()
                 snowflake.sync(connection, self.config, spec.snowflake_name, at, location)
         for engine in engines:
@@ -230,7 +242,8 @@ class Drill:
     def close(self) -> None:
         self.engine.kill()
         self.worker.stop()
-        for future in self.stack.kafka_admin().delete_topics(self.created).values():
+        admin = self.stack.kafka_admin()  # its futures end with it
+        for future in admin.delete_topics(self.created).values():
             future.result(30)
 
 
@@ -264,7 +277,7 @@ def test_real_changes_equal_source_after_kills(
         try:
             began = time.monotonic()
             drill.start_connector()
-            wait_until(lambda: discover(stack, config) and len(load_topics(config)) == len(names))
+            wait_until(drill.are_found, PATIENCE_SECONDS)
             drill.engine.start()
             steps = sorted(rng.random() for _ in range(KILLS))
             left = [CHANGES * step for step in steps]

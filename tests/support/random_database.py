@@ -164,7 +164,7 @@ KINDS: dict[str, Kind] = {
     "bl": Kind("boolean", lambda rng: rng.random() < 0.5),
     "f4": Kind("real", lambda rng: rng.choice([0.0, 1.1, -1e30, rng.random()]), same=_single),
     "f8": Kind("double precision", lambda rng: rng.choice([0.1, -1e300, rng.gauss(0, 1)])),
-    "ip": Kind("inet", lambda rng: f"10.0.{rng.randrange(256)}.{rng.randrange(256)}", "{}::text"),
+    "ip": Kind("inet", lambda rng: f"10.0.{rng.randrange(256)}.{rng.randrange(256)}", "host({})"),
     "bits": Kind("bit(9)", lambda rng: f"{rng.getrandbits(9):09b}", "{}::text", _bits),
     "rng": Kind("int4range", lambda rng: f"[{rng.randrange(9)},{rng.randint(10, 20)})", "{}::text"),
     "st": Kind(f"{SCHEMA}.status", lambda rng: rng.choice(["new", "paid", "gone"]), "{}::text"),
@@ -289,9 +289,9 @@ class Workload:
         until = self.changes + changes
         while self.changes < until:
             draw = self.rng.random()
-            if draw < 0.0015:
+            if draw < 0.003:
                 self._truncate()
-            elif draw < 0.004:
+            elif draw < 0.006:
                 self._alter()
             else:
                 self._step(self.rng.choice(self.sessions))
@@ -335,10 +335,11 @@ class Workload:
         return found
 
     def _set(self, table: Table, values: dict[str, Any]) -> str:
-        casts = dict.fromkeys(table.key, "") | {
-            name: f"::{kind.sql}" for name, kind in table.columns.items()
-        }
-        return ", ".join(f"{name} = %s{casts[name]}" for name in values)
+        return ", ".join(f"{name} = {self._value(table, name)}" for name in values)
+
+    def _value(self, table: Table, name: str) -> str:
+        kind = table.columns.get(name)
+        return "%s" if kind is None else f"CAST(%s AS {kind.sql})"
 
     def _where(self, table: Table) -> str:
         return " AND ".join(f"{name} = %s" for name in table.key)
@@ -389,7 +390,7 @@ class Workload:
     def _insert(self, session: Session, table: Table, key: tuple[Any, ...]) -> None:
         values = self._values(table, 0.9)
         names = [*table.key, *values]
-        casts = ["%s"] * len(key) + [f"%s::{table.columns[name].sql}" for name in values]
+        casts = [self._value(table, name) for name in names]
         session.run(
             f"INSERT INTO {table.path} ({', '.join(names)}) VALUES ({', '.join(casts)})",
             [*key, *values.values()],
