@@ -33,6 +33,7 @@ from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
+from topicberg.tableflow.forgetting import run as forgetting_run
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.wait import wait_for
 from topicberg.testing import spark_session
@@ -285,13 +286,17 @@ def test_forget_command_erases_views_and_derived_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also dead letters in a compacted topic; no file of any table has the key afterwards."""
+    monkeypatch.setattr(forgetting_run, "PATIENCE_SECONDS", 0.0)  # no engine runs for the topic
     config, mark = own_project, uuid.uuid4().hex[:8]
     log = f"dead_{mark}"
     topic = make_topic(
         schema={"format": "avro", "file": "person.avsc"},
         key={"format": "avro", "file": "person_key.avsc"},
         upsert_views={f"newest_{mark}": ["person"]},
-        tableflow={"error_handling": {"mode": "LOG", "target": log}},
+        tableflow={
+            "error_handling": {"mode": "LOG", "target": log},
+            "commit_interval_seconds": 1,
+        },
         derived_partitions={"granularity": "hourly", "start": "2026-01-01"},
     )
     topic.config = config
@@ -340,7 +345,7 @@ def test_forget_command_erases_views_and_derived_tables(
     assert held == ["bob", "carol"]
     assert large.scan().to_arrow()["name"].to_pylist() == ["carol"] * 2
     letters = dead.table().scan().to_arrow()["source_record"].to_pylist()
-    assert [SECRET.encode() in one["key"] for one in letters] == [False] * 2
+    assert [SECRET.encode() in one["key"] for one in letters if one] == [False] * 2
     ends = kafka.end_offsets(stack, log)
     newest_letters = {
         m.key(): m.value() for m in messages(stack, log, {p: (0, e) for p, e in ends.items()})

@@ -361,10 +361,14 @@ class Forgetting:
                         }
             except FileNotFoundError:
                 continue
-        raws = self._matching(known) | self._raws
-        if not raws:
+        self._raws |= self._matching(known)  # kept: the proof looks for them after the erasure
+        if not self._raws:
             return None
-        return Rows(table.schema(), ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(raws)},))
+        raws = sorted(self._raws)
+        found: list[Condition] = [{_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: raws}]
+        if KEY in fields:  # the rows of tombstones, which have nothing but the key
+            found.append({(KEY,): [held_key(raw) for raw in raws], _DEAD_TOPIC: (None,)})
+        return Rows(table.schema(), tuple(found))
 
 
 def _value_has(layout: Layout, column: str) -> bool:
