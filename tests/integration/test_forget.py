@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -30,14 +31,14 @@ from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
-from topicberg.settings import Settings, settings
+from topicberg.settings import PROJECT_ROOT, Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
 from topicberg.tableflow.forgetting import run as forgetting_run
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.wait import wait_for
 from topicberg.testing import spark_session
-from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.topics.deadletters import ERROR_LOG_SCHEMA, dead_letter_spec
 from topicberg.transforms.derived import write_window
 from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.transforms.windows import Window
@@ -303,6 +304,7 @@ def test_forget_command_erases_views_and_derived_tables(
     name = topic.spec.name
     document = topic.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     (config.topics_dir / f"{name}.yaml").write_text(json.dumps(document))
+    shutil.copy(PROJECT_ROOT / "platform" / "schemas" / ERROR_LOG_SCHEMA, config.schemas_dir)
     (config.schemas_dir / "person.avsc").write_text(json.dumps(PERSON))
     (config.schemas_dir / "person_key.avsc").write_text(json.dumps(PERSON_KEY))
     module = tmp_path / "pipelines" / f"pipeline_{mark}.py"

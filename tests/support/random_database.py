@@ -119,8 +119,9 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _bits(value: Any) -> bytes | None:
-    """Return Debezium's bytes of a text of nine bits, the lowest first."""
-    return int(value, 2).to_bytes(2, "little") if isinstance(value, str) else _bytes(value)
+    """Return Debezium's bytes of a text of bits: the lowest first, without zeros at the end."""
+    raw = int(value, 2).to_bytes(2, "little") if isinstance(value, str) else _bytes(value)
+    return None if raw is None else raw.rstrip(b"\0")
 
 
 def _json(rng: random.Random) -> str:

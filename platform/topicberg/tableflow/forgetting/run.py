@@ -367,7 +367,7 @@ class Forgetting:
         raws = sorted(self._raws)
         found: list[Condition] = [{_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: raws}]
         if KEY in fields:  # the rows of tombstones, which have nothing but the key
-            found.append({(KEY,): [held_key(raw) for raw in raws], _DEAD_TOPIC: (None,)})
+            found.append({(KEY,): raws, _DEAD_TOPIC: (None,)})
         return Rows(table.schema(), tuple(found))
 
 
