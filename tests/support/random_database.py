@@ -147,7 +147,7 @@ KINDS: dict[str, Kind] = {
     "dec": Kind("numeric(12,4)", lambda rng: _digits(rng, 12, 4)),
     "wide": Kind("numeric(38,0)", lambda rng: _digits(rng, 38, 0)),
     "huge": Kind("numeric(60,10)", lambda rng: _digits(rng, 60, 10), "{}::text"),
-    "free": Kind("numeric", _any_decimal, "{}::text"),
+    "free": Kind("numeric", _any_decimal, "{}::text", Decimal),  # Debezium strips zeros at the end
     "cash": Kind("money", lambda rng: _digits(rng, 12, 2), "{}::numeric(64,2)::text"),
     "ts": Kind("timestamp", _moment),
     "ts3": Kind("timestamp(3)", _moment),

@@ -365,10 +365,7 @@ class Forgetting:
         if not self._raws:
             return None
         raws = sorted(self._raws)
-        found: list[Condition] = [{_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: raws}]
-        if KEY in fields:  # the rows of tombstones, which have nothing but the key
-            found.append({(KEY,): raws, _DEAD_TOPIC: (None,)})
-        return Rows(table.schema(), tuple(found))
+        return Rows(table.schema(), ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: raws},))
 
 
 def _value_has(layout: Layout, column: str) -> bool:
