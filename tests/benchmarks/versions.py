@@ -84,10 +84,7 @@ class Contender:
         """Return the files with deletes, their bytes, and the most vectors of a data file."""
         found = [f for f in live_files(self.table) if f.content != DataFileContent.DATA]
         files = [referenced_file(file) for file in found if is_vector(file)]
-        sizes = [
-            size if is_vector(f) and (size := f.content_size_in_bytes) else f.file_size_in_bytes
-            for f in found
-        ]
+        sizes = [file.file_size_in_bytes for file in found]
         most = max(map(files.count, files), default=0)
         return {"files": len(found), "bytes": sum(sizes), "vectors_of_a_file": most}
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +293,7 @@ def test_real_changes_equal_source_after_kills(
                     drill.wait_for_connector()
                     for name, spec in drill.specs().items():
                         if KINDS[2] in name:
-                            wait_until(lambda s=spec: _exists(drill, s), PATIENCE_SECONDS, 1)
+                            wait_until(partial(_exists, drill, spec), PATIENCE_SECONDS, 1)
                             upgrade_table(drill.table(spec))
                     is_upgraded = True
                 while left and left[0] < done:
