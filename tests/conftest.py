@@ -45,7 +45,7 @@ from dagster._core.storage.defs_state.base import set_defs_state_storage  # noqa
 
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
-from topicberg.settings import settings  # noqa: E402
+from topicberg.settings import Settings, settings  # noqa: E402
 from topicberg.tableflow import columnar  # noqa: E402
 
 if TYPE_CHECKING:
@@ -140,6 +140,22 @@ def _running_pid(name: str, other_than: int | None) -> int:
                 return service.pid
         time.sleep(0.3)
     raise AssertionError(f"{name} does not run after {RECOVERY_SECONDS:.0f} s")
+
+
+@pytest.fixture
+def own_project(
+    stack: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Settings]:
+    """Settings of a project without topics and a state directory, at the services of the stack."""
+    for folder in ("platform/topics", "platform/schemas", "state"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("runtime.json", "credentials.json"):
+        shutil.copy(settings().state_dir / name, tmp_path / "state" / name)
+    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
+    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
+    settings.cache_clear()
+    yield settings()
+    settings.cache_clear()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
@@ -133,7 +133,7 @@ def make_topic(endpoints: Endpoints, kind: str, numbers: range, mode: str = "app
     return spec
 
 
-def produce(endpoints: Endpoints, spec: TopicSpec, kind: str, numbers: range) -> None:
+def produce(endpoints: Endpoints, spec: TopicSpec, kind: str, numbers: Iterable[int]) -> None:
     schema, encode = FORMATS[kind]
     registry = endpoints.schema_registry_client()
     prefix = wire_prefix(registry.register_schema(spec.value_subject, schema))

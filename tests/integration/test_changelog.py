@@ -189,6 +189,81 @@ def test_changelog_toast_types_are_taken_from_the_row(make_topic: Callable[..., 
     assert len(after["ia"]) == len(after["ta"]) == 800
 
 
+@pytest.mark.parametrize(
+    "order",
+    [
+        (2, 1, 0),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in permutations((0, 1, 2))),
+    ],
+)
+def test_changelog_mysql_order_is_file_position_and_row(
+    make_topic: Callable[..., Topic], order: tuple[int, ...]
+) -> None:
+    """All changes have the same second; a truncate deletes rows of other partitions."""
+    topic = change_topic(make_topic)
+    records = captured("dmysql.shop.orders")
+    replay = Replay(topic, records)
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    for partition in order:
+        replay.send(one for one in records if one.partition == partition)
+        while ingestor.step().records:
+            pass
+    ingestor.close()
+    last = {"region": "jp", "no": 1, "qty": 2, "note": "last", "extra": Decimal("4.50")}
+    assert rows_of(topic) == [last]
+
+
+def test_changelog_mysql_types_become_columns(make_topic: Callable[..., Topic]) -> None:
+    topic = change_topic(make_topic)
+    records = captured("dmysql.shop.kinds")
+    Replay(topic, records).send(records)
+    topic.ingest()
+    first, last = rows_of(topic)
+    expected = {
+        "id": 1,
+        "d": Decimal("12.3456"),
+        "dd": 2.25,
+        "dt": datetime(2024, 2, 29, 12, 34, 56, 123456),
+        "ts": datetime(2024, 2, 29, 10, 34, 56, 123456, UTC),
+        "da": date(2024, 2, 29),
+        "ti": 86_399_123_456,
+        "y": 2024,
+        "e": "new",
+        "s": "a,b",
+        "j": '{"a": [1, null]}',
+        "b": bytes.fromhex("deadbeef"),
+        "bl": 1,
+        "bt": b"U\x01",
+        "ub": 9_000_000_000_000_000_000,
+        "tx": "new",
+        "ch": "ab",
+    }
+    assert first == expected
+    assert last == dict.fromkeys(expected) | {"id": 3, "tx": "three"}
+
+
+MONGODB = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {"name": name, "type": ["null", "string"], "default": None} for name in ("before", "after")
+    ]
+    + [field for field in ENVELOPE["fields"] if field["name"] not in ("before", "after")],
+}
+"""Source: Debezium's documentation of its MongoDB connector, "Change event values"."""
+
+
+def test_changelog_mongodb_envelope_suspends_with_reason(
+    make_topic: Callable[..., Topic],
+) -> None:
+    topic = change_topic(make_topic, write_mode="append", key={"format": "none"})
+    row = {"before": None, "after": '{"_id": 1}', "op": "c", "source": {"ts_ms": 1}}
+    topic.send(MONGODB, [row])
+    with pytest.raises(TableflowError, match=r"field after is of the type string") as raised:
+        topic.ingest()
+    assert "MongoDB" in (raised.value.hint or "")
+
+
 def test_changelog_append_has_a_row_for_each_change(make_topic: Callable[..., Topic]) -> None:
     """A table without a primary key, whose records have no keys."""
     topic = change_topic(
@@ -246,6 +321,36 @@ def test_changelog_unknown_old_value_goes_to_dead_letters(
     assert b"field after.big (string): the connector did not have the value" in (
         letter.value() or b""
     )
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 6])
+def test_changelog_snapshot_times_later_than_changes(
+    make_topic: Callable[..., Topic], cut: int
+) -> None:
+    """A snapshot reads a large table for long: changes have times from before the row was read."""
+    topic = change_topic(make_topic)
+    writer = SourceTopic(topic)
+    read, late = {"id": 1, "v": 1, "big": "old"}, 900
+    events = [
+        Event(0, 1, "r", 10, read, ms=late),
+        Event(0, 2, "r", 10, {**read, "id": 2}, ms=late),
+        Event(0, 1, "u", 20, {"id": 1, "v": 2, "big": "new"}),
+        Event(0, 1, "d", 30, new_key=3),
+        Event(0, 1, None, 30, new_key=3),
+        Event(1, 3, "c", 30, {"id": 3, "v": 3, "big": UNAVAILABLE}, old_key=1),
+        Event(0, 2, "d", 40, new_key=4),
+        Event(2, 4, "c", 40, {"id": 4, "v": 4, "big": UNAVAILABLE}, old_key=2),
+        Event(2, 9, "r", 10, {**read, "id": 9}, ms=late),
+    ]
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    try:
+        for part in (events[:cut], events[cut:]):
+            writer.send(part)
+            while ingestor.step().records:
+                pass
+    finally:
+        ingestor.close()
+    assert {row["id"]: row["big"] for row in rows_of(topic)} == {3: "new", 4: "old", 9: "old"}
 
 
 def test_changelog_unknown_old_value_suspends(make_topic: Callable[..., Topic]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import NewTopic
@@ -17,26 +15,12 @@ from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.errors import UnreachableError
 from topicberg.kafka.discovery import discover
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings
 from topicberg.topics import check_topics
 from topicberg.topics.discovery import read_discovery
 from topicberg.topics.spec import TopicSpec
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def config(stack: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """A project and a state directory of its own, at the services of the stack."""
-    for folder in ("platform/topics", "platform/schemas", "state"):
-        (tmp_path / folder).mkdir(parents=True)
-    for name in ("runtime.json", "credentials.json"):
-        shutil.copy(settings().state_dir / name, tmp_path / "state" / name)
-    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
-    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
-    settings.cache_clear()
-    yield settings()
-    settings.cache_clear()
 
 
 @pytest.fixture
@@ -64,35 +48,35 @@ def mark(stack: Endpoints) -> Iterator[str]:
 
 
 def test_discovered_topic_has_a_spec_and_a_table(
-    stack: Endpoints, config: Settings, mark: str, monkeypatch: pytest.MonkeyPatch
+    stack: Endpoints, own_project: Settings, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pattern = config.topics_dir / "fleet.yaml"
+    pattern = own_project.topics_dir / "fleet.yaml"
     pattern.write_text(f'topics: {{match: "*{mark}.*", exclude: "*.raw"}}\n')
     names = [f"{mark}.accounts", f"{mark}.orders"]
-    assert discover(stack, config) == (names, [])
-    (accounts, orders), problems = check_topics(config)
+    assert discover(stack, own_project) == (names, [])
+    (accounts, orders), problems = check_topics(own_project)
     assert problems == []
     assert (accounts.write_mode, accounts.partitions) == ("upsert", 3)
     assert (orders.write_mode, orders.partitions) == ("append", 2)
-    assert orders.columns(config)["note"] == "string"
-    topic = Topic(stack, orders, config)
+    assert orders.columns(own_project)["note"] == "string"
+    topic = Topic(stack, orders, own_project)
     assert topic.ingest() == 1
     assert topic.rows("id", "note") == [{"id": 1, "note": "a"}]
     # A broker that does not answer changes nothing.
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 1.0)
     silent = stack.model_copy(update={"kafka_bootstrap": "127.0.0.1:1"})
     with pytest.raises(UnreachableError, match="does not list its topics"):
-        discover(silent, config)
-    assert read_discovery(config).topics.keys() == set(names)
+        discover(silent, own_project)
+    assert read_discovery(own_project).topics.keys() == set(names)
     monkeypatch.undo()
     admin = stack.kafka_admin()
     admin.delete_topics([orders.name])[orders.name].result(30)
-    assert discover(stack, config) == ([], [orders.name])
-    assert [spec.name for spec in check_topics(config)[0]] == [accounts.name]
+    assert discover(stack, own_project) == ([], [orders.name])
+    assert [spec.name for spec in check_topics(own_project)[0]] == [accounts.name]
 
 
 def test_new_writes_a_spec_for_each_topic_of_kafka(
-    stack: Endpoints, config: Settings, mark: str
+    stack: Endpoints, own_project: Settings, mark: str
 ) -> None:
     def run(*arguments: str) -> str:
         done = CliRunner().invoke(app, ["topics", *arguments])
@@ -102,15 +86,15 @@ def test_new_writes_a_spec_for_each_topic_of_kafka(
     shown = run("new", "--from-kafka", f"*{mark}*", "--pipeline", "shop")
     assert "2 specs written, 1 topic left out" in shown
     assert f"{mark}.raw: no spec was written: the registry has no subject" in shown
-    accounts, orders = check_topics(config)[0]
+    accounts, orders = check_topics(own_project)[0]
     assert (accounts.write_mode, accounts.partitions, accounts.pipeline) == ("upsert", 3, "shop")
     assert (orders.write_mode, orders.partitions) == ("append", 2)
     assert not orders.external
     shown = run("new", "--from-kafka", f"*{mark}*")
     assert f"{mark}.orders: has a spec" in shown
-    for path in config.topics_dir.iterdir():
+    for path in own_project.topics_dir.iterdir():
         path.unlink()
     shown = run("new", "--from-kafka", f"{mark}.*", "--as-pattern", "shop")
     assert f"{mark}.accounts: found" in shown
     assert f"topic {mark}.raw: the registry has no subject {mark}.raw-value" in shown
-    assert {spec.pipeline for spec in check_topics(config)[0]} == {"shop"}
+    assert {spec.pipeline for spec in check_topics(own_project)[0]} == {"shop"}

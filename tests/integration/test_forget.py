@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from debezium import Replay, captured
 from deltalake import DeltaTable
@@ -18,6 +22,7 @@ from kafka_topics import ORDER, Topic, encode
 from pyiceberg.table import Table
 from typer.testing import CliRunner
 
+from assets import pipelines
 from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
@@ -26,12 +31,17 @@ from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
-from topicberg.settings import settings
+from topicberg.settings import PROJECT_ROOT, Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
+from topicberg.tableflow.forgetting import run as forgetting_run
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.wait import wait_for
-from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.testing import spark_session
+from topicberg.topics.deadletters import ERROR_LOG_SCHEMA, dead_letter_spec
+from topicberg.transforms.derived import write_window
+from topicberg.transforms.upsert_view import UpsertView, refresh
+from topicberg.transforms.windows import Window
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -210,6 +220,144 @@ def test_forget_key_of_a_change_log(make_topic: Make) -> None:
     assert sorted(row["id"] for row in topic.rows("id")) == rest
     files = [task.file.file_path for task in topic.table().scan().plan_files()]
     assert all("erased" in path for path in files)
+
+
+PERSON = {
+    "type": "record",
+    "name": "Person",
+    "fields": [
+        {"name": "person", "type": "string"},
+        {"name": "amount", "type": "long"},
+    ],
+}
+PERSON_KEY = {**PERSON, "name": "PersonKey", "fields": PERSON["fields"][:1]}
+PIPELINE = """
+from pyspark.sql import functions as F
+
+from assets.derived import derived_table
+
+
+@derived_table(source="{topic}", time_column="at", lineage={{"at": ("$$timestamp",), "payer": ("person",)}})
+def payments_{mark}(records):
+    "Each payment, under another name of the key's column."
+    return records.selectExpr("`$$timestamp` AS at", "person AS payer", "amount")
+
+
+@derived_table(source="payments_{mark}", time_column="at", lineage={{"name": ("payer",)}})
+def large_payments_{mark}(payments):
+    "Derived from a derived table, which renames the column again."
+    return payments.filter("amount > 1").withColumnRenamed("payer", "name")
+
+
+@derived_table(source="{topic}", time_column="at")
+def totals_{mark}(records):
+    "Without the columns of the key."
+    hours = records.groupBy(F.date_trunc("hour", "$$timestamp").alias("at"))
+    return hours.agg(F.sum("amount").alias("total"))
+"""  # noqa: E501
+
+
+def compute(stack: Endpoints, config: Settings, topic: Topic) -> dict[str, Table]:
+    """Refresh the upsert views and the derived tables of a topic, as their assets do."""
+    from assets.derived import derivation
+    from topicberg.cli.compute import load_lake
+
+    lake, catalog = load_lake(config), stack.catalog(config)
+    spec, found = topic.spec, {}
+    order = (spec.event_time, *(spec.metadata_column(each) for each in ("partition", "offset")))
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    window = Window(hour - timedelta(hours=2), hour + timedelta(hours=2))
+    with spark_session() as spark:
+        for name, columns in spec.upsert_views.items():
+            (view,) = (table for table in lake.tables if table.name == name)
+            asked = UpsertView(spec.table_identifier(config), view.identifier, columns, order)
+            found[name] = refresh(spark, catalog, asked)
+        for derived in sorted(lake.derived, key=lambda each: each.sources[0] != spec.name):
+            write_window(spark, catalog, derivation(derived, lake), window)
+            identifier = lake.table(derived).identifier
+            found[derived.name] = catalog.load_table(identifier)
+    return found
+
+
+def test_forget_command_erases_views_and_derived_tables(
+    stack: Endpoints,
+    own_project: Settings,
+    make_topic: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also dead letters in a compacted topic; no file of any table has the key afterwards."""
+    monkeypatch.setattr(forgetting_run, "PATIENCE_SECONDS", 0.0)  # no engine runs for the topic
+    config, mark = own_project, uuid.uuid4().hex[:8]
+    log = f"dead_{mark}"
+    topic = make_topic(
+        schema={"format": "avro", "file": "person.avsc"},
+        key={"format": "avro", "file": "person_key.avsc"},
+        upsert_views={f"newest_{mark}": ["person"]},
+        tableflow={
+            "error_handling": {"mode": "LOG", "target": log},
+            "commit_interval_seconds": 1,
+        },
+        derived_partitions={"granularity": "hourly", "start": "2026-01-01"},
+    )
+    topic.config = config
+    name = topic.spec.name
+    document = topic.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (config.topics_dir / f"{name}.yaml").write_text(json.dumps(document))
+    shutil.copy(PROJECT_ROOT / "platform" / "schemas" / ERROR_LOG_SCHEMA, config.schemas_dir)
+    (config.schemas_dir / "person.avsc").write_text(json.dumps(PERSON))
+    (config.schemas_dir / "person_key.avsc").write_text(json.dumps(PERSON_KEY))
+    module = tmp_path / "pipelines" / f"pipeline_{mark}.py"
+    module.parent.mkdir()
+    module.write_text(PIPELINE.format(topic=name, mark=mark))
+    monkeypatch.setattr(pipelines, "__path__", [str(module.parent)])
+    admin = stack.kafka_admin()
+    new = NewTopic(log, 2, config={"cleanup.policy": "compact"})
+    admin.create_topics([new])[log].result(30)
+    registry = stack.schema_registry_client()
+    number = registry.register_schema(
+        topic.spec.key_subject, Schema(json.dumps(PERSON_KEY), "AVRO")
+    )
+    parsed = fastavro.parse_schema(json.loads(json.dumps(PERSON_KEY)))
+    people = [SECRET, "bob", SECRET, "carol"]
+
+    def key(n: int) -> bytes:
+        return wire_prefix(number) + encode(parsed, {"person": people[n]})
+
+    for _ in range(2):
+        rows = [{"person": person, "amount": n} for n, person in enumerate(people)]
+        topic.send(PERSON, rows, key=key)
+        topic.send_raw([b"\1malformed"] * 2, key=key)
+        topic.ingest()
+        tables = compute(stack, config, topic)
+    dead = Topic(stack, dead_letter_spec(topic.spec), config)
+    dead.ingest()
+    tables |= {"topic": topic.table(), "dead": dead.table()}
+    with_key = {n for n, each in tables.items() if files_with(each, SECRET, stack)}
+    assert with_key == tables.keys() - {f"totals_{mark}"}
+    code, output = run("forget", name, SECRET, "--yes")
+    assert code == 0, output
+    assert SECRET not in output
+    assert f"totals_{mark} has no columns of the key" in output
+    for one in tables.values():
+        assert files_with(one.refresh(), SECRET, stack) == []
+    assert output.count("proof: none of") == len(with_key)
+    view, large = tables[f"newest_{mark}"], tables[f"large_payments_{mark}"]
+    held = sorted(view.scan().to_arrow()["person"].to_pylist())
+    assert held == ["bob", "carol"]
+    assert large.scan().to_arrow()["name"].to_pylist() == ["carol"] * 2
+    letters = dead.table().scan().to_arrow()["source_record"].to_pylist()
+    assert [SECRET.encode() in one["key"] for one in letters if one] == [False] * 2
+    ends = kafka.end_offsets(stack, log)
+    newest_letters = {
+        m.key(): m.value() for m in messages(stack, log, {p: (0, e) for p, e in ends.items()})
+    }
+    values = list(newest_letters.values())
+    assert values.count(None) == 2, "the newest records of its two letters are tombstones"
+    assert not any(SECRET.encode() in value for value in values if value)
+    compute(stack, config, topic)
+    assert run("forget", name, SECRET, "--yes")[0] == 1
+    admin.delete_topics([log])[log].result(30)
 
 
 class Killed(BaseException):

@@ -201,6 +201,8 @@ class Event:
     key_schema: int = 0
     """Of the :data:`KEY_SCHEMAS`."""
     is_malformed: bool = False
+    ms: int | None = None
+    """The time in the source; None: by the position."""
 
     @property
     def headers(self) -> list[tuple[str, str | bytes | None]]:
@@ -366,7 +368,8 @@ class SourceTopic:
             if event.key is not None:
                 key = self._key(event)
             if event.op is not None:
-                source: dict[str, Any] = {"ts_ms": event.lsn, "ts_us": event.lsn * 1_000, "txId": 1}
+                ms = event.lsn if event.ms is None else event.ms
+                source: dict[str, Any] = {"ts_ms": ms, "ts_us": ms * 1_000, "txId": 1}
                 source |= {"lsn": event.lsn, "snapshot": "false"}
                 op = "?" if event.is_malformed else event.op
                 record = {"before": None, "after": event.after, "source": source, "op": op}

@@ -64,7 +64,9 @@ CHANGE = "__topicberg_change"
 """Struct of a change: ``op`` (null: a tombstone), ``micros`` and ``position`` of the source,
 ``missing``: columns whose value the connector did not have, ``old_key`` and ``new_key``: as JSON,
 if the change is half of a change of the primary key."""
-LIVE = ("c", "u", "r")
+READ = "r"
+"""A snapshot read the row: the change has the time of the reading."""
+LIVE = ("c", "u", READ)
 """Operations after which the row exists."""
 OPERATIONS = (*LIVE, "d", "t")
 MAX_KEY_BYTES = 65_536

@@ -23,7 +23,7 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import Place
 from topicberg.spark import quote
-from topicberg.tableflow.changes import CHANGE, LIVE
+from topicberg.tableflow.changes import CHANGE, LIVE, READ
 from topicberg.tableflow.current_rows import OldRows, Target, together
 from topicberg.tableflow.fold_state import (
     STATE,
@@ -500,12 +500,17 @@ class Folding:
     def _reached(self, places: pa.Table) -> dict[int, tuple[int | None, int | str | None]]:
         """Return time and position of the newest change by partition.
 
+        Rows that a snapshot read do not count: their time is that of the reading.
+
         :param places: of the last change of each key
         """
+        import pyarrow.compute as pc
+
         found = dict(self.state.reached)
         by_order = [("m", "ascending"), ("p", "ascending")]
         newest = (
-            places.select(["partition", "m", "p"])
+            places.filter(pc.not_equal(places.column("op"), READ))
+            .select(["partition", "m", "p"])
             .sort_by(by_order)
             .group_by("partition", use_threads=False)
             .aggregate([("m", "last"), ("p", "last")])

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Offsets, Place
 from topicberg.spark import quote
-from topicberg.tableflow.changes import CHANGE, LIVE
+from topicberg.tableflow.changes import CHANGE, LIVE, READ
 from topicberg.tableflow.current_rows import OldRows, Target
-from topicberg.tableflow.fold_state import LostChanges, Move, Order, State, order_of
+from topicberg.tableflow.fold_state import LostChanges, Move, Order, State, order_of, precedes
 from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.rows import ROW
 
@@ -67,12 +67,12 @@ class Progress:
     may_move: bool
 
     def look(self, changes: DataFrame) -> None:
-        """Note the newest change of each partition."""
+        """Note the newest change of each partition, without rows that a snapshot read."""
         from pyspark.sql import functions as F
 
         change = F.col(CHANGE)
         newest = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
-        rows = changes.filter(change.op.isNotNull()).groupBy("partition").agg(newest.alias("at"))
+        rows = changes.filter(change.op != READ).groupBy("partition").agg(newest.alias("at"))
         for row in rows.collect():
             at = order_of(row["at"]["m"], row["at"]["p"])
             if at is not None:
@@ -378,6 +378,13 @@ class OldValues:
                     name: event[f"{FILL}{number}"] for number, name in enumerate(target.toast)
                 }
                 found.append(event | {"order": order, "values": values})
+        for read in [event for event in found if event["op"] == READ]:
+            later = [
+                e["order"][0]
+                for e in found
+                if e["op"] != READ and precedes(read["order"], e["order"])
+            ]
+            read["order"] = (min([read["order"][0], *later]), read["order"][1])
         found.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
         self.known[key] = found
         return found
@@ -397,7 +404,9 @@ class OldValues:
         if not rows:
             return None
         found, at = OldRows(target, rows, target.toast, []).row(0)
-        return None if at is None or at >= order or self._lacks(key, found) else found
+        if at is None or not precedes(at, order) or self._lacks(key, found):
+            return None
+        return found
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""

@@ -361,10 +361,11 @@ class Forgetting:
                         }
             except FileNotFoundError:
                 continue
-        raws = self._matching(known) | self._raws
-        if not raws:
+        self._raws |= self._matching(known)  # kept: the proof looks for them after the erasure
+        if not self._raws:
             return None
-        return Rows(table.schema(), ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(raws)},))
+        raws = sorted(self._raws)
+        return Rows(table.schema(), ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: raws},))
 
 
 def _value_has(layout: Layout, column: str) -> bool:
