@@ -32,6 +32,7 @@ from topicberg.iceberg import changes
 from topicberg.iceberg import read_tags as reading
 from topicberg.iceberg.files import delete_files, entries, manifests
 from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.shared_keys import delete_shared
 from topicberg.iceberg.summaries import (
     END_OFFSETS,
     SNAPSHOTS_PER_BATCH,
@@ -182,7 +183,10 @@ def remove(
             files.add(statistics.statistics_path)
     # Data files last: what a killed run leaves is then found by what it holds.
     manifests_first = {path for path in files if path.endswith(".avro")}
-    return delete_files(table.io, manifests_first) + delete_files(table.io, files - manifests_first)
+    data = files - manifests_first
+    deleted = delete_files(table.io, manifests_first) + delete_files(table.io, data)
+    delete_shared(table, data)
+    return deleted
 
 
 def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
