@@ -191,7 +191,7 @@ def remove(
 
 def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
     """Return files of removed snapshots that no snapshot of the table has."""
-    kept = manifests(table.io, table.metadata.snapshots)
+    kept = manifests(table.io, _beside(removed, table.metadata.snapshots))
     dropped = {
         path: manifest
         for path, manifest in manifests(table.io, removed).items()
@@ -210,6 +210,23 @@ def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
             for manifest in kept.values()
             if manifest.sequence_number >= first and manifest.min_sequence_number <= last
         )
-        needed = {entry.data_file.file_path for entry in entries(table.io, related)}
-        files |= sequence.keys() - needed
+        for entry in entries(table.io, related):
+            sequence.pop(entry.data_file.file_path, None)
+        files |= sequence.keys()
     return files
+
+
+def _beside(removed: list[Snapshot], kept: list[Snapshot]) -> list[Snapshot]:
+    """Return kept snapshots that together have whatever kept and removed ones share.
+
+    A snapshot inherits manifests and files from its parent, and what it leaves out does not return.
+    So what a removed snapshot shares with any kept one, it shares with a kept one next to the
+    removed ones, or with the first one of a kept line.
+    """
+    known = {snapshot.snapshot_id for snapshot in kept}
+    parents = {snapshot.parent_snapshot_id for snapshot in removed}
+    return [
+        snapshot
+        for snapshot in kept
+        if snapshot.parent_snapshot_id not in known or snapshot.snapshot_id in parents
+    ]

@@ -27,11 +27,12 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
     listed = {place_of(path): path for path, modified in listing(table) if modified < oldest}
     if not listed:
         return 0
-    known = {place_of(path) for path in known_files(table.refresh())}
-    if any(f"/{KEYS_FOLDER}/" in place for place in listed):
-        location = table.location()
-        known |= {place_of(shared_file(location, place)) for place in known}
-    return delete_files(table.io, [path for place, path in listed.items() if place not in known])
+    has_keys = any(f"/{KEYS_FOLDER}/" in place for place in listed)
+    for path in known_files(table.refresh()):
+        listed.pop(place_of(path), None)
+        if has_keys:
+            listed.pop(place_of(shared_file(table.location(), path)), None)
+    return delete_files(table.io, listed.values())
 
 
 def listing(table: Table) -> Iterator[tuple[str, float]]:
