@@ -159,7 +159,7 @@ class Seal:
     keys: str
     data_file: str
 
-    def checksum(self, *parts: bytes | memoryview) -> bytes:
+    def checksum(self, *parts: bytes) -> bytes:
         digest = self.begin()
         for part in parts:
             digest.update(part)
@@ -198,15 +198,13 @@ def write(path: Path, keys: HeldKeys, seal: Seal) -> None:
 
     :raises TopicbergError: it cannot be written
     """
-    parts = [part.data for part in (keys.high, keys.low, keys.position, keys.filter)]
-    parts.append(np.uint64(len(keys.high)).tobytes())
+    held = (keys.high, keys.low, keys.position, keys.filter)
+    parts = [*(part.tobytes() for part in held), np.uint64(len(keys.high)).tobytes()]
     try:
         with replacing(path) as stream:
             for part in parts:
                 stream.write(part)
-            stream.write(
-                seal.checksum(*(memoryview(part).cast("B") for part in parts if len(part)))
-            )
+            stream.write(seal.checksum(*parts))
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
