@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any, cast
 
 import hypothesis.strategies as st
 import numpy as np
@@ -31,7 +32,8 @@ from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.maintenance.compaction import due_tiers, many_deletes, tiers
 from topicberg.iceberg.maintenance.expiry import _only_of, expirable
 from topicberg.iceberg.maintenance.policy import Policy
-from topicberg.iceberg.maintenance.run import topic_policy
+from topicberg.iceberg.maintenance.report import MaintenanceReport
+from topicberg.iceberg.maintenance.run import maintain_table, topic_policy
 from topicberg.iceberg.summaries import STAGING_PREFIX, ancestry
 from topicberg.topics import TopicSpec
 
@@ -236,3 +238,46 @@ def _expire_some(table: Table, random: Random) -> None:
         return {s.manifest_list for s in snapshots} | found.keys() | data
 
     assert _only_of(removed, table) == reached(removed) - reached(table.metadata.snapshots)
+
+
+def test_maintenance_without_due_work_loads_nothing_again(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files past their retention go in one run; the next run decides by what it was given."""
+    now = datetime.now(UTC)
+
+    def rows(*ages: int) -> pa.Table:
+        times = [now - timedelta(days=age) for age in ages]
+        return pa.table({"id": range(len(ages)), "at": pa.array(times, pa.timestamp("us", "UTC"))})
+
+    table = catalog.create_table("shop.orders", rows(0).schema)
+    for ages in ((40, 41), (1, 2), (39, 50), (31,)):
+        table.append(rows(*ages))
+    loads: list[object] = []
+    refresh = Table.refresh
+
+    def counted(self: Table) -> Table:
+        loads.append(self)
+        return refresh(self)
+
+    monkeypatch.setattr(Table, "refresh", counted)
+    policy = Policy(
+        data_retention=timedelta(days=30),
+        compact_after=timedelta(days=9),
+        compact_bytes=2**60,
+        min_snapshots=1,
+        max_snapshots=2,
+        max_young=0,
+    )
+    spark_is_not_used = cast("Any", None)
+
+    def maintain() -> MaintenanceReport:
+        loads.clear()
+        loaded = catalog.load_table("shop.orders")
+        return maintain_table(loaded, spark_is_not_used, policy, timestamp="at")
+
+    done = maintain()
+    assert (done.rows_expired, done.after.data_files, done.after.rows) == (5, 1, 2)
+    assert (done.snapshots_expired, done.after.snapshots, done.files_deleted) == (3, 2, 3)
+    assert not maintain().changed
+    assert not loads
