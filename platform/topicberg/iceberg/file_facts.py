@@ -90,18 +90,18 @@ class Files:
         for part in parts:
             number = [partitions.setdefault(each, len(partitions)) for each in part.partitions]
             numbers.append(np.array(number, np.int32)[part.partition])
-        held = [cls.of([]), *parts]
+        held: list[Files] = [cls.of([]), *parts]
         return cls(
-            *(
-                np.concatenate([getattr(part, name) for part in held])
-                for name in ("content", "is_vector", "size", "rows")
-            ),
-            np.concatenate([np.empty(0, np.int32), *numbers]),
-            *(
-                np.concatenate([getattr(part, name) for part in held])
-                for name in ("lower", "upper", "has_bounds", "nulls")
-            ),
-            tuple(partitions),
+            content=np.concatenate([part.content for part in held]),
+            is_vector=np.concatenate([part.is_vector for part in held]),
+            size=np.concatenate([part.size for part in held]),
+            rows=np.concatenate([part.rows for part in held]),
+            partition=np.concatenate([np.empty(0, np.int32), *numbers]),
+            lower=np.concatenate([part.lower for part in held]),
+            upper=np.concatenate([part.upper for part in held]),
+            has_bounds=np.concatenate([part.has_bounds for part in held]),
+            nulls=np.concatenate([part.nulls for part in held]),
+            partitions=tuple(partitions),
         )
 
     def __len__(self) -> int:
@@ -121,8 +121,9 @@ class Files:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return, for each partition, how many of the chosen files it has, and their bytes."""
         partition, number = self.partition[chosen], len(self.partitions)
-        count = np.bincount(partition, minlength=number)
-        return count, np.bincount(partition, weights=self.size[chosen], minlength=number)
+        count = np.bincount(partition, minlength=number).astype(np.int64)
+        size = np.bincount(partition, weights=self.size[chosen], minlength=number)
+        return count, size.astype(np.float64)
 
 
 def _bounds(file: DataFile, column: NestedField | None) -> tuple[int, int, bool, int]:
@@ -135,8 +136,8 @@ def _bounds(file: DataFile, column: NestedField | None) -> tuple[int, int, bool,
     )
     if lower is None or upper is None:
         return 0, 0, False, nulls
-    ends = (int(from_bytes(column.field_type, bound)) for bound in (lower, upper))
-    return *ends, True, nulls
+    first, last = (int(from_bytes(column.field_type, bound)) for bound in (lower, upper))
+    return first, last, True, nulls
 
 
 class _Kept:
