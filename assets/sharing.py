@@ -22,6 +22,7 @@ is_independent`): nothing is computed from it, and it has no blocking rules.
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -51,6 +52,8 @@ from topicberg.wording import count
 if TYPE_CHECKING:
     from assets.lake import Lake
 
+AT_ONCE = 8
+"""Tables that a step registers or refreshes at once: most of the time is waiting for the vendor."""
 SHARED_BY = 50
 """Topics of one operation, at most on average. More would cost each run that needs one of them."""
 MAX_SHOWN = 5
@@ -186,6 +189,7 @@ def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.Asset
         context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
         requested = {part.key for part in parts} & context.selected_asset_keys
+        waits = bool(requested)
         evaluated = context.selected_asset_check_keys
         failed_before = _failed.setdefault(context.run_id, set())
 
@@ -206,7 +210,9 @@ def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.Asset
                 context.log.warning(f"{part.key.to_user_string()}: left out, as {names} failed")
             else:
                 work[part.key] = tasks(part)
-        failed = yield from isolated(work, context.log)
+        # Waiting for the engine can take long, and only the main thread can be interrupted.
+        at_once = 1 if system == "iceberg" and waits else AT_ONCE
+        failed = yield from isolated(work, context.log, at_once)
         failed_before |= requested  # what is left of them
         raise_failures(failed)
 
@@ -236,23 +242,59 @@ class _Progress(Generic[Event]):
             yield task()
             self._task = None
 
+    def outcome(self) -> tuple[list[Event], Exception | None]:
+        """Return what the tasks return, and why one of them failed."""
+        events: list[Event] = []
+        try:
+            for event in self:
+                events.append(event)
+        except Exception as error:
+            return events, error
+        return events, None
+
+
+def _replayed(events: Iterable[Event], error: Exception | None) -> Iterator[Event]:
+    yield from events
+    if error is not None:
+        raise error
+
+
+def _results(
+    left: Mapping[dg.AssetKey, _Progress[Event]], at_once: int
+) -> Iterator[tuple[dg.AssetKey, Iterable[Event]]]:
+    """Yield each asset with what its tasks return, which may raise why one failed."""
+    if at_once == 1:
+        yield from left.items()
+        return
+    pool = ThreadPoolExecutor(at_once, "assets")
+    try:
+        running = {pool.submit(progress.outcome): key for key, progress in left.items()}
+        for future in as_completed(running):
+            yield running[future], _replayed(*future.result())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
 
 def isolated(
-    work: Mapping[dg.AssetKey, Iterator[Task[Event]]], log: dg.DagsterLogManager
+    work: Mapping[dg.AssetKey, Iterator[Task[Event]]],
+    log: dg.DagsterLogManager,
+    at_once: int = 1,
 ) -> Generator[Event, None, dict[dg.AssetKey, BaseException]]:
     """Yield what the tasks of all assets return, and return why those of others failed.
 
     The tasks of an asset are retried after those of the others, as :mod:`assets.retries` does.
+
+    :param at_once: assets whose tasks run at the same time, each in a thread
     """
     failed: dict[dg.AssetKey, BaseException] = {}
     left = {key: _Progress(tasks) for key, tasks in work.items()}
     while left:
         again: dict[dg.AssetKey, _Progress[Event]] = {}
         wait = 0.0
-        for key, progress in left.items():
-            name = key.to_user_string()
+        for key, events in _results(left, at_once):
+            name, progress = key.to_user_string(), left[key]
             try:
-                yield from progress
+                yield from events
             except Exception as error:
                 kind = classify(error)
                 if kind is not None and progress.retries < kind.retries:

@@ -116,8 +116,6 @@ def register(table: LakeTable, lakehouse: Lakehouse) -> dg.MaterializeResult:
     iceberg = lakehouse.catalog().load_table(table.identifier)
     client = lakehouse.glue()
     moved = glue.register(client, iceberg, database, name)
-    found = glue.get_table(client, database, name)
-    location = glue.metadata_location(found) if found else None
     return dg.MaterializeResult(
         asset_key=table.key("glue"),
         metadata={
@@ -127,7 +125,7 @@ def register(table: LakeTable, lakehouse: Lakehouse) -> dg.MaterializeResult:
                 {field.name: field.name for field in iceberg.schema().fields},
             ),
             "dagster/table_name": f"{database}.{name}",
-            "metadata_location": location or "",
+            "metadata_location": iceberg.metadata_location,
             "pointer_moved": moved,
         },
     )

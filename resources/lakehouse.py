@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dagster import ConfigurableResource
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
 
     from topicberg.iceberg.maintenance import MaintenanceReport
     from topicberg.tableflow.status import TopicStatus
+
+
+RUNNING_SECONDS = 2.0
+"""For so long, a stack that ran is taken to be running: a run connects a few times a table."""
+_running_at: dict[Path, float] = {}
 
 
 class Tableflow(Protocol):
@@ -54,10 +62,12 @@ def _tableflow() -> Tableflow:
 def connect() -> Endpoints:
     """Endpoints of the deployment that ``TOPICBERG_DEPLOYMENT`` names; starts the local stack."""
     config = settings()
-    if config.deployment == "local":
+    seen_at = _running_at.get(config.state_dir, -math.inf)
+    if config.deployment == "local" and time.monotonic() - seen_at > RUNNING_SECONDS:
         from topicberg.local.stack import ensure_running
 
         ensure_running(config)
+        _running_at[config.state_dir] = time.monotonic()
     return load_endpoints(config)
 
 

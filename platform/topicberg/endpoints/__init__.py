@@ -11,6 +11,7 @@ import json
 import os
 from functools import cache, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -44,6 +45,8 @@ TOKEN_VARIABLE = f"{PREFIX}_TOKEN"
 
 Given = tuple[tuple[str, str], ...]
 """Properties of PyIceberg's client of a catalog."""
+_CREATING = Lock()
+"""Clients may be shared by threads; the session that creates them may not."""
 
 
 @lru_cache(maxsize=8)
@@ -331,14 +334,15 @@ class Endpoints(LakeEndpoints):
         on_s3 = service == "s3"
         access_key = self.s3_access_key if on_s3 else self.aws_access_key
         secret_key = self.s3_secret_key if on_s3 else self.aws_secret_key
-        return _aws_session().client(
-            service,
-            region_name=(config or settings()).aws_region,
-            endpoint_url=self.s3 if on_s3 else self.aws,
-            aws_access_key_id=access_key.get_secret_value() if access_key else None,
-            aws_secret_access_key=secret_key.get_secret_value() if secret_key else None,
-            config=options,
-        )
+        with _CREATING:
+            return _aws_session().client(
+                service,
+                region_name=(config or settings()).aws_region,
+                endpoint_url=self.s3 if on_s3 else self.aws,
+                aws_access_key_id=access_key.get_secret_value() if access_key else None,
+                aws_secret_access_key=secret_key.get_secret_value() if secret_key else None,
+                config=options,
+            )
 
 
 _SHARED = ("shared-credentials-file", "config-file", "assume-role-with-web-identity")

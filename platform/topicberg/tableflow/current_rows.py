@@ -16,7 +16,7 @@ from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import Place
 from topicberg.tableflow.changes import row_columns, toastable
 from topicberg.tableflow.fold_state import Order, order_of
-from topicberg.tableflow.keys import Keys, merged
+from topicberg.tableflow.key_files import Keys, merged
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import NoSuchTableError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WORKERS_PER_TABLE = 4
 PAUSE_SECONDS = 60.0
 QUIET_PAUSE_SECONDS = 900.0
 """Between two inspections of a table that did not change: small files are due after this time."""
@@ -44,7 +47,11 @@ class _Kept:
 
 
 class Keeper(threading.Thread):
-    """Maintains one topic after the other, so that it takes one job's share of Spark."""
+    """Maintains a few tables at once: a quarter as many as the engine has workers.
+
+    Most of the time of a table is waiting for the object store. Compactions take a share of Spark
+    each.
+    """
 
     def __init__(self, endpoints: Endpoints, config: Settings, pool: Pool) -> None:
         super().__init__(name="tableflow-maintenance", daemon=True)
@@ -61,10 +68,23 @@ class Keeper(threading.Thread):
         while not self._stop_requested.wait(PAUSE_SECONDS):
             topics = self._pool.topics
             self._kept = {name: kept for name, kept in self._kept.items() if name in topics}
+            waiting: SimpleQueue[Ingestion] = SimpleQueue()
             for topic in topics.values():
-                if self._stop_requested.is_set():
-                    return
-                self._maintain(topic)
+                waiting.put(topic)
+            others = [
+                threading.Thread(target=self._maintain_all, args=(waiting,), daemon=True)
+                for _ in range(max(1, self._config.engine_workers // WORKERS_PER_TABLE) - 1)
+            ]
+            for each in others:
+                each.start()
+            self._maintain_all(waiting)
+            for each in others:
+                each.join()
+
+    def _maintain_all(self, waiting: SimpleQueue[Ingestion]) -> None:
+        with suppress(Empty):
+            while not self._stop_requested.is_set():
+                self._maintain(waiting.get_nowait())
 
     def _maintain(self, topic: Ingestion) -> None:
         """Do what is due for a table, if it may have changed since the last time."""

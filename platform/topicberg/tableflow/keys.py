@@ -1,24 +1,32 @@
 """The index of an upsert table's keys: the rows that a batch replaces are looked up, not scanned.
 
-Every data file of a table has a *key file* in the state directory: a hash of each row's key,
-sorted, and the row's position. A data file never changes, so its key file stays valid; a missing
-key file is created again from the data file. Which rows are deleted already is read from the
-snapshot's position delete files. So the index always agrees with the table, whoever commits to it
-and whatever is killed.
+Every data file of a table has a *key file* (:mod:`topicberg.tableflow.key_files`) in the state
+directory: a hash of each row's key, sorted, and the row's position. A data file never changes, so
+its key file stays valid. A missing key file is copied from the table's folder, where the writer
+that computed it shares it, and computed from the data file if it is not there either, or damaged.
+Which rows are deleted already is read from the snapshot's delete files. So the index always agrees
+with the table, whoever commits to it and whatever is killed.
 
-Size: 20 bytes a row. Hash: 128 bits, SipHash twice, keyed by the table's UUID. No producer knows
-the UUID, so no producer can construct two keys whose hashes collide.
+Hash: 128 bits, SipHash twice, keyed by the table's UUID. No producer knows the UUID, so no producer
+can construct two keys whose hashes collide.
+
+What each part costs:
+
+- a batch: for each data file a tenth of a millisecond, and one bit for each of its keys (4 ns);
+  for each row that it replaces, one place of one key file;
+- the state directory and the table's folder: 22 bytes a row;
+- memory: a bit a row of the files with deleted rows. Key files are mapped;
+- an engine that takes over the topic: one copy of the key files.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +34,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent
 
-from topicberg.errors import TopicbergError
-from topicberg.files import replacing, topic_file
-from topicberg.iceberg.files import entries_by_manifest
+from topicberg.files import topic_file
+from topicberg.iceberg.files import entries_by_manifest, in_parallel
 from topicberg.iceberg.manifests import identity
 from topicberg.iceberg.position_deletes import Deletes, FileRows, read_deletes
+from topicberg.iceberg.shared_keys import delete_shared, file_name, shared_file
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.settings import Settings
+from topicberg.tableflow import key_files
+from topicberg.tableflow.key_files import HeldKeys, Keys, Seal, bits_of, merged, unusable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,66 +50,15 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
-_ROW_BYTES = 8 + 8 + 4
-_TRAILER_BYTES = 8
-"""The number of rows comes last, so a truncated key file has another number there."""
-_FORMAT = 1
-"""Increase it with any change of the content of key files."""
+logger = logging.getLogger(__name__)
+
+SHARED_ROWS = 10_000
+"""Key files of fewer rows are not shared: reading the data file takes as long."""
 _ROWS_AT_ONCE = 200_000
 _UNUSED_SECONDS = 3600.0
 """The minimum age of a key file that is deleted: another process may have just created it."""
 # The partition is multiplied by the golden ratio's 64 bits, which spread small numbers far.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Hashes of keys; ``position``: of the row of each key."""
-
-    high: NDArray[np.uint64]
-    low: NDArray[np.uint64]
-    position: NDArray[np.uint32]
-
-    def text(self, number: int) -> str:
-        """Return one hash as 32 hexadecimal digits."""
-        return f"{int(self.high[number]):016x}{int(self.low[number]):016x}"
-
-    def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
-        """Return the positions, ascending, of the rows that have one of these keys.
-
-        Both must be sorted.
-        """
-        if len(self.high) < len(keys.high):
-            place, match = _meeting(self.high, keys.high)
-        else:
-            match, place = _meeting(keys.high, self.high)
-        same = self.low[place] == keys.low[match]
-        return np.sort(self.position[place[same]])
-
-
-def merged(parts: Sequence[Keys]) -> Keys:
-    """Return all keys of the parts, sorted."""
-    empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
-    high, low, position = (
-        np.concatenate([getattr(part, name) for part in (empty, *parts)])
-        for name in ("high", "low", "position")
-    )
-    order = np.argsort(high)
-    return Keys(high[order], low[order], position[order])
-
-
-def _meeting(
-    few: NDArray[np.uint64], many: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of all pairs of equal numbers, in both.
-
-    :param many: sorted
-    """
-    first = np.searchsorted(many, few, side="left")
-    count = np.searchsorted(many, few, side="right") - first
-    of_few = np.repeat(np.arange(len(few)), count)
-    nth = np.arange(len(of_few)) - np.repeat(np.cumsum(count) - count, count)
-    return of_few, first[of_few] + nth
 
 
 def key_folder(config: Settings, topic: str) -> Path:
@@ -112,15 +71,12 @@ def forget(config: Settings, topic: str) -> None:
     shutil.rmtree(key_folder(config, topic), ignore_errors=True)
 
 
-def forget_files(config: Settings, topic: str, paths: Iterable[str]) -> None:
-    """Remove the key files of data files that were deleted."""
+def forget_files(config: Settings, topic: str, table: Table, paths: Collection[str]) -> None:
+    """Remove the key files of data files that were deleted, here and where they are shared."""
+    delete_shared(table, paths)
     for path in paths:
-        for found in key_folder(config, topic).glob(f"*/{_file_name(path)}"):
+        for found in key_folder(config, topic).glob(f"*/{file_name(path)}"):
             found.unlink(missing_ok=True)
-
-
-def _file_name(path: str) -> str:
-    return f"{hashlib.blake2b(path.encode(), digest_size=16).hexdigest()}.keys"
 
 
 class KeyIndex:
@@ -141,12 +97,14 @@ class KeyIndex:
         schema = table.schema()
         self._key_ids = tuple(schema.find_field(name).field_id for name in key_columns)
         self._key_types = _arrow_types(schema, key_columns) if is_decoded else None
-        self._folder = folder / f"{self.table_uuid}-{self._probe()}"
+        self._format = f"{self.table_uuid}-{self._probe()}"
+        self._folder = folder / self._format
+        self._shares = True
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
-        self._deleted: dict[str, NDArray[np.bool_]] = {}  # by data file, if it has deleted rows
+        self._deleted: dict[str, NDArray[np.uint8]] = {}  # by data file: a bit for each row
         self._read: set[str] = set()  # the delete files in _deleted
-        # By data file: its vector's identity, and the positions in it.
-        self._vectors: dict[str, tuple[tuple[str, int | None], NDArray[np.uint32]]] = {}
+        # By data file: its vector's identity, and the same bits.
+        self._vectors: dict[str, tuple[tuple[str, int | None], NDArray[np.uint8]]] = {}
         self._clean_at = 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -155,7 +113,7 @@ class KeyIndex:
                 if of_an_old_table or (other != self._folder and _is_old(other)):
                     shutil.rmtree(other, ignore_errors=True)
         except OSError as error:
-            raise _unusable(self._folder, error) from error
+            raise unusable(self._folder, error) from error
 
     def rows_of(self, table: Table, head: Snapshot, keys: pa.Table) -> list[FileRows]:
         """Return the rows of a snapshot that have one of these keys and are not deleted.
@@ -200,6 +158,7 @@ class KeyIndex:
         files = self._live(table, head)
         data = [file for file in files if file.content == DataFileContent.DATA]
         self._read_deletes(table, files)
+        self._fetch(table, data)
         found = []
         for file in data:
             positions = choose(self._keys_of(table, file))
@@ -228,12 +187,8 @@ class KeyIndex:
             self._deleted, self._read = {}, set()
         for path in paths - self._read:
             for data_file, positions in read_deletes(table.io, path):
-                known = self._deleted.get(data_file, np.empty(0, np.bool_))
-                rows = int(positions.max()) + 1
-                if rows > len(known):
-                    known = np.pad(known, (0, rows - len(known)))
-                known[positions] = True
-                self._deleted[data_file] = known
+                known = self._deleted.get(data_file, np.empty(0, np.uint8))
+                self._deleted[data_file] = _with_bits(known, positions)
             self._read.add(path)
 
     def _read_vectors(self, table: Table, vectors: Mapping[str, DataFile]) -> None:
@@ -246,35 +201,57 @@ class KeyIndex:
         }
         new = [vector for path, vector in vectors.items() if path not in self._vectors]
         for path, positions in read_vectors(table.io, new):
-            self._vectors[path] = identity(vectors[path]), positions
+            bits = _with_bits(np.empty(0, np.uint8), positions)
+            self._vectors[path] = identity(vectors[path]), bits
 
     def _not_deleted(self, data_file: str, positions: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        if data_file in self._vectors:  # it has all deletes of its data file
-            return np.setdiff1d(positions, self._vectors[data_file][1], assume_unique=True)
-        deleted = self._deleted.get(data_file)
+        _, deleted = self._vectors.get(data_file, (None, None))  # has all deletes of its data file
+        if deleted is None:
+            deleted = self._deleted.get(data_file)
         if deleted is None:
             return positions
-        last = np.searchsorted(positions, len(deleted))
+        last = np.searchsorted(positions, 8 * len(deleted))
         inside = positions[:last]
-        return np.concatenate([inside[~deleted[inside]], positions[last:]])
+        return np.concatenate([inside[~bits_of(deleted, inside)], positions[last:]])
+
+    def _fetch(self, table: Table, data: Iterable[DataFile]) -> None:
+        """Copy key files that others share."""
+        absent = [file for file in data if _is_shared(file) and not self._path(file).exists()]
+        list(in_parallel(lambda file: self._download(table, file), absent))
+
+    def _download(self, table: Table, file: DataFile) -> None:
+        shared = shared_file(table.location(), file.file_path)
+        try:
+            key_files.download(table.io, shared, self._path(file), self._seal(file))
+        except OSError as error:  # it is computed instead
+            logger.debug("%s cannot be read: %s", shared, error)
+
+    def _upload(self, table: Table, file: DataFile) -> None:
+        shared = shared_file(table.location(), file.file_path)
+        try:
+            key_files.upload(table.io, self._path(file), shared)
+        except OSError as error:
+            logger.warning(
+                "%s cannot be written, so another engine would compute the key files of this table "
+                "again: %s",
+                shared,
+                error,
+            )
+            self._shares = False
 
     def _keys_of(self, table: Table, file: DataFile) -> Keys:
         path = self._path(file)
-        content: NDArray[np.uint8]
-        try:
-            content = np.memmap(path, dtype=np.uint8, mode="r")
-        except (FileNotFoundError, ValueError):  # ValueError: the file is empty
-            content = np.empty(0, np.uint8)
-        except OSError as error:
-            raise _unusable(path, error) from error
-        rows, rest = divmod(len(content) - _TRAILER_BYTES, _ROW_BYTES)
-        if rest or content[-_TRAILER_BYTES:].view(np.uint64)[0] != rows:
-            columns = _key_columns(table, file, self._key_ids, self._key_types)
-            keys = merged([self.hashes(*each) for each in columns])
-            _save(path, keys)
-            return keys
-        high, low, position, _ = np.split(content, [8 * rows, 16 * rows, _ROW_BYTES * rows])
-        return Keys(high.view(np.uint64), low.view(np.uint64), position.view(np.uint32))
+        if (held := key_files.read(path)) is not None:
+            return held
+        columns = _key_columns(table, file, self._key_ids, self._key_types)
+        keys = HeldKeys.of(merged([self.hashes(*each) for each in columns]))
+        key_files.write(path, keys, self._seal(file))
+        if self._shares and _is_shared(file):
+            self._upload(table, file)
+        return keys
+
+    def _seal(self, file: DataFile) -> Seal:
+        return Seal(self._format, file.file_path)
 
     def hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
         """Return the keys of rows from position ``first`` on, in order, without null keys."""
@@ -302,13 +279,13 @@ class KeyIndex:
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
         content = b"".join(part.tobytes() for part in (keys.high, keys.low, keys.position))
-        content += repr((_FORMAT, self._key_ids)).encode()
+        content += repr((key_files.FORMAT, self._key_ids)).encode()
         if self._key_types is not None:
             content += repr(list(map(str, self._key_types))).encode()
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def _path(self, file: DataFile) -> Path:
-        return self._folder / _file_name(file.file_path)
+        return self._folder / file_name(file.file_path)
 
     def _clean(self, data: Iterable[DataFile]) -> None:
         """Remove the key files of deleted data files, at most once per :data:`_UNUSED_SECONDS`."""
@@ -321,6 +298,20 @@ class KeyIndex:
             for path in set(self._folder.iterdir()) - needed:
                 if _is_old(path):
                     path.unlink(missing_ok=True)
+
+
+def _is_shared(file: DataFile) -> bool:
+    """Return whether its keys take longer to compute than to copy."""
+    return file.record_count >= SHARED_ROWS
+
+
+def _with_bits(bits: NDArray[np.uint8], numbers: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Return a bitmap with the bits of these numbers; it may be changed in place."""
+    needed = int(numbers.max(initial=0)) // 8 + 1
+    if needed > len(bits):
+        bits = np.pad(bits, (0, needed - len(bits)))
+    np.bitwise_or.at(bits, numbers >> 3, np.uint8(1) << (numbers & 7).astype(np.uint8))
+    return bits
 
 
 def _is_old(path: Path) -> bool:
@@ -391,27 +382,3 @@ def _key_columns(
             ]
             yield found, first
             first += batch.num_rows
-
-
-def _save(path: Path, keys: Keys) -> None:
-    """Write a key file in one step.
-
-    :raises TopicbergError: it cannot be written
-    """
-    try:
-        with replacing(path) as stream:
-            for part in (keys.high, keys.low, keys.position):
-                stream.write(part.data)
-            stream.write(np.uint64(len(keys.high)).tobytes())
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError as error:
-        raise _unusable(path, error) from error
-
-
-def _unusable(path: Path, error: OSError) -> TopicbergError:
-    return TopicbergError(
-        f"{path} cannot be written or read: {error.strerror}",
-        hint="make the folder writable and free some space: an upsert table's keys take 20 bytes a "
-        "row there; nothing of the batch was committed, the engine writes it again",
-    )

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 TICK_SECONDS = 0.25
 """How often due topics are looked for between two polls."""
-INSPECTIONS_PER_SECOND = 4.0
+INSPECTIONS_PER_SECOND = 2.0
 """How many topics without new records have a turn, to find changes that others made to their tables
 or schemas."""
 MIN_INSPECTION_SECONDS = 5.0

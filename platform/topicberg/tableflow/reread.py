@@ -31,7 +31,8 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
-from topicberg.tableflow.keys import KeyIndex, Keys, key_folder, merged
+from topicberg.tableflow.key_files import Keys, merged
+from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.rows import held_key
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert import key_columns

@@ -30,6 +30,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.avro_schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.iceberg.readers import require_spark
+from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import METADATA_COLUMNS, twins
@@ -149,6 +150,7 @@ def _bounded_columns(spec: TopicSpec) -> list[str]:
 def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
     """Delete a topic's table with its files; return False if there is none."""
     try:
+        delete_all_shared(catalog.load_table(identifier))
         catalog.purge_table(identifier)
     except NoSuchTableError:
         return False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import boto3
@@ -246,7 +247,8 @@ def test_share_out_of_numbered_pipelines_is_unique() -> None:
     assert len(names) == len(set(names))
 
 
-def test_isolated_after_a_retry_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_isolated_after_a_retry_continues(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """What an asset has done is not done again."""
     monkeypatch.setattr("assets.sharing.time.sleep", lambda _: None)
     attempts: list[str] = []
@@ -262,7 +264,7 @@ def test_isolated_after_a_retry_continues(monkeypatch: pytest.MonkeyPatch) -> No
 
     good_key, bad_key = dg.AssetKey("good"), dg.AssetKey("bad")
     work = {bad_key: iter([never]), good_key: iter([lambda: "first", silent_once])}
-    events = isolated(work, dg.build_op_context().log)
+    events = isolated(work, dg.build_op_context().log, at_once)
     found = []
     try:
         while True:
@@ -271,3 +273,17 @@ def test_isolated_after_a_retry_continues(monkeypatch: pytest.MonkeyPatch) -> No
         failed = end.value
     assert found == ["first", "second"]
     assert list(failed) == [bad_key]
+
+
+def test_isolated_assets_run_at_the_same_time_and_in_order() -> None:
+    """Two that wait for each other end only if both run; each one's events stay in order."""
+    both = Barrier(2, timeout=30)
+
+    def tasks(name: str) -> Iterator[Callable[[], str]]:
+        yield lambda: f"{name} {both.wait() >= 0}"
+        yield lambda: f"{name} is checked"
+
+    work = {dg.AssetKey(name): tasks(name) for name in ("one", "other")}
+    found = list(isolated(work, dg.build_op_context().log, 2))
+    for name in ("one", "other"):
+        assert [e for e in found if e.startswith(name)] == [f"{name} True", f"{name} is checked"]

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import uuid
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, cast
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestFile,
+)
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
+from topicberg.iceberg import file_facts, files, manifests
+from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.maintenance.compaction import due_tiers, many_deletes, tiers
-from topicberg.iceberg.maintenance.expiry import expirable
+from topicberg.iceberg.maintenance.expiry import _only_of, expirable
 from topicberg.iceberg.maintenance.policy import Policy
-from topicberg.iceberg.maintenance.run import topic_policy
+from topicberg.iceberg.maintenance.report import MaintenanceReport
+from topicberg.iceberg.maintenance.run import maintain_table, topic_policy
 from topicberg.iceberg.summaries import STAGING_PREFIX, ancestry
 from topicberg.topics import TopicSpec
 
@@ -40,7 +57,9 @@ def file(
 
 
 def due(*sizes: int) -> list[int]:
-    return [tier.max_bytes // MB for tier in due_tiers([file(size) for size in sizes], TARGET)]
+    return [
+        tier.max_bytes // MB for tier in due_tiers(Files.of([file(size) for size in sizes]), TARGET)
+    ]
 
 
 def test_tiers() -> None:
@@ -55,18 +74,18 @@ def test_tiers() -> None:
 
 
 def test_partitions_are_apart() -> None:
-    assert due_tiers([file(1, 0), file(1, 1)], TARGET) == []
+    assert due_tiers(Files.of([file(1, 0), file(1, 1)]), TARGET) == []
     deletes = [file(1, n % 2, DataFileContent.POSITION_DELETES) for n in range(19)]
-    assert many_deletes(deletes)
-    assert not many_deletes(deletes[:18])
-    assert due_tiers(deletes, TARGET) == []
+    assert many_deletes(Files.of(deletes))
+    assert not many_deletes(Files.of(deletes[:18]))
+    assert due_tiers(Files.of(deletes), TARGET) == []
 
 
 @given(st.lists(st.integers(1, 4 * TARGET), max_size=40))
 def test_merging_ends(sizes: list[int]) -> None:
     """Whatever the files, merging what is due soon leaves nothing due, and few small files."""
     for _ in range(20):
-        found = due_tiers([file(size) for size in sizes], TARGET)
+        found = due_tiers(Files.of([file(size) for size in sizes]), TARGET)
         if not found:
             break
         for tier in found:
@@ -107,3 +126,158 @@ def test_an_hour_of_hasty_commits_is_cut_short(catalog: SqlCatalog) -> None:
     # A batch that was staged and not published keeps itself, and not what it was to come after.
     table.manage_snapshots().create_branch(newest_first[4], f"{STAGING_PREFIX}x").commit()
     assert expirable(table, policy, now_ms).snapshots == set(newest_first[6:])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200), st.integers(0, 3)), max_size=30),
+    st.integers(0, 30),
+)
+def test_files_of_manifests_are_those_of_all(drawn: list[tuple[int, int, int]], first: int) -> None:
+    """Numbers of parts of the files, put together, decide the same."""
+    held = [file(size * MB, number, DataFileContent(kind)) for kind, size, number in drawn]
+    parts = Files.of(held[:first]), Files.of(held[first:])
+    together, whole = Files.together(parts), Files.of(held)
+    assert due_tiers(together, TARGET) == due_tiers(whole, TARGET)
+    assert many_deletes(together) == many_deletes(whole)
+    by_partition: dict[tuple[object, ...], int] = {}
+    for one in held:
+        key = (0, one.partition[0])
+        by_partition[key] = by_partition.get(key, 0) + one.file_size_in_bytes
+    _, sizes = together.by_partition(np.ones(len(held), np.bool_))
+    assert dict(zip(together.partitions, sizes, strict=True)) == by_partition
+
+
+def test_known_manifests_are_not_read_again(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = NestedField(1, "id", LongType())
+    table = catalog.create_table("shop.orders", Schema(column))
+    for number in range(3):
+        table.append(pa.table({"id": [number, None]}))
+    found = live(table, column)
+    assert sorted(zip(found.lower, found.upper, found.nulls, found.rows, strict=True)) == [
+        (number, number, 1, 2) for number in range(3)
+    ]
+    read: list[str] = []
+
+    def read_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
+        read.append(manifest.manifest_path)
+        return manifests.read_entries(io, manifest)
+
+    monkeypatch.setattr(file_facts, "read_entries", read_entries)
+    table.append(pa.table({"id": [3]}))
+    assert len(live(table, column)) == 4
+    assert len(read) == 1
+    monkeypatch.setattr(file_facts, "KEPT_FILES", 2)
+    monkeypatch.setattr(file_facts, "_KEPT", file_facts._Kept())
+    assert [len(live(table, column)) for _ in range(2)] == [4, 4]
+    assert len(read) > 5
+
+
+HISTORIES = st.lists(
+    st.sampled_from(["append", "delete", "branch", "publish", "rollback", "tag", "expire"]),
+    min_size=4,
+    max_size=14,
+)
+
+
+@given(HISTORIES, st.randoms(use_true_random=False))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_expiry_deletes_what_no_other_snapshot_has(
+    catalog: SqlCatalog, events: list[str], random: Random
+) -> None:
+    """Whatever branches there are, the few snapshots that are read decide as all of them do."""
+    name = f"shop.t{uuid.uuid4().hex}"
+    table = catalog.create_table(name, Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [0]}))
+    for number, event in enumerate(events, 1):
+        line = list(ancestry(table))
+        if event == "append":
+            table.append(pa.table({"id": [number]}))
+        elif event == "delete":
+            table.delete(f"id == {random.randrange(number)}")
+        elif event == "branch":
+            base = random.choice(line).snapshot_id
+            table.manage_snapshots().create_branch(base, f"b{number}").commit()
+            table.append(pa.table({"id": [number]}), branch=f"b{number}")
+        elif event == "tag":
+            table.manage_snapshots().create_tag(
+                random.choice(line).snapshot_id, f"t{number}"
+            ).commit()
+        elif event == "rollback":
+            table.manage_snapshots().rollback_to_snapshot(random.choice(line).snapshot_id).commit()
+        elif event == "publish":
+            branches = [r for r in table.metadata.refs if r.startswith("b")]
+            if branches:
+                staged = table.metadata.refs[random.choice(branches)].snapshot_id
+                table.manage_snapshots().set_current_snapshot(staged).commit()
+        else:
+            _expire_some(table, random)
+        table.refresh()
+    _expire_some(table, random)
+
+
+def _expire_some(table: Table, random: Random) -> None:
+    """Expire snapshots as the unreferenced ones may be, and compare with reading all."""
+    before = table.metadata.snapshots
+    referenced = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    gone = {
+        s.snapshot_id for s in before if s.snapshot_id not in referenced and random.random() < 0.6
+    }
+    if not gone:
+        return
+    table.maintenance.expire_snapshots().by_ids(list(gone)).commit()
+    table.refresh()
+    removed = [s for s in before if s.snapshot_id in gone]
+
+    def reached(snapshots: list[Snapshot]) -> set[str]:
+        found = files.manifests(table.io, snapshots)
+        data = {e.data_file.file_path for e in files.entries(table.io, found.values())}
+        return {s.manifest_list for s in snapshots} | found.keys() | data
+
+    assert _only_of(removed, table) == reached(removed) - reached(table.metadata.snapshots)
+
+
+def test_maintenance_without_due_work_loads_nothing_again(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files past their retention go in one run; the next run decides by what it was given."""
+    now = datetime.now(UTC)
+
+    def rows(*ages: int) -> pa.Table:
+        times = [now - timedelta(days=age) for age in ages]
+        return pa.table({"id": range(len(ages)), "at": pa.array(times, pa.timestamp("us", "UTC"))})
+
+    table = catalog.create_table("shop.orders", rows(0).schema)
+    for ages in ((40, 41), (1, 2), (39, 50), (31,)):
+        table.append(rows(*ages))
+    loads: list[object] = []
+    refresh = Table.refresh
+
+    def counted(self: Table) -> Table:
+        loads.append(self)
+        return refresh(self)
+
+    monkeypatch.setattr(Table, "refresh", counted)
+    policy = Policy(
+        data_retention=timedelta(days=30),
+        compact_after=timedelta(days=9),
+        compact_bytes=2**60,
+        min_snapshots=1,
+        max_snapshots=2,
+        max_young=0,
+    )
+    spark_is_not_used = cast("Any", None)
+
+    def maintain() -> MaintenanceReport:
+        loads.clear()
+        loaded = catalog.load_table("shop.orders")
+        return maintain_table(loaded, spark_is_not_used, policy, timestamp="at")
+
+    done = maintain()
+    assert (done.rows_expired, done.after.data_files, done.after.rows) == (5, 1, 2)
+    assert (done.snapshots_expired, done.after.snapshots, done.files_deleted) == (3, 2, 3)
+    assert not maintain().changed
+    assert not loads

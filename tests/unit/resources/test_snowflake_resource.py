@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+import pytest
+
+from resources import Snowflake
 
 PROGRAM = """
 import sys
@@ -20,3 +27,35 @@ assert Root is not object
 def test_the_resource_comes_without_snowpark() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_steps_of_a_run_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that failed is not used again, and none stays open after the run."""
+    events: list[str] = []
+
+    @contextmanager
+    def opened(self: Snowflake) -> Iterator[object]:
+        events.append("open")
+        yield object()
+        events.append("close")
+
+    monkeypatch.setattr(Snowflake, "_opened", opened)
+
+    @dg.asset
+    def first(snowflake: Snowflake) -> None:
+        for _ in range(3):
+            with snowflake.connection():
+                events.append("use")
+
+    @dg.asset(deps=[first])
+    def second(snowflake: Snowflake) -> None:
+        with pytest.raises(ValueError, match="refused"), snowflake.connection():
+            raise ValueError("refused")
+        with snowflake.connection():
+            events.append("use")
+
+    dg.materialize([first, second], resources={"snowflake": Snowflake()})
+    assert events == ["open", "use", "use", "use", "close", "open", "use", "close"]
+    with Snowflake().connection():
+        events.clear()
+    assert events == ["close"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,3 +50,28 @@ def test_keeper_inspects_tables_that_change_most_often(
     assert minutes(3) == [1, 2, 3]
     report.changed = False
     assert minutes(20) == [1, 16]
+
+
+def test_keeper_maintains_several_tables_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two tables that wait for each other are both maintained, and each of all tables once."""
+    config = Settings(state_dir=tmp_path, engine_workers=8)
+    nothing = cast("Any", None)
+    spec = load_topic("stock_trades", config)
+    specs = [spec.model_copy(update={"name": f"topic_{number}"}) for number in range(6)]
+    topics = {each.name: Ingestion(each, nothing, config, nothing) for each in specs}
+    pair, done = threading.Barrier(2, timeout=30), list[str]()
+
+    def maintain(spec: Any, *_: object) -> Any:
+        pair.wait()
+        done.append(spec.name)
+        if len(done) == len(topics):
+            one.stop()
+        return SimpleNamespace(changed=False)
+
+    monkeypatch.setattr(keeper, "maintain", maintain)
+    monkeypatch.setattr(keeper, "PAUSE_SECONDS", 0.0)
+    one = keeper.Keeper(nothing, config, cast("Any", SimpleNamespace(topics=topics)))
+    one.run()
+    assert sorted(done) == sorted(topics)

@@ -28,6 +28,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
 from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg import shared_keys
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance import Policy
 from topicberg.iceberg.maintenance.expiry import expire
@@ -43,10 +44,12 @@ from topicberg.iceberg.position_deletes import (
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.summaries import ancestry
 from topicberg.iceberg.vectors import read_vectors
-from topicberg.tableflow import keys as key_files
+from topicberg.tableflow import keys as key_index
 from topicberg.tableflow.commit import publish
 from topicberg.tableflow.engine import Staged
+from topicberg.tableflow.key_files import HeldKeys, Keys, merged
 from topicberg.tableflow.keys import KeyIndex
+from topicberg.tableflow.table import drop
 
 SCHEMA = Schema(
     NestedField(1, "value", LongType(), required=False),
@@ -328,7 +331,7 @@ def test_key_files_of_deleted_data_files_are_deleted(
         one.batch({(b"%d" % value, 0): value})
     one.batch({(b"0", 0): 9})
     one.compaction()
-    monkeypatch.setattr(key_files, "_UNUSED_SECONDS", -1.0)
+    monkeypatch.setattr(key_index, "_UNUSED_SECONDS", -1.0)
     one.restart()
     one.batch({(b"1", 0): 9})
     assert len(list(one.folder.rglob("*.keys"))) == 1
@@ -354,7 +357,7 @@ def test_key_files_of_other_hashes_are_not_read(
     one = make(catalog, tmp_path)
     one.batch({(b"%d" % n, 0): n for n in range(20)})
     one.batch({(b"1", 0): 7})
-    monkeypatch.setattr(key_files, "_SPREAD", np.uint64(3))
+    monkeypatch.setattr(key_index, "_SPREAD", np.uint64(3))
     monkeypatch.setattr(pd.util, "hash_array", another_hash_array)
     one.restart()
     one.batch({(b"%d" % n, 0): n for n in range(10)})
@@ -389,7 +392,7 @@ def test_the_folder_may_go_while_the_engine_runs(catalog: SqlCatalog, tmp_path: 
     one.check()
 
 
-@pytest.mark.parametrize("size", [0, 5, 8, 20, 28, 200, 207])
+@pytest.mark.parametrize("size", [0, 5, 24, 46, 264, 287])
 def test_truncated_key_file_is_created_again(
     catalog: SqlCatalog, tmp_path: Path, size: int
 ) -> None:
@@ -398,7 +401,7 @@ def test_truncated_key_file_is_created_again(
     one.batch({(b"none", 0): None})
     (file,) = one.folder.rglob("*.keys")
     whole = file.read_bytes()
-    assert len(whole) == 208
+    assert len(whole) == 288
     file.write_bytes(whole[:size])
     one.batch({(b"%d" % n, 0): -n for n in range(10)})
     one.check()
@@ -515,3 +518,150 @@ def test_branch_that_spark_recreated_is_not_published(catalog: SqlCatalog, tmp_p
     one.table.refresh().manage_snapshots().create_branch(head.snapshot_id, "staging").commit()
     one.table.refresh().append(arrow({(b"k", 0): 2}), branch="staging")
     assert staged.head(one.table.refresh()) is None
+
+
+@pytest.fixture
+def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "SHARED_ROWS", 1)
+
+
+def shared_files(one: Upserted) -> set[str]:
+    folder = Path(one.table.location().removeprefix("file://")) / shared_keys.FOLDER
+    return {path.name for path in folder.glob("*")}
+
+
+def names_of_data_files(one: Upserted) -> set[str]:
+    files = live_files(one.table)
+    return {shared_keys.file_name(f.file_path) for f in files if f.content == DataFileContent.DATA}
+
+
+def no_computation(*_: Any) -> Any:
+    raise AssertionError("a data file is read")
+
+
+@pytest.mark.usefixtures("_shared")
+def test_another_engine_copies_key_files(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(catalog, tmp_path)
+    for value in range(3):
+        one.batch({(b"%d" % n, 0): value for n in range(value, 20)})
+    held = names_of_data_files(one)
+    one.batch({(b"none", 0): None})
+    assert shared_files(one) == held
+    one.folder = tmp_path / "another"
+    one.restart()
+    with monkeypatch.context() as patched:
+        patched.setattr(key_index, "_key_columns", no_computation)
+        one.batch({(b"%d" % n, 0): -n for n in range(0, 20, 2)})
+    one.check()
+
+
+@pytest.mark.usefixtures("_shared")
+@pytest.mark.parametrize("damage", ["a bit", "the end", "everything", "another file"])
+def test_damaged_shared_key_file_is_replaced(
+    catalog: SqlCatalog, tmp_path: Path, damage: str
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"%d" % n, 0): n for n in range(40)})
+    one.batch({(b"%d" % n, 0): -n for n in range(10)})
+    one.batch({(b"none", 0): None})
+    folder = Path(one.table.location().removeprefix("file://")) / shared_keys.FOLDER
+    paths = sorted(folder.iterdir())
+    whole = {path: path.read_bytes() for path in paths}
+    for path, other in zip(paths, reversed(paths), strict=True):
+        content = bytearray(whole[path])
+        if damage == "a bit":
+            content[len(content) // 2] ^= 1
+        path.write_bytes(
+            {
+                "a bit": bytes(content),
+                "the end": content[:-30],
+                "everything": b"",
+                "another file": whole[other],
+            }[damage]
+        )
+    one.folder = tmp_path / "another"
+    one.restart()
+    one.batch({(b"%d" % n, 0): 7 for n in range(5, 30)})
+    one.check()
+    assert {path: path.read_bytes() for path in paths} == whole
+
+
+@pytest.mark.usefixtures("_shared")
+def test_shared_key_files_go_with_their_data_files(catalog: SqlCatalog, tmp_path: Path) -> None:
+    one = make(catalog, tmp_path)
+    for value in range(4):
+        one.batch({(b"%d" % value, 0): value, (b"k", 0): value})
+    one.batch({(b"none", 0): None})
+    before = shared_files(one)
+    assert before == names_of_data_files(one)
+    assert not remove_orphans(one.table, timedelta(0), time.time() + 60)
+    one.compaction()
+    kept = names_of_data_files(one)
+    one.batch({(b"none", 0): None})  # the tag that keeps the last batch moves to it
+    assert shared_files(one) == before | kept
+    expire(one.table.refresh(), EAGER, int((time.time() + 60) * 1000))
+    assert shared_files(one) == kept
+    folder = Path(one.table.location().removeprefix("file://")) / shared_keys.FOLDER
+    shutil.copy(folder / min(kept), folder / min(before))
+    remove_orphans(one.table.refresh(), timedelta(0), time.time() + 60)
+    assert shared_files(one) == kept
+    one.check()
+
+
+@pytest.mark.usefixtures("_shared")
+def test_deletion_of_a_table_deletes_its_shared_key_files(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"k", 0): 1})
+    one.batch({(b"k", 0): 2})
+    assert shared_files(one)
+    # SQL catalogs purge no files.
+    monkeypatch.setattr(catalog, "purge_table", catalog.drop_table, raising=False)
+    namespace, name = one.table.name()
+    assert drop(catalog, (namespace, name))
+    assert not shared_files(one)
+    assert not drop(catalog, (namespace, name))
+
+
+@pytest.mark.usefixtures("_shared")
+def test_key_files_that_cannot_be_shared_are_still_used(
+    catalog: SqlCatalog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make(catalog, tmp_path)
+    one.batch({(b"k", 0): 1, (b"l", 0): 1})
+    folder = Path(one.table.location().removeprefix("file://")) / shared_keys.FOLDER
+    folder.write_text("in the way")
+    for value in range(3):
+        one.batch({(b"k", 0): value})
+    one.check()
+    assert sum("cannot be written" in record.message for record in caplog.records) == 1
+
+
+@given(
+    st.sets(st.integers(0, 2**64 - 1), max_size=300),
+    st.sets(st.integers(0, 2**64 - 1), max_size=300),
+    st.integers(0, 300),
+)
+@settings(max_examples=60, deadline=None)
+def test_key_file_finds_the_keys_it_has(held: set[int], other: set[int], common: int) -> None:
+    def keys(hashes: list[int]) -> Keys:
+        high = np.array(hashes, np.uint64)
+        return merged([Keys(high, ~high, np.arange(len(high), dtype=np.uint32))])
+
+    listed = sorted(held)
+    wanted = sorted({*listed[:common], *other})
+    found = HeldKeys.of(keys(listed)).positions_of(keys(wanted))
+    assert [listed[place] for place in found] == sorted(held & set(wanted))
+
+
+def test_filter_passes_few_keys_that_a_file_does_not_have() -> None:
+    random = np.random.default_rng(0)
+    hashes = [random.integers(0, 2**64, 20_000, np.uint64) for _ in range(4)]
+    rows = np.arange(20_000, dtype=np.uint32)
+    held = HeldKeys.of(merged([Keys(hashes[0], hashes[1], rows)]))
+    assert len(held.filter) == 40_000
+    passed = held._maybe(merged([Keys(hashes[2], hashes[3], rows)]))
+    assert len(passed) < 0.03 * len(rows)

@@ -122,7 +122,9 @@ def _of(arrow: pa.Schema, path: ColumnPath) -> pa.DataType:
 
 def is_data(path: str) -> bool:
     """Return whether a file of a table's folder may have rows, by its name."""
-    return not path.endswith((".avro", ".json", ".puffin", ".stats", ".crc", ".text", ".txt"))
+    return not path.endswith(
+        (".avro", ".json", ".puffin", ".stats", ".crc", ".text", ".txt", ".keys")
+    )
 
 
 def _is_one_of(column: pa.Array, values: pa.Array) -> NDArray[np.bool_]:

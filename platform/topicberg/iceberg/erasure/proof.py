@@ -15,7 +15,8 @@ from pyiceberg.manifest import DataFile, FileFormat
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.files import entries_by_manifest, in_parallel, manifests
-from topicberg.iceberg.maintenance.orphans import listing, place_of
+from topicberg.iceberg.maintenance.orphans import listing
+from topicberg.iceberg.shared_keys import place_of
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile

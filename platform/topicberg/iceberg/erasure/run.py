@@ -45,8 +45,9 @@ from topicberg.iceberg.files import (
 )
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.maintenance.expiry import Expirable, remove
-from topicberg.iceberg.maintenance.orphans import known_files, listing, place_of
+from topicberg.iceberg.maintenance.orphans import known_files, listing
 from topicberg.iceberg.position_deletes import Deletes, deleted_positions, trim_deletes
+from topicberg.iceberg.shared_keys import place_of
 from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import (
     CHECKPOINT_TAG,

@@ -8,20 +8,17 @@ hour.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import Endpoints
-from topicberg.iceberg.files import partition_of
+from topicberg.iceberg.file_facts import Files
 from topicberg.iceberg.maintenance.conflicts import call, literal
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, Policy
-from topicberg.iceberg.manifests import is_vector
 from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.spark import quote
 
@@ -82,27 +79,20 @@ def is_due(table: Table, policy: Policy, now_ms: int) -> bool:
     )
 
 
-def due_tiers(files: Iterable[DataFile], target: int) -> list[Tier]:
+def due_tiers(files: Files, target: int) -> list[Tier]:
     """Return the tiers in which some partition has files to merge."""
-    sizes: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for file in files:
-        if file.content == DataFileContent.DATA:
-            sizes[partition_of(file)].append(file.file_size_in_bytes)
 
-    def worth(tier: Tier, partition: list[int]) -> bool:
-        small = [size for size in partition if size < tier.max_bytes]
-        return len(small) >= tier.min_files or (len(small) > 1 and sum(small) > target)
+    def is_due(tier: Tier) -> bool:
+        count, size = files.by_partition(files.is_data & (files.size < tier.max_bytes))
+        return bool(((count >= tier.min_files) | ((count > 1) & (size > target))).any())
 
-    return [t for t in tiers(target) if any(worth(t, sizes) for sizes in sizes.values())]
+    return [tier for tier in tiers(target) if is_due(tier)]
 
 
-def deleted_share(files: Iterable[DataFile]) -> float:
+def deleted_share(files: Files) -> float:
     """Return rows that position deletes name, as a share of all rows that are written."""
-    rows = {DataFileContent.DATA: 0, DataFileContent.POSITION_DELETES: 0}
-    for file in files:
-        if file.content in rows:
-            rows[file.content] += file.record_count
-    return rows[DataFileContent.POSITION_DELETES] / max(1, rows[DataFileContent.DATA])
+    deleted, written = (files.rows[k].sum() for k in (files.is_position_delete, files.is_data))
+    return float(deleted / max(1, written))
 
 
 def compact(
@@ -148,16 +138,13 @@ def compact(
     return int(row["rewritten_data_files_count"])
 
 
-def many_deletes(files: Iterable[DataFile]) -> bool:
+def many_deletes(files: Files) -> bool:
     """Return whether a partition has so many delete files that merging them helps its readers.
 
     Deletion vectors are merged by those who write them.
     """
-    count: dict[tuple[object, ...], int] = defaultdict(int)
-    for file in files:
-        if file.content == DataFileContent.POSITION_DELETES and not is_vector(file):
-            count[partition_of(file)] += 1
-    return any(number >= DELETE_FILES for number in count.values())
+    count, _ = files.by_partition(files.is_position_delete & ~files.is_vector)
+    return bool((count >= DELETE_FILES).any())
 
 
 def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:

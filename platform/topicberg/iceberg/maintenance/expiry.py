@@ -32,6 +32,7 @@ from topicberg.iceberg import changes
 from topicberg.iceberg import read_tags as reading
 from topicberg.iceberg.files import delete_files, entries, manifests
 from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.shared_keys import delete_shared
 from topicberg.iceberg.summaries import (
     END_OFFSETS,
     SNAPSHOTS_PER_BATCH,
@@ -182,12 +183,15 @@ def remove(
             files.add(statistics.statistics_path)
     # Data files last: what a killed run leaves is then found by what it holds.
     manifests_first = {path for path in files if path.endswith(".avro")}
-    return delete_files(table.io, manifests_first) + delete_files(table.io, files - manifests_first)
+    data = files - manifests_first
+    deleted = delete_files(table.io, manifests_first) + delete_files(table.io, data)
+    delete_shared(table, data)
+    return deleted
 
 
 def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
     """Return files of removed snapshots that no snapshot of the table has."""
-    kept = manifests(table.io, table.metadata.snapshots)
+    kept = manifests(table.io, _beside(removed, table.metadata.snapshots))
     dropped = {
         path: manifest
         for path, manifest in manifests(table.io, removed).items()
@@ -206,6 +210,23 @@ def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
             for manifest in kept.values()
             if manifest.sequence_number >= first and manifest.min_sequence_number <= last
         )
-        needed = {entry.data_file.file_path for entry in entries(table.io, related)}
-        files |= sequence.keys() - needed
+        for entry in entries(table.io, related):
+            sequence.pop(entry.data_file.file_path, None)
+        files |= sequence.keys()
     return files
+
+
+def _beside(removed: list[Snapshot], kept: list[Snapshot]) -> list[Snapshot]:
+    """Return kept snapshots that together have whatever kept and removed ones share.
+
+    A snapshot inherits manifests and files from its parent, and what it leaves out does not return.
+    So what a removed snapshot shares with any kept one, it shares with a kept one next to the
+    removed ones, or with the first one of a kept line.
+    """
+    known = {snapshot.snapshot_id for snapshot in kept}
+    parents = {snapshot.parent_snapshot_id for snapshot in removed}
+    return [
+        snapshot
+        for snapshot in kept
+        if snapshot.parent_snapshot_id not in known or snapshot.snapshot_id in parents
+    ]

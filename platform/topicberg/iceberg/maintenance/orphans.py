@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.delta.log import LOG_FOLDER
 from topicberg.iceberg.files import delete_files, entries, manifests
+from topicberg.iceberg.shared_keys import FOLDER as KEYS_FOLDER
+from topicberg.iceberg.shared_keys import place_of, shared_file
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -26,8 +27,12 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
     listed = {place_of(path): path for path, modified in listing(table) if modified < oldest}
     if not listed:
         return 0
-    known = {place_of(path) for path in known_files(table.refresh())}
-    return delete_files(table.io, [path for place, path in listed.items() if place not in known])
+    has_keys = any(f"/{KEYS_FOLDER}/" in place for place in listed)
+    for path in known_files(table.refresh()):
+        listed.pop(place_of(path), None)
+        if has_keys:
+            listed.pop(place_of(shared_file(table.location(), path)), None)
+    return delete_files(table.io, listed.values())
 
 
 def listing(table: Table) -> Iterator[tuple[str, float]]:
@@ -62,9 +67,3 @@ def known_files(table: Table) -> Iterator[str]:
     found = manifests(table.io, metadata.snapshots)
     yield from found
     yield from (entry.data_file.file_path for entry in entries(table.io, found.values()))
-
-
-def place_of(path: str) -> str:
-    """Return a path without its scheme: s3, s3a and s3n are equivalent."""
-    parts = urlsplit(path)
-    return f"{parts.netloc}{parts.path}"

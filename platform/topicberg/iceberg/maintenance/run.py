@@ -13,18 +13,16 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from pyiceberg.manifest import DataFileContent
-
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg import delta
-from topicberg.iceberg.files import live_files
+from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.maintenance import compaction, expiry, ttl
 from topicberg.iceberg.maintenance.conflicts import retried
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
-from topicberg.iceberg.position_deletes import Deletes, trim_deletes
+from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.settings import Settings
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
@@ -84,6 +82,7 @@ def maintain_table(
 ) -> MaintenanceReport:
     """Do what is due for any table of the lake.
 
+    :param table: as it was loaded now
     :param sort_by: columns by which merged files are sorted
     :param timestamp: the column to which ``policy.data_retention`` applies
     :param time: the event time, by whose hours other tables are derived from this one
@@ -91,9 +90,10 @@ def maintain_table(
     """
     start, now = monotonic(), datetime.now(UTC)
     now_ms = int(now.timestamp() * 1000)
-    before = TableSize.of(table.refresh())
+    before = TableSize.of(table)
     daily = now_ms - _listed_at_ms(table) >= _in_ms(policy.daily)
-    run = _Run(table, endpoints)
+    times = None if policy.data_retention is None else timestamp
+    run = _Run(table, endpoints, times)
     if timestamp is not None and policy.data_retention is not None:
         cutoff = now - policy.data_retention
         rows_expired = run.expire_rows(timestamp, cutoff, policy.data_slack, unknown=daily)
@@ -103,14 +103,15 @@ def maintain_table(
     if rows_expired or files:
         deletes += run.trim_deletes()
     manifests = run.rewrite_manifests()
-    snapshots = len(table.refresh().metadata.snapshots)
-    deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
-    expired = max(0, snapshots - len(table.refresh().metadata.snapshots))
+    snapshots, deleted = len(run.current.metadata.snapshots), 0
+    if expiry.expirable(table, policy, now_ms):
+        deleted = run.step("snapshot expiry", lambda: expiry.expire(table, policy, now_ms, time))
+    expired = max(0, snapshots - len(run.current.metadata.snapshots))
     orphans = run.remove_orphans(policy, now_ms) if daily else 0
     report = MaintenanceReport(
         table=run.name,
         before=before,
-        after=TableSize.of(table.refresh()),
+        after=TableSize.of(run.current),
         rows_expired=rows_expired,
         files_compacted=files,
         delete_files_compacted=deletes,
@@ -129,15 +130,34 @@ def maintain_table(
 class _Run:
     """The steps on one table, and those of them that others' commits prevented."""
 
-    def __init__(self, table: Table, endpoints: Endpoints) -> None:
+    def __init__(self, table: Table, endpoints: Endpoints, times: str | None) -> None:
+        """:param table: as it was loaded now
+
+        :param times: the column whose bounds are needed
+        """
         self.table = table
         self.endpoints = endpoints
+        self._times = times
+        self._may_have_changed = False
         self.identifier = (table.name()[-2], table.name()[-1])
         self.name = ".".join(self.identifier)
         self.postponed: list[str] = []
 
+    @property
+    def current(self) -> Table:
+        """The table after the last step; without a step, nothing is requested."""
+        if self._may_have_changed:
+            self.table.refresh()
+            self._may_have_changed = False
+        return self.table
+
+    def files(self) -> Files:
+        times = self._times
+        return live(self.current, self.table.schema().find_field(times) if times else None)
+
     def step(self, what: str, work: Callable[[], int]) -> int:
         """Return a count; 0 and postponed if every attempt conflicted with another commit."""
+        self._may_have_changed = True
         try:
             return retried(self.name, work)
         except CommitConflictError as conflict:
@@ -146,10 +166,9 @@ class _Run:
             return 0
 
     def expire_rows(self, column: str, cutoff: datetime, slack: timedelta, *, unknown: bool) -> int:
-        files = live_files(self.table.refresh())
-        found = ttl.expired(self.table, files, column, cutoff, slack, unknown=unknown)
+        found = ttl.expired(self.files(), cutoff, slack, unknown=unknown)
         rows = 0
-        if found.whole:
+        if found.whole.any():
             rows += self.step("data TTL", lambda: ttl.drop_files(self.table, column, cutoff))
         if found.partly:
             rows += self.step(
@@ -160,26 +179,23 @@ class _Run:
 
     def compact(self, policy: Policy, now_ms: int, sort_by: Sequence[str]) -> tuple[int, int]:
         """Return the numbers of data files and delete files that were merged."""
-        if not compaction.is_due(self.table.refresh(), policy, now_ms):
+        if not compaction.is_due(self.current, policy, now_ms):
             return 0, 0
-        files = list(live_files(self.table))
-        deletes = 0
-        if self.table.format_version > 2 and Deletes.of(files).files:
+        files, deletes = self.files(), 0
+        if self.table.format_version > 2 and (files.is_position_delete & ~files.is_vector).any():
             # They are of version 2. Beside vectors, their rows count as deleted twice.
             deletes = self.trim_deletes()
-            files = list(live_files(self.table.refresh()))
+            files = self.files()
         target = compaction.target_bytes(self.table)
         merge = partial(compaction.compact, self.endpoints, self.identifier, target=target)
-        has_deletes = any(file.content != DataFileContent.DATA for file in files)
+        has_deletes = not files.is_data.all()
         apply_deletes = compaction.deleted_share(files) >= compaction.DELETED_SHARE
         tiers: Iterable[compaction.Tier] = compaction.due_tiers(files, target)
         if apply_deletes and not tiers:
             tiers = compaction.tiers(target)[:1]
         data = 0
         for tier in tiers:
-            small = sum(
-                f.file_size_in_bytes for f in files if f.file_size_in_bytes < tier.max_bytes
-            )
+            small = int(files.size[files.size < tier.max_bytes].sum())
             data += self.step(
                 "compaction",
                 partial(
@@ -192,7 +208,7 @@ class _Run:
                 ),
             )
             apply_deletes = False
-        if has_deletes and compaction.many_deletes(live_files(self.table.refresh())):
+        if has_deletes and compaction.many_deletes(self.files()):
             deletes += self.step(
                 "compaction of delete files",
                 lambda: compaction.compact_deletes(self.endpoints, self.identifier),
@@ -204,7 +220,7 @@ class _Run:
         return self.step("trimming delete files", lambda: trim_deletes(self.table.refresh()))
 
     def rewrite_manifests(self) -> int:
-        if not compaction.many_manifests(self.table.refresh()):
+        if not compaction.many_manifests(self.current):
             return 0
         return self.step(
             "rewriting manifests",

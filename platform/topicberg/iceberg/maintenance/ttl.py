@@ -11,20 +11,20 @@ Source: Confluent, "Configure Tableflow", "Data TTL".
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, DataFileContent
+import numpy as np
+from numpy.typing import NDArray
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.types import PrimitiveType
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.files import live_files
+from topicberg.iceberg.file_facts import Files, files_by_manifest
 from topicberg.iceberg.maintenance.conflicts import spark_sql
+from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.position_deletes import Deletes
 from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
 from topicberg.spark import quote
@@ -38,44 +38,26 @@ CUTOFF = "topicberg.data-ttl-cutoff"
 
 @dataclass(frozen=True)
 class Expired:
-    """Files with rows past the cutoff."""
+    """Which files have rows past the cutoff."""
 
-    whole: list[DataFile]
-    """Files that hold only such rows."""
+    whole: NDArray[np.bool_]
+    """For each file, whether it holds only such rows."""
     partly: bool
     """There are files to rewrite."""
 
 
-def expired(
-    table: Table,
-    files: Iterable[DataFile],
-    column: str,
-    cutoff: datetime,
-    slack: timedelta,
-    *,
-    unknown: bool,
-) -> Expired:
-    """Return where the rows are whose ``column`` is before ``cutoff``, by the bounds of the files.
+def expired(files: Files, cutoff: datetime, slack: timedelta, *, unknown: bool) -> Expired:
+    """Return where the rows are whose time is before ``cutoff``, by the bounds of the files.
 
+    :param files: with the bounds of the column of times
     :param unknown: treat a file without bounds as one that has to be rewritten
     """
-    field = table.schema().find_field(column)
-    assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  a timestamp
-    kind, last, overdue = field.field_type, *map(_microseconds, (cutoff, cutoff - slack))
-    whole, partly = [], False
-    for file in files:
-        if file.content != DataFileContent.DATA:
-            continue
-        nulls = (file.null_value_counts or {}).get(field.field_id)
-        lower, upper = (
-            (bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds)
-        )
-        if lower is None or upper is None:
-            partly |= unknown and nulls != file.record_count
-        elif int(from_bytes(kind, upper)) < last and nulls == 0:
-            whole.append(file)
-        else:
-            partly |= int(from_bytes(kind, lower)) < overdue
+    last, overdue = map(_microseconds, (cutoff, cutoff - slack))
+    whole = files.is_data & files.has_bounds & (files.upper < last) & (files.nulls == 0)
+    others = files.is_data & ~whole
+    partly = bool((others & files.has_bounds & (files.lower < overdue)).any())
+    if unknown:
+        partly |= bool((others & ~files.has_bounds & (files.nulls != files.rows)).any())
     return Expired(whole, partly)
 
 
@@ -85,14 +67,23 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
     :raises CommitConflictError: another commit came first
     """
     note = _note(cutoff)
-    files = list(live_files(table.refresh()))
-    whole = expired(table, files, column, cutoff, timedelta(0), unknown=False).whole
+    field, head = table.refresh().schema().find_field(column), table.current_snapshot()
+    whole: list[DataFile] = []
+    deletes: list[DataFile] = []
+    for manifest, known in files_by_manifest(
+        table.io, head.manifests(table.io) if head else (), field
+    ):
+        holds = expired(known, cutoff, timedelta(0), unknown=False).whole
+        if manifest.content == ManifestContent.DELETES or holds.any():
+            files = [entry.data_file for entry in read_entries(table.io, manifest)]
+            whole += [file for file, chosen in zip(files, holds, strict=True) if chosen]
+            deletes += [file for file in files if file.content != DataFileContent.DATA]
     if not whole:  # another run was faster
         return 0
     paths = {file.file_path for file in whole}
     change = SnapshotChange(table, Operation.DELETE, properties=note)
     change.remove(whole)
-    change.remove(v for path, v in Deletes.of(files).vectors.items() if path in paths)
+    change.remove(v for path, v in Deletes.of(deletes).vectors.items() if path in paths)
     change.commit()
     return _deleted_rows(table.refresh(), note)
 

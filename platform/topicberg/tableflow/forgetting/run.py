@@ -279,7 +279,7 @@ class Forgetting:
             patience=patience,
         )
         if spec is not None:
-            keys.forget_files(self.config, spec.name, done.replaced)
+            keys.forget_files(self.config, spec.name, table, done.replaced)
         return done
 
     def prove(self, target: Target) -> Proof | None:

@@ -1,0 +1,261 @@
+"""Key files: the keys of one data file's rows, sorted by their hashes, with a filter.
+
+A key file has, for each row: 8 + 8 bytes of the key's hash and 4 of the row's position, in three
+arrays that are sorted by the first one; then a filter of two bytes a row; then the number of rows
+and a checksum. It is mapped into memory, so a lookup reads only what it needs, and the system may
+drop it at any time.
+
+The filter is a Bloom filter with two bits for each key, both in one block of 64 bytes. The blocks
+are in the order of the hashes. Keys that are looked up are sorted as well, so blocks, and what is
+read after them, are read in order. Of the keys that a file does not have, 1.4 % pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topicberg.errors import TopicbergError
+from topicberg.files import replacing
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+
+ROW_BYTES = 8 + 8 + 4
+FORMAT = 2
+"""Increase it with any change of the content of key files."""
+_FILTER_BYTES = 2
+"""For each row."""
+_BLOCK_BYTES = 64
+_IN_BLOCK = np.uint64(8 * _BLOCK_BYTES - 1)
+_HALF = np.uint64(32)
+_CHECKSUM_BYTES = 16
+_TRAILER_BYTES = 8 + _CHECKSUM_BYTES
+"""The number of rows, and the checksum. They come last, so a truncated file has others there."""
+_COPIED_AT_ONCE = 1 << 20
+_FEW = 8
+"""A file with fewer rows than this share of the keys is looked up in the keys."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Hashes of keys; ``position``: of the row of each key."""
+
+    high: NDArray[np.uint64]
+    low: NDArray[np.uint64]
+    position: NDArray[np.uint32]
+
+    def text(self, number: int) -> str:
+        """Return one hash as 32 hexadecimal digits."""
+        return f"{int(self.high[number]):016x}{int(self.low[number]):016x}"
+
+    def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
+        """Return the positions, ascending, of the rows that have one of these keys.
+
+        Both must be sorted.
+        """
+        if len(self.high) <= len(keys.high) // _FEW:
+            place, match = _meeting(self.high, keys.high)
+        else:
+            chosen = self._maybe(keys)
+            match, place = _meeting(keys.high[chosen], self.high)
+            match = chosen[match]
+        same = self.low[place] == keys.low[match]
+        return np.sort(self.position[place[same]])
+
+    def _maybe(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the places of those keys that may be among these."""
+        return np.arange(len(keys.high))
+
+
+@dataclass(frozen=True)
+class HeldKeys(Keys):
+    """The keys of a data file, and their filter."""
+
+    filter: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, keys: Keys) -> Self:
+        """:param keys: sorted, see :func:`merged`"""
+        bits = np.zeros(8 * _filter_bytes(len(keys.high)), np.bool_)
+        first = _first_bit(keys.high, len(bits))
+        bits[first] = bits[_second_bit(first, keys.low)] = True
+        return cls(keys.high, keys.low, keys.position, np.packbits(bits, bitorder="little"))
+
+    def _maybe(self, keys: Keys) -> NDArray[np.int64]:
+        first = _first_bit(keys.high, 8 * len(self.filter))
+        found = np.flatnonzero(bits_of(self.filter, first))
+        second = _second_bit(first[found], keys.low[found])
+        return found[bits_of(self.filter, second)]
+
+
+def merged(parts: Sequence[Keys]) -> Keys:
+    """Return all keys of the parts, sorted."""
+    empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
+    high, low, position = (
+        np.concatenate([getattr(part, name) for part in (empty, *parts)])
+        for name in ("high", "low", "position")
+    )
+    order = np.argsort(high)
+    return Keys(high[order], low[order], position[order])
+
+
+def bits_of(bits: NDArray[np.uint8], numbers: NDArray[np.unsignedinteger]) -> NDArray[np.bool_]:
+    """Return the bits of these numbers, of a bitmap that has all of them."""
+    byte = bits[numbers >> numbers.dtype.type(3)]
+    bit = (numbers & numbers.dtype.type(7)).astype(np.uint8)
+    return ((byte >> bit) & np.uint8(1)).astype(np.bool_)
+
+
+def _filter_bytes(rows: int) -> int:
+    return -(-_FILTER_BYTES * rows // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def _first_bit(high: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    """Return a bit of the filter for each hash; those of sorted hashes are sorted."""
+    return ((high >> _HALF) * np.uint64(bits)) >> _HALF
+
+
+def _second_bit(first: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return another bit of the same block."""
+    return first ^ (low & _IN_BLOCK)
+
+
+def _meeting(
+    few: NDArray[np.uint64], many: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of all pairs of equal numbers, in both.
+
+    :param many: sorted
+    """
+    if not len(many):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    first = np.searchsorted(many, few, side="left")
+    found = np.flatnonzero(many[np.minimum(first, len(many) - 1)] == few)
+    first = first[found]
+    count = np.searchsorted(many, few[found], side="right") - first
+    of_few = np.repeat(found, count)
+    nth = np.arange(len(of_few)) - np.repeat(np.cumsum(count) - count, count)
+    return of_few, np.repeat(first, count) + nth
+
+
+# --- files ---
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a checksum covers beside the content: key files of other keys or files do not match.
+
+    :param keys: identifies the table, its key columns and the hash
+    """
+
+    keys: str
+    data_file: str
+
+    def checksum(self, *parts: bytes) -> bytes:
+        digest = self.begin()
+        for part in parts:
+            digest.update(part)
+        return digest.digest()
+
+    def begin(self) -> hashlib.blake2b:
+        digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
+        digest.update(f"{self.keys} {self.data_file}\n".encode())
+        return digest
+
+
+def read(path: Path) -> HeldKeys | None:
+    """Return the keys of a file; None: there is none, or it is truncated.
+
+    :raises TopicbergError: it cannot be read
+    """
+    try:
+        content = np.memmap(path, dtype=np.uint8, mode="r")
+    except (FileNotFoundError, ValueError):  # ValueError: the file is empty
+        return None
+    except OSError as error:
+        raise unusable(path, error) from error
+    if len(content) < _TRAILER_BYTES:
+        return None
+    rows = int(content[-_TRAILER_BYTES:][:8].view(np.uint64)[0])
+    if len(content) != ROW_BYTES * rows + _filter_bytes(rows) + _TRAILER_BYTES:
+        return None
+    ends = [8 * rows, 16 * rows, ROW_BYTES * rows, len(content) - _TRAILER_BYTES]
+    # Views of a plain array: each operation on a memmap costs more.
+    high, low, position, bits, _ = np.split(content.view(np.ndarray), ends)
+    return HeldKeys(high.view(np.uint64), low.view(np.uint64), position.view(np.uint32), bits)
+
+
+def write(path: Path, keys: HeldKeys, seal: Seal) -> None:
+    """Write a key file in one step.
+
+    :raises TopicbergError: it cannot be written
+    """
+    held = (keys.high, keys.low, keys.position, keys.filter)
+    parts = [*(part.tobytes() for part in held), np.uint64(len(keys.high)).tobytes()]
+    try:
+        with replacing(path) as stream:
+            for part in parts:
+                stream.write(part)
+            stream.write(seal.checksum(*parts))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+def upload(io: FileIO, path: Path, shared: str) -> None:
+    """Share a key file; it replaces an earlier one.
+
+    :raises OSError: it cannot be written
+    """
+    with path.open("rb") as source, io.new_output(shared).create(overwrite=True) as target:
+        while part := source.read(_COPIED_AT_ONCE):
+            target.write(part)
+
+
+def download(io: FileIO, shared: str, path: Path, seal: Seal) -> bool:
+    """Copy a shared key file; return False if there is none, or it is not what the seal says.
+
+    :raises OSError: it cannot be read
+    """
+    try:
+        source = io.new_input(shared).open()
+    except FileNotFoundError:
+        return False
+    digest, held = seal.begin(), b""
+    with source:
+        try:
+            with replacing(path) as target:
+                while part := source.read(_COPIED_AT_ONCE):
+                    target.write(part)
+                    held += part
+                    digest.update(held[:-_CHECKSUM_BYTES])
+                    held = held[-_CHECKSUM_BYTES:]
+                if digest.digest() != held:
+                    raise _DamagedError
+                target.flush()
+                os.fsync(target.fileno())
+        except _DamagedError:
+            return False
+    return True
+
+
+class _DamagedError(Exception):
+    """A shared file is not what its checksum says."""
+
+
+def unusable(path: Path, error: OSError) -> TopicbergError:
+    return TopicbergError(
+        f"{path} cannot be written or read: {error.strerror}",
+        hint="make the folder writable and free some space: an upsert table's keys take "
+        f"{ROW_BYTES + _FILTER_BYTES} bytes a row there; nothing of the batch was committed, the "
+        "engine writes it again",
+    )
