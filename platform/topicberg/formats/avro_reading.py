@@ -481,7 +481,7 @@ def _choice(choices: Sequence[Reading | None]) -> Emit:
     """Return how a union is read by instructions; None: null."""
 
     def emit(code: Code, place: Place) -> None:
-        of_each = [one and partial(one.program, place=place) for one in choices]
+        of_each = [None if one is None else partial(one.program, place=place) for one in choices]
         values.branches(code, of_each)
 
     return emit

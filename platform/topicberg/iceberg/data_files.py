@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 from pyiceberg.typedef import Record
-from pyiceberg.types import TimestampType, TimestamptzType
+from pyiceberg.types import PrimitiveType, TimestampType, TimestamptzType
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.manifests import new_file
@@ -312,9 +312,14 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 
 
+def _partition_types(target: Target) -> list[PrimitiveType]:
+    fields = target.spec.partition_type(target.schema).fields
+    return [cast("PrimitiveType", field.field_type) for field in fields]
+
+
 def dump_file(file: DataFile, target: Target) -> str:
     """Return the metadata of a new data file as JSON."""
-    kinds = [field.field_type for field in target.spec.partition_type(target.schema).fields]
+    kinds = _partition_types(target)
     partition = [
         None if (value := file.partition[place]) is None else to_bytes(kind, value).hex()
         for place, kind in enumerate(kinds)
@@ -338,7 +343,7 @@ def dump_file(file: DataFile, target: Target) -> str:
 def load_file(text: str, target: Target) -> DataFile:
     """Return the metadata of a new data file."""
     given = json.loads(text)
-    kinds = [field.field_type for field in target.spec.partition_type(target.schema).fields]
+    kinds = _partition_types(target)
     values = [
         None if value is None else from_bytes(kind, bytes.fromhex(value))
         for kind, value in zip(kinds, given.pop("partition"), strict=True)

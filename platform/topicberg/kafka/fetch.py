@@ -109,18 +109,18 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-_destroy = types.ExternalFunction("rd_kafka_message_destroy", types.void(types.voidptr))
-_timestamp = types.ExternalFunction(
+_destroy: Any = types.ExternalFunction("rd_kafka_message_destroy", types.void(types.voidptr))
+_timestamp: Any = types.ExternalFunction(
     "rd_kafka_message_timestamp", types.int64(types.voidptr, types.voidptr)
 )
-_headers = types.ExternalFunction(
+_headers: Any = types.ExternalFunction(
     "rd_kafka_message_headers", types.int32(types.voidptr, types.voidptr)
 )
-_header = types.ExternalFunction(
+_header: Any = types.ExternalFunction(
     "rd_kafka_header_get_all",
     types.int32(types.voidptr, types.uint64, types.voidptr, types.voidptr, types.voidptr),
 )
-_length = types.ExternalFunction("strlen", types.uint64(types.voidptr))
+_length: Any = types.ExternalFunction("strlen", types.uint64(types.voidptr))
 _DONE, _FULL, _EVENT, _REFUSED = 0, 1, 2, 3
 
 

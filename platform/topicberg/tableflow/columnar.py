@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -268,7 +268,7 @@ def delete(io: Any, files: Sequence[DataFile]) -> None:
             logger.debug("%s cannot be deleted now: %s", file.file_path, error)
 
 
-def _text_bytes(shapes: Iterator[Shape] | Any) -> int:
+def _text_bytes(shapes: Iterable[Shape]) -> int:
     """Return the bytes of a column's texts at once, so that all columns together fit."""
     columns = sum(len(shape.all) for shape in shapes)
     return max(64 * 1024, min(_BYTES, _RESERVED_BYTES // (8 * max(1, columns))))
@@ -416,7 +416,7 @@ class Task:
     plan: Plan
     parts: Sequence[Ranges] = field(default_factory=tuple)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         for batch in batches:

@@ -54,8 +54,7 @@ store_int32: Any = _store(32, types.int32)
 store_byte: Any = _store(8, types.uint8)
 
 
-@intrinsic
-def copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+def _copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """Copy bytes from one address to another."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -66,11 +65,14 @@ def copy(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
-def pointer(typing_context: Any, address: Any) -> Any:
+def _pointer(typing_context: Any, address: Any) -> Any:
     """Return an address as C's ``void *``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), generate
+
+
+copy: Any = intrinsic(_copy)
+pointer: Any = intrinsic(_pointer)
