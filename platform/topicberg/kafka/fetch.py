@@ -358,16 +358,18 @@ class Fetcher:
                     self._queue, 100, self._messages.ctypes.data, _MESSAGES
                 )
                 self._held = max(0, self._held)
-                if self._held:
-                    deadline = time.monotonic() + seconds
-                elif time.monotonic() > deadline:
-                    raise NotCoveredError(f"Kafka returned no record for {seconds:.0f} s")
+            if time.monotonic() > deadline:
+                raise NotCoveredError(f"Kafka returned no record for {seconds:.0f} s")
+            before = records.count
             why = self._gather(records)
+            if records.count > before:
+                deadline = time.monotonic() + seconds
             if why == _FULL:
                 if not records.count:
                     raise NotCoveredError("a record is too large")
                 yield records
                 records.clear()
+                deadline = time.monotonic() + seconds
             elif why == _EVENT:
                 self._handle()
             elif why == _REFUSED:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TASK_RECORDS, TASK_BYTES = 250_000, 64 * 1024 * 1024
+TASK_RECORDS, TASK_BYTES = 500_000, 128 * 1024 * 1024
 """What one task of Spark reads."""
 MAX_TASKS = 256
 MAX_PAUSE = 63
@@ -68,9 +68,9 @@ _CONSUMER: dict[str, object] = {
     "check.crcs": True,
     "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
     "fetch.wait.max.ms": 20,
-    "fetch.message.max.bytes": 4 * 1024 * 1024,
-    "queued.min.messages": 200_000,
-    "queued.max.messages.kbytes": 32 * 1024,
+    # What is read ahead beyond the last record is in vain.
+    "queued.min.messages": 50_000,
+    "queued.max.messages.kbytes": 16 * 1024,
 }
 
 
