@@ -10,6 +10,8 @@ from typing import Any
 import fastavro
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema
+from fuzz_protobuf import schema_and_records
 from kafka_topics import Row, Topic, avro, encode
 
 from topicberg.errors import TableflowError
@@ -147,6 +149,21 @@ def test_tasks_of_spark_return_the_same_files(
     assert [row["id"] for row in sorted(found, key=lambda row: row["id"])] == list(range(2_000))
     assert int(summary(topic.table().current_snapshot())["added-data-files"]) >= 3  # type: ignore[arg-type]
     assert found == by_spark(topic)
+
+
+def test_protobuf_in_columns_equals_sparks_rows(make_topic: Callable[..., Topic]) -> None:
+    for seed in range(3):
+        topic = make_topic(schema={"format": "protobuf", "file": "from-the-registry"})
+        sample = schema_and_records(random.Random(seed), 150)
+        registry = topic.endpoints.schema_registry_client()
+        number = registry.register_schema(topic.spec.value_subject, Schema(sample.text, "PROTOBUF"))
+        produce(topic, [None, *(wire_prefix(number) + one for one in sample.payloads)], seed)
+        topic.ingest()
+        assert is_columnar(topic), sample.text
+        found = in_order(topic)
+        assert len(found) == 151
+        # NaN is not equal to itself.
+        assert repr(found) == repr(by_spark(topic))
 
 
 @pytest.mark.parametrize("mode", ["SKIP", "SUSPEND"])

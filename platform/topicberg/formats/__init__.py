@@ -6,7 +6,7 @@ A format is a module with the functions of :class:`Format`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +15,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.types import NestedField
     from pyspark.sql import Column, DataFrame
 
@@ -113,6 +114,22 @@ class Format(Protocol):
 
         :param places: where the values of the columns go, by name
         :raises NotCoveredError: there is none
+        :raises TableflowError: no record of this writer can be a row of the table
+        """
+        ...
+
+    def of_arrays(
+        self,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> Callable[[pa.Array], pa.Array]:
+        """Return what decodes an array of records, in the wire format, as :meth:`decode` does.
+
+        Its result is a struct of the columns and :data:`DECODED`.
+
+        :raises NotCoveredError: the format has programs, or Spark decodes it
         :raises TableflowError: no record of this writer can be a row of the table
         """
         ...
@@ -261,6 +278,16 @@ class _Guarded:
     ) -> None:
         with _refused(f"schema {writer.schema_id}"):
             self.module.program(code, places, writer, latest, fields, message)
+
+    def of_arrays(
+        self,
+        writer: RegisteredSchema,
+        latest: RegisteredSchema,
+        fields: Sequence[NestedField],
+        message: str | None = None,
+    ) -> Callable[[pa.Array], pa.Array]:
+        with _refused(f"schema {writer.schema_id}"):
+            return self.module.of_arrays(writer, latest, fields, message)
 
     def explain(
         self,

@@ -41,11 +41,12 @@ from topicberg.formats import DECODED, sql
 from topicberg.formats.avro_reading import Reader, Row, sources
 from topicberg.formats.avro_schema import Type, documented, parse, parse_record
 from topicberg.formats.avro_values import MAX_PRECISION, Cursor, MalformedError
-from topicberg.formats.columnar.program import AvroOp, Code, Place
+from topicberg.formats.columnar.program import AvroOp, Code, NotCoveredError, Place
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.spark import quote
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 _PRIMITIVES: dict[str, Callable[[], IcebergType]] = {
@@ -161,6 +162,16 @@ def program(
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     _row(writer, latest, fields).program(code, places)
     code.emit(AvroOp.END, None)
+
+
+def of_arrays(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> Callable[[pa.Array], pa.Array]:
+    """Return nothing: there are programs; see :class:`topicberg.formats.Format`."""
+    raise NotCoveredError("there are programs")
 
 
 def explain(

@@ -26,7 +26,7 @@ which distinguish the types of values.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ from topicberg.formats.reasons import UNEXPLAINED, ByIdentity
 from topicberg.formats.subjects import RegisteredSchema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 
@@ -134,6 +135,16 @@ def program(
     message: str | None = None,
 ) -> None:
     """Append nothing: there are no programs; see :class:`topicberg.formats.Format`."""
+    raise NotCoveredError("this format is decoded by Spark")
+
+
+def of_arrays(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> Callable[[pa.Array], pa.Array]:
+    """Return nothing: this format is decoded by Spark; see :class:`topicberg.formats.Format`."""
     raise NotCoveredError("this format is decoded by Spark")
 
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -62,7 +62,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, limits, protobuf_reasons, protobuf_wire, protoc
 from topicberg.formats.columnar.program import Code, NotCoveredError, Place
 from topicberg.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
-from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -192,8 +192,21 @@ def program(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> None:
-    """Append nothing: there are no programs; see :class:`topicberg.formats.Format`."""
-    raise NotCoveredError("this format is decoded by Spark")
+    """Append nothing: arrays are decoded as a whole; see :class:`topicberg.formats.Format`."""
+    raise NotCoveredError("arrays are decoded as a whole")
+
+
+def of_arrays(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    fields: Sequence[NestedField],
+    message: str | None = None,
+) -> Callable[[pa.Array], pa.Array]:
+    """Return what decodes an array of records; see :class:`topicberg.formats.Format`."""
+    _, plan, prefixes = reader(writer, latest, fields, message)
+    wire = wire_prefix(writer.schema_id)
+    whole = tuple(wire + prefix for prefix in prefixes)
+    return partial(protobuf_wire.decode, message=plan, prefixes=whole, decoded=DECODED)
 
 
 def explain(

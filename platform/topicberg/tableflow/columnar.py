@@ -20,8 +20,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats import format_of
+from topicberg.formats import DECODED, format_of
 from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
+from topicberg.formats.subjects import WIRE_BYTES
 from topicberg.iceberg.data_files import (
     DataFileWriter,
     Target,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from topicberg.endpoints import Endpoints
+    from topicberg.formats.columnar.columns import Buffers
     from topicberg.kafka.fetch import Records
     from topicberg.kafka.offsets import Ranges
     from topicberg.topics import TopicSpec
@@ -50,6 +52,8 @@ logger = logging.getLogger(__name__)
 TASK_RECORDS, TASK_BYTES = 500_000, 128 * 1024 * 1024
 """What one task of Spark reads."""
 MAX_TASKS = 256
+MIN_RUN = 1_000
+"""The fewest records of one writer in a row that are decoded as an array."""
 MAX_PAUSE = 63
 """The most batches that Spark decodes before the columnar path is tried again."""
 _ROWS, _BYTES = 131_072, 16 * 1024 * 1024
@@ -84,7 +88,7 @@ class Plan:
     """Properties of the table's object store."""
     kafka: Mapping[str, Any]
     """Properties of librdkafka."""
-    decoded: Mapping[str, Decoded]
+    decoded: Mapping[str, Decoder]
     """For ``key`` and ``value``; absent: it is not decoded."""
     columns: Mapping[str, str]
     """The names of metadata columns."""
@@ -98,7 +102,7 @@ class Columnar:
         self._is_used = is_used and appends and spec.changelog is None
         self._spec, self._endpoints = spec, endpoints
         self._key: object = None
-        self._found: Mapping[str, Decoded] | NotCoveredError | None = None
+        self._found: Mapping[str, Decoder] | NotCoveredError | None = None
         self._pause = self._paused = 0
 
     def plan(self, layout: Layout, table: Table) -> Plan | None:
@@ -136,11 +140,17 @@ class Columnar:
         self._paused = self._pause
 
 
-Decoded = tuple[tuple["NestedField", ...], Programs]
-"""The columns of a key or a value, and how they are decoded."""
+@dataclass(frozen=True)
+class Decoder:
+    """How a key or a value is decoded: by programs, or by a function for the arrays of a writer."""
+
+    fields: tuple[NestedField, ...]
+    programs: Programs | None = None
+    functions: Mapping[int, Callable[[pa.Array], pa.Array]] = field(default_factory=dict)
+    """By the ids of their writers' schemas."""
 
 
-def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoded]:
+def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoder]:
     """Return how the key, the value, or both are decoded.
 
     :raises NotCoveredError: it takes Spark
@@ -150,14 +160,14 @@ def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoded
     except UnsupportedWriteError as error:
         raise NotCoveredError(error.message) from None
     taken = {spec.metadata_column(name) for name in _METADATA}
-    decoded: dict[str, Decoded] = {}
+    decoded: dict[str, Decoder] = {}
     for half in (layout.key, layout.value):
         if half.subject is None:
             taken.add(half.column)
             continue
         fields = [one for one in table.schema().fields if one.name not in taken]
         decoded[half.column] = _programs(half, fields)
-        names = {one.name for one in decoded[half.column][0]}
+        names = {one.name for one in decoded[half.column].fields}
         taken |= names
         if half.column == KEY and layout.value.subject is not None:
             _check_apart(layout, names)
@@ -170,7 +180,7 @@ _METADATA = (
 )
 
 
-def _programs(half: Half, fields: Sequence[NestedField]) -> Decoded:
+def _programs(half: Half, fields: Sequence[NestedField]) -> Decoder:
     """Return the columns that the schemas of a half fill, and the programs of these schemas.
 
     :raises NotCoveredError: the latest schema has no program
@@ -185,17 +195,22 @@ def _programs(half: Half, fields: Sequence[NestedField]) -> Decoded:
             except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
                 continue
     of_half = tuple(one for one in fields if one.name in names)
-    shape, code = Shape(of_half), Code()
-    places = {place.name: place for place in shape.places}
-    writers: list[tuple[int, int]] = []
+    code, writers = Code(), list[tuple[int, int]]()
+    functions: dict[int, Callable[[pa.Array], pa.Array]] = {}
+    has_programs = latest.schema_type == "AVRO"
+    places = {one.name: one for one in Shape(of_half).places} if has_programs else {}
     for number, writer in half.subject.schemas.items():
         if writer.schema_type != latest.schema_type or writer.wrapped_as is not None:
             continue
-        begin = code.mark()
+        begin, it = code.mark(), format_of(writer)
+        given = writer, latest, of_half, half.message
         try:
-            filled = format_of(writer).written(writer, latest, half.message)
-            check_names(writer, filled, of_half)
-            format_of(writer).program(code, places, writer, latest, of_half, half.message)
+            check_names(writer, it.written(writer, latest, half.message), of_half)
+            if has_programs:
+                it.program(code, places, *given)
+                writers.append((number, begin[0]))
+            else:
+                functions[number] = it.of_arrays(*given)
         except (
             *(NotCoveredError, TableflowError, ValueError),
             *(KeyError, TypeError, RecursionError),
@@ -203,11 +218,9 @@ def _programs(half: Half, fields: Sequence[NestedField]) -> Decoded:
             if number == latest.schema_id:
                 raise NotCoveredError(f"schema {number} is not covered: {error}") from error
             code.reset(begin)
-            continue
-        writers.append((number, begin[0]))
-    if not any(number == latest.schema_id for number, _ in writers):
+    if not any(number == latest.schema_id for number in (*functions, *dict(writers))):
         raise NotCoveredError(f"schema {latest.schema_id} is not covered")
-    return of_half, Programs.of(code, writers)
+    return Decoder(of_half, Programs.of(code, writers) if has_programs else None, functions)
 
 
 def _check_apart(layout: Layout, key: set[str]) -> None:
@@ -238,7 +251,7 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
 
     target = plan.target
     io = load_file_io(dict(plan.files), target.location)
-    shapes = {half: Shape(fields) for half, (fields, _) in plan.decoded.items()}
+    shapes = {half: Shape(one.fields) for half, one in plan.decoded.items() if one.programs}
     size = _text_bytes(shapes.values())
     rows = min(_ROWS, max(1, sum(end - start for start, end in ranges.values())))
     buffers = {half: Buffers(shape, rows, size) for half, shape in shapes.items()}
@@ -281,11 +294,6 @@ def _decoded(
 
     :raises NotCoveredError: a record is for Spark's path
     """
-    import pyarrow as pa
-
-    from topicberg.formats.columnar.avro import decode
-    from topicberg.formats.columnar.columns import columns_of
-
     halves = {
         KEY: (records.keys, records.key_offsets, records.has_key),
         VALUE: (records.values, records.value_offsets, records.has_value),
@@ -294,23 +302,85 @@ def _decoded(
     while first < count:
         to, columns = count, dict[str, pa.Array]()
         for half in sorted(plan.decoded, reverse=True):  # the value first: it is the larger one
-            data, offsets, present = halves[half]
-            filled = buffers[half]
-            filled.clear()
-            reached = decode(plan.decoded[half][1], filled, data, offsets[: to + 1], present, first)
+            reached, found = _half(
+                plan.decoded[half], buffers.get(half), half, *halves[half], first, to
+            )
             if reached == first or (reached < to and columns):
                 place = records.partitions[reached], records.offsets[reached]
                 raise NotCoveredError(f"the {half} at partition {place[0]}, offset {place[1]}")
-            to = reached
-            try:
-                columns |= columns_of(filled.arrays(), filled.shape)
-            except pa.ArrowInvalid as error:
-                raise NotCoveredError(f"the {half} of a record: {error}") from None
+            to, columns = reached, columns | found
         for half, (data, offsets, present) in halves.items():
             if half not in plan.decoded:
                 columns[half] = _binary(data, offsets[first : to + 1], present[first:to])
         yield columns | _metadata(plan, records, first, to)
         first = to
+
+
+def _half(
+    decoder: Decoder,
+    buffers: Buffers | None,
+    half: str,
+    data: Any,
+    offsets: Any,
+    present: Any,
+    first: int,
+    to: int,
+) -> tuple[int, dict[str, pa.Array]]:
+    """Return the record that is not decoded, and the columns of those before it.
+
+    :param buffers: for programs
+    :raises NotCoveredError: a record is for Spark's path
+    """
+    import pyarrow as pa
+
+    from topicberg.formats.columnar.avro import decode
+    from topicberg.formats.columnar.columns import columns_of
+
+    if decoder.programs is None or buffers is None:
+        return _by_function(decoder, data, offsets, present, first, to)
+    buffers.clear()
+    reached = decode(decoder.programs, buffers, data, offsets[: to + 1], present, first)
+    try:
+        return reached, columns_of(buffers.arrays(), buffers.shape)
+    except pa.ArrowInvalid as error:
+        raise NotCoveredError(f"the {half} of a record: {error}") from None
+
+
+def _by_function(
+    decoder: Decoder, data: Any, offsets: Any, present: Any, first: int, to: int
+) -> tuple[int, dict[str, pa.Array]]:
+    """Return the first records of one writer, as columns, and the record after them.
+
+    :raises NotCoveredError: a record is malformed, or writers alternate
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    begin, sizes = offsets[first:to], np.diff(offsets[first : to + 1])
+    there = present[first:to] == 1
+    if (sizes[there] < WIRE_BYTES).any():
+        return first, {}
+    places = np.where(there, begin, 0)
+    framed = data[places[:, None] + np.arange(WIRE_BYTES)].astype(np.int64) if len(data) else begin
+    weights = np.array([2**32, 2**24, 2**16, 2**8, 1], np.int64)
+    numbers = np.where(there, framed @ weights, -1)
+    written = np.flatnonzero(there)
+    number = int(numbers[written[0]]) if len(written) else -1
+    others = written[numbers[written] != number]
+    reached = first + int(others[0]) if len(others) else to
+    if reached < to and reached - first < MIN_RUN:
+        raise NotCoveredError("records of several versions alternate")
+    function = decoder.functions.get(number) or next(iter(decoder.functions.values()))
+    if number >= 0 and number not in decoder.functions:
+        return first, {}
+    rows = function(_binary(data, offsets[first : reached + 1], present[first:reached]))
+    is_decoded = pc.fill_null(rows.field(DECODED), False).to_numpy(zero_copy_only=False)
+    if not is_decoded[there[: reached - first]].all():
+        return first, {}
+    names = [one.name for one in rows.type]
+    columns = dict(zip(names, rows.flatten(), strict=True))
+    del columns[DECODED]
+    return reached, columns
 
 
 def _binary(data: Any, offsets: Any, present: Any) -> pa.Array:
