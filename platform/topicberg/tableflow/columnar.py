@@ -134,8 +134,9 @@ class Columnar:
 
     def failed(self, reason: object) -> None:
         """Leave the next batches to Spark: twice as many each time."""
-        name = self._spec.name
-        logger.info("topic %s: Spark decodes this batch: %s", name, reason)
+        name, is_usual = self._spec.name, isinstance(reason, NotCoveredError)
+        level = logging.INFO if is_usual else logging.WARNING
+        logger.log(level, "topic %s: Spark decodes this batch: %s", name, reason)
         self._pause = min(MAX_PAUSE, 2 * self._pause + 1)
         self._paused = self._pause
 
@@ -300,7 +301,8 @@ def _decoded(
     }
     first, count = 0, records.count
     while first < count:
-        to, columns = count, dict[str, pa.Array]()
+        to = count
+        columns: dict[str, pa.Array] = {}
         for half in sorted(plan.decoded, reverse=True):  # the value first: it is the larger one
             reached, found = _half(
                 plan.decoded[half], buffers.get(half), half, *halves[half], first, to
