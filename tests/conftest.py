@@ -30,7 +30,8 @@ os.environ |= {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     # A stack that lives for minutes does not earn back what the optimizing compiler costs.
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+    # Without it, the JVM reserves too little memory for the code of Spark.
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
 }
 # Pytest and the tests' processes use each other's compiled modules.
 sys.dont_write_bytecode = False

@@ -134,7 +134,8 @@ class Elsewhere(Ingestor):
     """An engine whose Spark session has other properties of the catalog."""
 
     def __init__(self, topic: Topic, **properties: str) -> None:
-        super().__init__(topic.spec, topic.endpoints, topic.config)
+        by_spark = topic.config.model_copy(update={"engine_decoder": "spark"})
+        super().__init__(topic.spec, topic.endpoints, by_spark)
         self._properties = properties
 
     def _session(self) -> SparkSession:

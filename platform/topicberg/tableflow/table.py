@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyiceberg.partitioning as iceberg
@@ -26,7 +27,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-from topicberg.errors import TableflowError
+from topicberg.errors import TableflowError, TableFormatError
 from topicberg.formats.avro_schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.iceberg.readers import require_spark
@@ -150,7 +151,8 @@ def _bounded_columns(spec: TopicSpec) -> list[str]:
 def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
     """Delete a topic's table with its files; return False if there is none."""
     try:
-        delete_all_shared(catalog.load_table(identifier))
+        with suppress(TableFormatError):  # a version that is not read has no shared key files
+            delete_all_shared(catalog.load_table(identifier))
         catalog.purge_table(identifier)
     except NoSuchTableError:
         return False

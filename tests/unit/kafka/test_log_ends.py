@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka import NoLeaderError, NoSuchTopicError, ends
 from topicberg.kafka.ends import EndReader, Ends
+from topicberg.logins.kafka import KafkaLogin
 
 
 def done(result: Any) -> Future[Any]:
@@ -73,7 +74,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 
 HELD = {"idle": {0: 3, 1: 4}, "busy": {0: 5}}
-ENDPOINTS = cast("Any", SimpleNamespace(kafka_bootstrap="127.0.0.1:1"))
+ENDPOINTS = cast("Any", SimpleNamespace(kafka_bootstrap="127.0.0.1:1", kafka_login=KafkaLogin()))
 
 
 def test_ends_cost_one_request_while_nothing_waits(broker: Broker) -> None:
