@@ -49,6 +49,10 @@ NESTED = avro(
 )
 
 
+KEPT = {"retention.ms": "-1"}
+"""Kafka deletes old records, by their timestamps, within minutes."""
+
+
 def make_row(rng: random.Random, number: int) -> Row:
     return {
         "id": number,
@@ -118,7 +122,7 @@ def produce(topic: Topic, values: list[bytes | None], seed: int) -> None:
 def test_columns_equal_sparks_rows(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, partitioning: list[str]
 ) -> None:
-    topic = make_topic(table={"partitioning": partitioning})
+    topic = make_topic(KEPT, table={"partitioning": partitioning})
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     rng = random.Random(7)
     values: list[bytes | None] = [
@@ -136,7 +140,7 @@ def test_columns_equal_sparks_rows(
 def test_tasks_of_spark_return_the_same_files(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = make_topic()
+    topic = make_topic(KEPT)
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     rng = random.Random(9)
     values: list[bytes | None] = [prefix + encode(parsed, make_row(rng, n)) for n in range(2_000)]
@@ -153,7 +157,7 @@ def test_tasks_of_spark_return_the_same_files(
 
 def test_protobuf_in_columns_equals_sparks_rows(make_topic: Callable[..., Topic]) -> None:
     for seed in range(3):
-        topic = make_topic(schema={"format": "protobuf", "file": "from-the-registry"})
+        topic = make_topic(KEPT, schema={"format": "protobuf", "file": "from-the-registry"})
         sample = schema_and_records(random.Random(seed), 150)
         registry = topic.endpoints.schema_registry_client()
         number = registry.register_schema(topic.spec.value_subject, Schema(sample.text, "PROTOBUF"))

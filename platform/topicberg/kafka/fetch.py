@@ -102,6 +102,7 @@ def _library() -> ctypes.CDLL:
         "destroy": (None, [address]),
         "err2str": (of_text, [number]),
         "message_destroy": (None, [address]),
+        "message_errstr": (of_text, [address]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"rd_kafka_{name}")
@@ -389,10 +390,12 @@ class Fetcher:
         code = ctypes.c_int32.from_address(message).value
         partition = ctypes.c_int32.from_address(message + 16).value
         offset = ctypes.c_int64.from_address(message + 56).value
+        reason = self._library.rd_kafka_message_errstr(ctypes.c_void_p(message)) or b""
         self._next += 1
         self._library.rd_kafka_message_destroy(ctypes.c_void_p(message))
         if code == _PARTITION_EOF:
             if partition < len(self._ends) and 0 <= self._ends[partition] <= offset:
                 self._ends[partition] = -2
         elif code not in _RETRIED:
-            raise NotCoveredError(f"Kafka returns an error: {self._text(code)}")
+            what = f"partition {partition}: {self._text(code)}: {reason.decode(errors='replace')}"
+            raise NotCoveredError(f"Kafka returns an error: {what}")
