@@ -130,7 +130,7 @@ def test_graph_reads_topics_and_writes_derived_tables_in_open_catalog(
     for engine in ("duckdb", "spark"):
         joined = run_query(
             "SELECT count(*) FROM orders JOIN large_orders USING (id)",
-            engine,  # type: ignore[arg-type]
+            engine,
         )
         assert joined.scalar() == 3, engine
 

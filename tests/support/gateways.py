@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -168,7 +169,7 @@ class Store:
             "s3.session-token-expires-at-ms": str(int(until * 1000)),
         }
 
-    def refusal(self, headers: Mapping[str, str]) -> str | None:
+    def refusal(self, headers: Message[str, str]) -> str | None:
         """Return the reason to refuse a request, as S3's code."""
         key = headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
         until = self._until.get(f"{key}/{headers.get('X-Amz-Security-Token', '')}")

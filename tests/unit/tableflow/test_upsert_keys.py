@@ -576,7 +576,7 @@ def test_damaged_shared_key_file_is_replaced(
         path.write_bytes(
             {
                 "a bit": bytes(content),
-                "the end": content[:-30],
+                "the end": bytes(content[:-30]),
                 "everything": b"",
                 "another file": whole[other],
             }[damage]

@@ -32,6 +32,7 @@ from emr_service import (
     serving,
 )
 from pydantic import SecretStr
+from pyspark.sql import SparkSession
 
 from assets.derived import code_version
 from assets.emr import client, job, write_window_on_emr
@@ -399,7 +400,7 @@ def test_job_computes_tables_of_the_requesters_prefix(
         "refresh",
         lambda *given: asked.update(plan=given[2]) or SimpleNamespace(current_snapshot=str),
     )
-    monkeypatch.setattr(job.SparkSession.builder, "getOrCreate", lambda: MagicMock())
+    monkeypatch.setattr(SparkSession.builder, "getOrCreate", lambda: MagicMock())
     monkeypatch.setattr(LakeEndpoints, "catalog", lambda *_: None)
     lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
     derived = lake.derived_by_name.get(table)

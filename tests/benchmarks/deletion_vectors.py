@@ -1,6 +1,6 @@
 """Upsert tables of Iceberg's format version 3 beside those of version 2.
 
-    .venv/bin/python tests/benchmarks/versions.py [--rows 1000000] [--batches 20] [--share 0.01]
+    python tests/benchmarks/deletion_vectors.py [--rows 1000000] [--batches 20] [--share 0.01]
 
 Against the running local stack. Both tables get the same records: all keys once, then batches of
 random keys, in turns. Printed are the CPU time of the upserts (this process and Spark), the files
