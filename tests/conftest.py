@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,8 +45,10 @@ import hypothesis  # noqa: E402
 from dagster._core.storage.defs_state.base import set_defs_state_storage  # noqa: E402
 
 from topicberg.endpoints import Endpoints  # noqa: E402
+from topicberg.errors import UnreachableError  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
 from topicberg.settings import Settings, settings  # noqa: E402
+from topicberg.spark import check_spark  # noqa: E402
 from topicberg.tableflow import columnar  # noqa: E402
 
 if TYPE_CHECKING:
@@ -180,6 +182,13 @@ def make_topic(stack: Endpoints) -> Iterator[Callable[..., Topic]]:
 
     from topicberg.topics import TopicSpec
 
+    # A test before this one may have killed Spark, which its supervisor restarts.
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with suppress(UnreachableError):
+            check_spark(stack.spark_connect)
+            break
+        time.sleep(0.5)
     made: list[str] = []
     admin = stack.kafka_admin()
 
