@@ -102,7 +102,7 @@ class Columnar:
         self._is_used = is_used and appends and spec.changelog is None
         self._spec, self._endpoints = spec, endpoints
         self._key: object = None
-        self._found: Mapping[str, Decoder] | NotCoveredError | None = None
+        self._found: Mapping[str, Decoder] | Exception | None = None
         self._pause = self._paused = 0
 
     def plan(self, layout: Layout, table: Table) -> Plan | None:
@@ -119,14 +119,17 @@ class Columnar:
             self._key = key
             try:
                 self._found = programs(self._spec, layout, table)
-            except NotCoveredError as error:
+            except (NotCoveredError, TableflowError) as error:  # Spark's path says what is wrong
                 self._found = error
                 logger.info("topic %s is decoded by Spark: %s", self._spec.name, error)
         if not isinstance(self._found, Mapping):
             return None
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
         names = {name: self._spec.metadata_column(name) for name in _METADATA}
-        target, files = Target.of(table), dict(table.io.properties)
+        try:
+            target, files = Target.of(table), dict(table.io.properties)
+        except UnsupportedWriteError:
+            return None
         return Plan(self._spec.name, target, files, kafka | _CONSUMER, self._found, names)
 
     def succeeded(self) -> None:
@@ -156,10 +159,6 @@ def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoder
 
     :raises NotCoveredError: it takes Spark
     """
-    try:
-        Target.of(table)
-    except UnsupportedWriteError as error:
-        raise NotCoveredError(error.message) from None
     taken = {spec.metadata_column(name) for name in _METADATA}
     decoded: dict[str, Decoder] = {}
     for half in (layout.key, layout.value):
