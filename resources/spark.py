@@ -7,6 +7,7 @@ from typing import Any
 from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
+from pyspark.errors.exceptions.connect import SparkConnectException
 
 from resources.lakehouse import connect
 from topicberg.settings import settings
@@ -31,7 +32,12 @@ class Spark(LazyPySparkResource):
             # Texts are times in UTC wherever Spark runs; the functions of the tables rely on it.
             self.spark_config.setdefault("spark.sql.session.timeZone", "UTC")
             self.spark_config.update(NO_SUBSTITUTION | endpoints.spark_session(settings())[0])
-            super()._init_session()
+            try:
+                super()._init_session()
+            except SparkConnectException:
+                # A session from before Spark restarted; its client is closed now, so that the
+                # next call makes another. What else is wrong is raised again.
+                super()._init_session()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """End the session: Spark forgets it, and no thread of its client outlives the run."""

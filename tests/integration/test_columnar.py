@@ -116,6 +116,7 @@ def produce(topic: Topic, values: list[bytes | None], seed: int) -> None:
         else:
             producer.commit_transaction(30)
             sent += 100
+    topic.wait_for_markers()
 
 
 @pytest.mark.parametrize("partitioning", [[], ["day($$timestamp)", "kind"]])

@@ -21,6 +21,7 @@ from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from conftest import KillService
 
+from resources.spark import Spark
 from topicberg.endpoints import Endpoints
 from topicberg.local import stack as local_stack
 from topicberg.local import state, supervisor
@@ -151,6 +152,14 @@ def test_a_killed_service_comes_back_with_its_data(
     put(stack)
     kill_service(name)
     assert holds(stack)
+
+
+def test_a_run_has_a_session_after_spark_restarted(
+    stack: Endpoints, kill_service: KillService
+) -> None:
+    Spark().spark_session.range(1).collect()
+    kill_service("spark")
+    assert Spark().spark_session.range(2).count() == 2
 
 
 def test_everything_killed_at_once(stack: Endpoints) -> None:

@@ -380,6 +380,7 @@ def test_aborted_transactions_never_appear(make_topic: Callable[..., Topic]) -> 
             producer.abort_transaction(30)
         else:
             producer.commit_transaction(30)
+    topic.wait_for_markers()
     topic.ingest()
     assert [row["id"] for row in topic.rows("id")] != []
     assert sorted(row["id"] for row in topic.rows("id")) == [*range(10), *range(20, 30)]
@@ -410,9 +411,11 @@ def test_batch_without_committed_records_is_passed(
     for number in range(3):  # the first batch, one in the middle, and a last one
         transaction(2 * number)
         producer.abort_transaction(30)
+        topic.wait_for_markers()
         topic.ingest()
         transaction(2 * number + 1)
         producer.commit_transaction(30)
+        topic.wait_for_markers()
         topic.ingest()
     assert [row["id"] for row in topic.rows("id")] == [1, 3, 5]
     held = commit.committed(topic.table(), topic.table().current_snapshot())

@@ -12,9 +12,11 @@ import fastavro
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from pyiceberg.table import Table
+from waiting import wait_until
 
 from topicberg.endpoints import Endpoints
 from topicberg.formats.subjects import wire_prefix
+from topicberg.kafka.ends import EndReader, Ends
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
 from topicberg.topics import TopicSpec
@@ -90,6 +92,20 @@ class Topic:
     def respec(self, **fields: Any) -> None:
         """Change the topic's spec."""
         self.spec = TopicSpec.model_validate({**self.spec.model_dump(by_alias=True), **fields})
+
+    def wait_for_markers(self) -> None:
+        """Wait until all that is committed can be read.
+
+        The broker answers a commit before each partition has the transaction's marker.
+        """
+        name, reader = self.spec.name, EndReader(self.endpoints)
+        nothing = dict.fromkeys(range(self.spec.partitions), 0)
+
+        def is_stable() -> bool:
+            ends = reader.read({name: nothing})[name]
+            return isinstance(ends, Ends) and ends.high == ends.stable
+
+        wait_until(is_stable, pause=0.02)
 
     def ingest(self) -> int:
         return run_once(self.spec, self.endpoints, self.config).records
