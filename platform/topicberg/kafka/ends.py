@@ -18,6 +18,8 @@ from topicberg.kafka import (
 from topicberg.kafka.offsets import Offsets
 
 if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
+
     from topicberg.endpoints import Endpoints
 
 DESCRIBE_SECONDS = 5.0
@@ -38,7 +40,7 @@ class Ends:
 @dataclass(frozen=True)
 class _Described:
     topic_id: str
-    partitions: tuple[int, ...]
+    places: tuple[TopicPartition, ...]
 
 
 class EndReader:
@@ -87,7 +89,7 @@ class EndReader:
         return found
 
     def _describe(self, topics: Collection[str]) -> None:
-        from confluent_kafka import TopicCollection
+        from confluent_kafka import TopicCollection, TopicPartition
 
         self._described = {}
         if not topics:
@@ -112,23 +114,20 @@ class EndReader:
                     f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
                 )
                 continue
-            numbers = tuple(sorted(partition.id for partition in described.partitions))
-            self._described[topic] = _Described(str(described.topic_id), numbers)
+            numbers = sorted(partition.id for partition in described.partitions)
+            places = tuple(TopicPartition(topic, number) for number in numbers)
+            self._described[topic] = _Described(str(described.topic_id), places)
         failed = any(isinstance(one, TopicbergError) for one in self._described.values())
         self._describe_at = self._now() + (1.0 if failed else DESCRIBE_SECONDS)
 
     def _list(
         self, topics: Mapping[str, _Described], *, committed: bool
     ) -> dict[str, Offsets | TopicbergError]:
-        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec
 
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = {
-            TopicPartition(topic, partition): latest
-            for topic, described in topics.items()
-            for partition in described.partitions
-        }
+        wanted = {place: latest for described in topics.values() for place in described.places}
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED

@@ -196,8 +196,11 @@ class Ingestion:
             stable = ends.stable
             stuck = {p: stable[p] for p, end in ends.high.items() if stable.get(p, end) < end}
             found, new = self._open_transactions(stuck)
-            changes = {"lag": lag, "open_transactions": found}
-            self._status = self._status.model_copy(update=changes)
+            if (lag, found) != (self._status.lag, self._status.open_transactions):
+                changes = {"lag": lag, "open_transactions": found}
+                self._status = self._status.model_copy(update=changes)
+            if self._status is self._written:
+                return new
             if found or time.monotonic() - self._written_at >= write_seconds:
                 self._write()
             return new

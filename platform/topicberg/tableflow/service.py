@@ -72,7 +72,7 @@ def _converge(
             logger.info("topic %s: disabled", name)
             pool.remove(name, STOP_SECONDS)
             remove_status(config, name)
-        elif specs[name] != topic.spec:
+        elif specs[name] is not topic.spec and specs[name] != topic.spec:
             _add(pool, specs[name], member)
     for name in specs.keys() - topics.keys():
         _add(pool, specs[name], member)
