@@ -319,3 +319,38 @@ def test_record_that_ends_spark_is_found(
     good.send(ORDER, [{"id": 1, "note": "last"}])
     wait_until(lambda: status(good).commits > commits, PATIENCE_SECONDS)
     assert [row["id"] for row in good.rows("id")] == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_compressed_bombs_are_skipped(
+    stack: Endpoints,
+    make_topic: Callable[..., Topic],
+    enabled: Callable[..., None],
+) -> None:
+    """Records of up to 900 MB, in batches of some kilobytes: ten thousand to one."""
+    good, bad = make_topic(), make_topic(topic_config=CONFIG)
+    good.send(ORDER, [{"id": 0, "note": "first"}])
+    enabled(good, "SKIP")
+    wait_until(lambda: status(good).commits, PATIENCE_SECONDS)
+    registry = bad.endpoints.schema_registry_client()
+    schema = Schema(SCHEMAS["AVRO"], "AVRO")
+    own = wire_prefix(registry.register_schema(bad.spec.value_subject, schema))
+    sizes = [200_000_000, 900_000_000]
+    for size in sizes:
+        bad.send_raw(
+            [own + VALID["AVRO"], own + bytes(size), own + VALID["AVRO"]],
+            partition=0,
+            compression_type="zstd",
+            message_max_bytes=1_000_000_000,
+            queue_buffering_max_kbytes=2_000_000,
+        )
+    engine = memory("tableflow")
+    enabled(bad, "SKIP")
+    watch = Watch(good)
+    watch.until(lambda: status(bad).rows_committed >= 3 * len(sizes))
+    logger.info("%s, engine before %d", watch, engine)
+    assert status(bad).rows_skipped == len(sizes)
+    assert bad.table().scan().to_arrow().num_rows == 2 * len(sizes)
+    assert watch.memory < engine + MAX_GROWTH
+    assert watch.down < RECOVERY_SECONDS

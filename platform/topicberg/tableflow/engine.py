@@ -205,6 +205,8 @@ class Ingestor:
         self._turn = Turn(is_exclusive=False)
         self._columnar = Columnar(spec, endpoints, is_used=config.engine_decoder == "columnar")
         self._isolation: Isolation | None = None
+        self._is_damaged = False
+        """Whether the client could not read the first record of the batch that Spark reads."""
         self._log_end: Offsets = {}
         self._passed: dict[int, Order] = {}
         self._ends: dict[int, int] = {}
@@ -333,11 +335,17 @@ class Ingestor:
                 skip_requests=tuple(requests.values()),
                 missed_deletes=tombstones.missed(table.properties),
             )
-        with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
-            self._check_abandoned()
-            files = self._files(table, layout, batch, size)
+        is_small = batch.records <= small(size)
+        if is_small:  # Spark is not used, so no turn is needed
+            files = self._files(table, layout, batch, size, is_small=True)
             if files is not None:
                 return self._append(table, files, batch, size, topic_id, now_ms, latest)
+        with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
+            self._check_abandoned()
+            if not is_small:
+                files = self._files(table, layout, batch, size, is_small=False)
+                if files is not None:
+                    return self._append(table, files, batch, size, topic_id, now_ms, latest)
             with self._spark_errors(batch, size):
                 records, batch = self._read(batch, size)
             backlog, learnt = batch.end != latest, self._size.dump()
@@ -380,16 +388,19 @@ class Ingestor:
         )
 
     def _files(
-        self, table: Table, layout: Layout, batch: Batch, size: float | None
+        self, table: Table, layout: Layout, batch: Batch, size: float | None, *, is_small: bool
     ) -> Sequence[DataFile] | None:
-        """Return the data files of a batch by the columnar path; None: Spark's path reads it."""
+        """Return the data files of a batch by the columnar path; None: Spark's path reads it.
+
+        :param is_small: this process writes them, without Spark
+        """
         if self._isolation is not None or self._reads_little or batch.skipped or not batch.ranges:
             return None
         plan = self._columnar.plan(layout, table)
         if plan is None:
             return None
         try:
-            if batch.records <= small(size):
+            if is_small:
                 files = ingest(plan, batch.ranges, self._check_abandoned)
             else:
                 files = ingest_by_spark(self._session(), plan, table, batch.ranges, size)
@@ -475,24 +486,25 @@ class Ingestor:
 
     def _read(self, batch: Batch, size: float | None) -> tuple[DataFrame, Batch]:
         """Return the records of the batch, or of its first part, and the batch that was read."""
-        spark = self._session()
+        spark, self._is_damaged = self._session(), False
         if self._isolation is None and batch.ranges and not self._reads_little:
             if batch.records <= FEW_RECORDS:
-                found = read_few(spark, self.endpoints, self.spec, batch)
+                try:
+                    found = read_few(spark, self.endpoints, self.spec, batch)
+                except DamagedRecordsError as error:
+                    self._is_suspect = True  # Spark may need more memory than it has
+                    raise BatchFailedError(error.message) from None
                 if found is not None:
                     return found, batch
             return read_by_spark(spark, self.endpoints, self.spec, batch, size), batch
-        is_damaged = False
         try:
             records, batch = read_by_client(spark, self.endpoints, self.spec, batch)
         except DamagedRecordsError as error:
             logger.info("%s; reading it with Spark", error.message)
-            is_damaged = True
+            self._is_damaged = True
             single = {**batch.start, error.partition: error.offset + 1}
             batch = batch.until({p: min(end, batch.end[p]) for p, end in single.items()})
             records = read_by_spark(spark, self.endpoints, self.spec, batch, size)
-        if self._isolation is not None:
-            self._isolation.is_damaged = is_damaged
         return records, batch
 
     def _failing(self, table: Table, start: Offsets) -> skips.Skip | None:
@@ -631,13 +643,14 @@ class Ingestor:
         if blame not in ("memory", "batch"):
             return reason
         what = reason.message.removeprefix(f"topic {self.spec.name}: ")
+        is_certain = blame == "memory" and self._is_damaged
         if self._isolation is not None:
-            self._isolation.fail(batch.ranges, what)
+            self._isolation.fail(batch.ranges, what, is_certain=is_certain)
         else:
             proven = _ONLY_BY_CLIENT.search(str(error)) is not None
             self._isolation = Isolation(batch.end, what, unchecked=not proven)
             if blame == "memory":
-                self._isolation.fail(batch.ranges, what)
+                self._isolation.fail(batch.ranges, what, is_certain=is_certain)
         if blame == "batch":
             return BatchFailedError(reason.message)
         if self._deaths < DEATHS:

@@ -30,8 +30,6 @@ class Isolation:
     """Offsets of each of its parts, which are read one after the other."""
     single_failures: int = 0
     """How many times in a row a part of one record has failed."""
-    is_damaged: bool = False
-    """The client cannot read the part either."""
     unchecked: bool = True
     """Since the last failure, it is not proven that the services work without this part."""
 
@@ -55,9 +53,13 @@ class Isolation:
             part = _prefix(rest, limit)
         return {**held, **{p: end for p, (_, end) in part.items()}}
 
-    def fail(self, part: Ranges, reason: str) -> None:
-        """Record that a part failed."""
-        self.single_failures = self.single_failures + 1 if _size(part) == 1 else 0
+    def fail(self, part: Ranges, reason: str, *, is_certain: bool = False) -> None:
+        """Record that a part failed.
+
+        :param is_certain: if it is one record, no second attempt is needed
+        """
+        failures = ATTEMPTS if is_certain else self.single_failures + 1
+        self.single_failures = failures if _size(part) == 1 else 0
         self.failed, self.step, self.reason = part, 0, reason
         self.unchecked = _size(part) == 1
 

@@ -111,18 +111,16 @@ def read_few(
     Spark's source opens two connections for each batch, of its driver and of its task, which cost
     more than to read, decode and write a few records.
 
+    :raises DamagedRecordsError: the client cannot read a record
     :raises UnreachableError: Kafka does not answer
     """
     found: list[Message] = []
     size = 0
-    try:
-        for message in consumer.messages(endpoints, spec.name, batch.ranges, is_committed=True):
-            found.append(message)
-            size += len(message.value() or b"") + len(message.key() or b"")
-            if size > FEW_BYTES:
-                return None
-    except consumer.DamagedRecordsError:
-        return None
+    for message in consumer.messages(endpoints, spec.name, batch.ranges, is_committed=True):
+        found.append(message)
+        size += len(message.value() or b"") + len(message.key() or b"")
+        if size > FEW_BYTES:
+            return None
     records = _arrow(found, spec)
     return _frame(spark, records) if records.nbytes <= FEW_BYTES else None  # headers count too
 

@@ -82,6 +82,15 @@ def test_isolation_requires_proof_before_it_blames_a_record() -> None:
     assert search.culprit == (0, 7)
 
 
+def test_isolation_blames_a_certain_record_at_its_first_failure() -> None:
+    search = Isolation({0: 100}, "it fails")
+    search.fail({0: (5, 8)}, "it fails", is_certain=True)  # of several, any may be the reason
+    assert search.culprit is None
+    search.fail({0: (7, 8)}, "it fails", is_certain=True)
+    assert search.unchecked
+    assert search.culprit == (0, 7)
+
+
 def test_isolation_ends_where_others_committed() -> None:
     search = Isolation({0: 100, 1: 50}, "it fails")
     search.fail({0: (10, 20), 1: (0, 5)}, "it fails")
