@@ -12,7 +12,8 @@ that it leaves open, and differences due to Spark:
 * A field that a record lacks is null if the schema distinguishes "not set" from the default
   (proto3's ``optional``, proto2, messages), else the default. proto2's declared default is always
   used.
-* An enum number without a name stays a number: the text ``7``, as in Protobuf's JSON.
+* An enum number without a name stays a number: the text ``7``, as in Protobuf's JSON. In a closed
+  enum (proto2, editions' ``enum_type = CLOSED``) it is an unknown field.
 * Extensions and unknown fields are ignored. A field of another wire type than the schema's, a
   missing ``required`` field, text that is not UTF-8, and a date or time that does not exist make
   the record malformed.
@@ -352,9 +353,6 @@ def _same_message(where: str, file: Any, message: Any) -> Any:
     versions: a message that both versions have was moved, and is another type.
 
     :raises TableflowError: there is neither
-    versions only: a message that both versions have was moved, and is another type.
-
-    :raises TableflowError: there is neither
     """
     name = message.full_name.removeprefix(f"{message.file.package}.")
     if found := _named(file, name):
@@ -548,6 +546,8 @@ def _field(
         "repeated": field.is_repeated,
         "required": field.is_required,
         "oneof": None if oneof is None else oneof.index,
+        "symbols": _symbols(field),
+        "is_closed": field.enum_type is not None and field.enum_type.is_closed,
     }
     if column is None:
         return protobuf_wire.Field(type=None, **facts)
@@ -584,7 +584,6 @@ def _field(
         type=_arrow_type(kind),
         message=message,
         special=special,
-        symbols=_symbols(field),
         absent=absent,
         **facts,
     )
