@@ -507,6 +507,7 @@ def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protob
     """
     places = {column.name: place for place, column in enumerate(columns)}
     latest = {} if target is None else target.fields_by_number
+    namesakes = {} if target is None else target.fields_by_name
     taken: set[str] = set()
     read: list[protobuf_wire.Field] = []
     rest: list[Any] = []
@@ -526,7 +527,9 @@ def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protob
         if field.name in taken:
             raise _MisfitError(field, "has no column: its name is that of a later field")
         place = places.get(field.name)
-        read.append(_field(field, None, None if place is None else columns[place], place))
+        column = None if place is None else columns[place]
+        # The fields inside are named as in the latest field of that name, whatever its number is.
+        read.append(_field(field, namesakes.get(field.name), column, place))
     return protobuf_wire.Message(
         fields=tuple(read),
         names=tuple(column.name for column in columns),

@@ -203,9 +203,14 @@ def _special(
     if field.special == "decimal":
         kind = _element(field)
         value = _decimal(row["value"], row["scale"])
+        text = f"of {len(row['value'])} bytes" if value is None else str(value)
+        if pa.types.is_integer(kind):
+            return _MalformedError(
+                f"{_label(field, path)}: value {shortened(text)} is not a number of its column "
+                f"({kind})"
+            )
         whole = value is None or value.adjusted() >= kind.precision - kind.scale
         what = "precision" if whole else "scale"
-        text = f"of {len(row['value'])} bytes" if value is None else str(value)
         return _MalformedError(
             f"{_label(field, path, f'decimal({kind.precision},{kind.scale})')}: "
             f"value {shortened(text)} exceeds the {what}"

@@ -725,6 +725,14 @@ def _time(columns: list[Any], _: Any) -> tuple[Any, Any]:
 
 def _decimal(columns: list[Any], kind: Any) -> tuple[Any, Any]:
     """Return unscaled big-endian value and scale; inexact values are malformed."""
+    if pa.types.is_integer(kind):  # a later version has whole numbers
+        wide, bad = _decimal(columns, pa.decimal128(38, 0))
+        held = [0 if value is None else int(value) for value in wide.to_pylist()]
+        bounds = np.iinfo(kind.to_pandas_dtype())
+        bad |= np.array([not bounds.min <= value <= bounds.max for value in held], bool)
+        return pa.array(
+            [0 if no else value for value, no in zip(held, bad, strict=True)], kind
+        ), bad
     values: list[Decimal | None] = []
     for unscaled, scale in zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True):
         number = int.from_bytes(unscaled, "big", signed=True)

@@ -364,6 +364,16 @@ def test_messages_are_found_by_name_before_place() -> None:
     assert decode([b"\x02\x02\x08\x05", b"\x00\x08\x01"], old, new) == [{"b": 5}, None]
 
 
+def test_fields_of_a_message_keep_their_numbers_when_its_own_changes() -> None:
+    """A number that two fields exchange leaves each in the column of its name."""
+    old = registered("""syntax = "proto3"; message T { I a = 1; int32 b = 2; map<int32, I> c = 3; }
+        message I { int32 x = 1; }""")
+    new = registered("""syntax = "proto3"; message T { int32 b = 1; I a = 2; map<int32, I> c = 4; }
+        message I { int32 X = 1; }""", 2)  # fmt: skip
+    data = b"\x0a\x02\x08\x07\x10\x05\x1a\x06\x08\x01\x12\x02\x08\x09"
+    assert one(old, data, latest=new) == {"b": 5, "a": {"X": 7}, "c": {1: {"X": 9}}}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -390,6 +400,12 @@ def test_writer_that_does_not_fit_is_refused(old: str, new: str) -> None:
         decode([], proto(old), proto(new, number=2))
 
 
+WHOLE = (
+    "confluent.type.Decimal a = 1 [(confluent.field_meta) = {params: "
+    '[{key: "precision", value: "20"}, {key: "scale", value: "0"}]}];'
+)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "data", "value"),
     [
@@ -400,6 +416,12 @@ def test_writer_that_does_not_fit_is_refused(old: str, new: str) -> None:
         ("int32 a = 1;", DECIMAL.replace("f =", "a ="), b"\x08\x07", Decimal("7.00")),
         ("int64 a = 1;", DECIMAL.replace("f =", "a ="), b"\x08\x80\xad\xe2\x04", None),
         ("repeated int64 a = 1;", "repeated int32 a = 1;", b"\x08\x07", [7]),
+        (WHOLE, "int32 a = 1;", b"\x0a\x03\x0a\x01\xff", -1),
+        (WHOLE, "int64 a = 1;", b"\x0a\x05\x0a\x01\x46\x18\x01", 7),
+        (WHOLE, "int64 a = 1;", b"\x0a\x05\x0a\x01\x47\x18\x01", None),
+        (WHOLE, "int32 a = 1;", b"\x0a\x07\x0a\x05\x00\x80\x00\x00\x00", None),
+        ("google.type.TimeOfDay a = 1;", "int32 a = 1;", b"\x0a\x02\x18\x07", 7_000_000),
+        ("google.type.TimeOfDay a = 1;", "int32 a = 1;", b"\x0a\x02\x08\x07", None),
         ("google.protobuf.Int64Value a = 1;", "int32 a = 1;", b"\x0a\x02\x08\x07", 7),
         ("bytes a = 1;", "string a = 1;", b"\x0a\x01x", "x"),
         ("bytes a = 1;", "string a = 1;", b"\x0a\x01\xff", None),
