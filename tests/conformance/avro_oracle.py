@@ -36,6 +36,7 @@ LOGICAL = {
 }
 UNITS = ("time-millis", "time-micros")
 EPOCH = datetime(1970, 1, 1)
+MAX_PRECISION = 38
 _CONTEXT = Context(prec=80)
 
 
@@ -323,7 +324,7 @@ def _scalar(kind: str, schema: Mapping[str, Any], wire: Any, path: str) -> Value
             raise Malformed(f"{wire} is not of {bits + 1} bits", path)
     if logical == "decimal" and kind in ("bytes", "fixed"):
         digits = int.from_bytes(wire, "big", signed=True)
-        if len(str(abs(digits))) > schema["precision"]:
+        if len(str(abs(digits))) > MAX_PRECISION:  # the column's precision is checked later
             raise Malformed(f"{digits} exceeds the precision", path)
         return Decimal(digits).scaleb(-schema.get("scale", 0), _CONTEXT)
     match LOGICAL.get((kind, str(logical))):

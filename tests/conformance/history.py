@@ -28,7 +28,7 @@ from versions import Family, Version
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
-from topicberg.iceberg import summaries
+from topicberg.iceberg.summaries import ROWS_SKIPPED, WAP_ID, summary
 from topicberg.query import run_query
 from topicberg.settings import Settings
 from topicberg.tableflow.engine import Ingestor
@@ -94,6 +94,8 @@ class Result:
     """Records without the row that they must have."""
     wrong: int = 0
     """Rows with a wrong value, and rows that must not be there."""
+    batches: dict[int, bool] = field(default_factory=dict)
+    """Commits of appended Avro and Protobuf topics by snapshot, and whether in columns."""
     sent: list[Sent] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -181,6 +183,8 @@ class History:
         self.key_pool: list[bytes] = []
         self.ingestor: Ingestor | None = None
         self.producer: Producer | None = None
+        self.oddity = 0.0
+        """How likely a record of this stage is malformed, unusual or of a foreign schema."""
 
     def run(self) -> Result:
         admin = self.endpoints.kafka_admin()
@@ -287,6 +291,7 @@ class History:
     # --- records ---
 
     def _stage(self, stage: int) -> None:
+        self.oddity = self.rng.choice((0.0, 0.02, 0.15, 0.15))
         for number in range(stage * self.rounds, (stage + 1) * self.rounds):
             for _ in range(self.rng.choice((0, 1, 1, 2))) if number else ():
                 self._evolve()
@@ -346,11 +351,11 @@ class History:
         note, value, key = "good", good, rng.choice(self.key_pool)
         if self.keys == "none" and rng.random() < 0.5:
             key = None
-        if rng.random() < 0.15:
+        if rng.random() < self.oddity:
             note, value = self._odd(schema_id, version, good)
         elif rng.random() < (0.15 if self.upsert else 0.03):
             note, value = "tombstone", None
-        elif rng.random() < 0.03 and self.keys == "schema":
+        elif rng.random() < self.oddity / 5 and self.keys == "schema":
             note, key = "broken key", rng.randbytes(rng.randint(0, 12))
         timestamp = rng.choice((1, 1_000_000_000_123, 1_700_000_000_000, 253_402_300_799_999))
         return Sent(rng.randrange(self.partitions), key, value, timestamp, note)
@@ -474,8 +479,11 @@ class History:
     def _rows(self, identifier: tuple[str, str]) -> list[Row]:
         """What DuckDB reads: PyIceberg takes null for an empty list of structs."""
         table = self.endpoints.catalog(self.config).load_table(identifier)
-        self.skipped = int(table.properties.get(summaries.ROWS_SKIPPED, 0))
+        self.skipped = int(table.properties.get(ROWS_SKIPPED, 0))
         self.names = [field.name for field in table.schema().fields]
+        if self.kind != "JSON" and self.spec.write_mode == "append":
+            of_spark = {one.snapshot_id: WAP_ID in summary(one) for one in table.snapshots()}
+            self.result.batches |= {number: not staged for number, staged in of_spark.items()}
         if table.current_snapshot() is None:
             return []
         sql = f'SELECT * FROM lake."{identifier[0]}"."{identifier[1]}"'

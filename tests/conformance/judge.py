@@ -21,12 +21,14 @@ class Outcome:
     :param sure: false: it may also be malformed
     :param exact: false: the values are not checked
     :param names: what the reason of a malformed record should contain
+    :param why: the oracle's own reason
     """
 
     row: dict[str, Value] | None
     sure: bool = True
     exact: bool = True
     names: str | None = None
+    why: str = ""
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Judge:
                 halves.append(Half(decoded.value, writer.shape, side.shape))
             result = placed(self.columns, *halves)
         except Malformed as malformed:
-            return Outcome(None, sure=not loose, names=malformed.field)
+            return Outcome(None, sure=not loose, names=malformed.field, why=str(malformed))
         if self.key is None and "key" in self.columns.children:
             result.row["key"] = key
         return Outcome(result.row, sure=result.sure and not loose, exact=not loose)

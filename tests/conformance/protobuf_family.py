@@ -98,7 +98,7 @@ class ProtobufFamily:
         self._numbers = 0
 
     def first(self) -> Version:
-        file = File(self.rng.random() < 0.2, [Message("Order", [])])
+        file = File(self.rng.random() < 0.3, [Message("Order", [])])
         for number in range(self.rng.randint(0, 3)):
             file.messages.append(Message(f"Inner{number}", []))
         for place in reversed(range(len(file.messages))):
@@ -231,6 +231,8 @@ def version(file: File) -> Version:
         data = message.SerializePartialToString()
         if rng.random() < 0.05:
             data += fuzz_protobuf.UNKNOWN
+        if rng.random() < 0.1:
+            data = fuzz_protobuf.with_enum_numbers(rng, schema.descriptor, data)
         return rng.choice(FIRST_MESSAGE) + data
 
     def decode(payload: bytes) -> Decoded:

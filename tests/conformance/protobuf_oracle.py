@@ -180,7 +180,7 @@ class ProtobufSchema:
         return self._row(value, path)
 
 
-_LENGTH_DELIMITED = 2
+_VARINT, _LENGTH_DELIMITED = 0, 2
 
 
 def _timestamp(value: Any, path: str) -> datetime:
@@ -195,7 +195,8 @@ def _timestamp(value: Any, path: str) -> datetime:
 
 def _time_of_day(value: Any, path: str) -> int:
     hours, minutes, seconds = value.hours, value.minutes, value.seconds
-    if not (0 <= hours < 24 and 0 <= minutes < 60 and 0 <= seconds < 60):
+    is_end = (hours, minutes, seconds, value.nanos) == (24, 0, 0, 0)
+    if not is_end and not (0 <= hours < 24 and 0 <= minutes < 60 and 0 <= seconds <= 60):
         raise Malformed("no time of day", path)
     if not 0 <= value.nanos < 10**9:
         raise Malformed(f"{value.nanos} nanoseconds", path)
@@ -203,7 +204,7 @@ def _time_of_day(value: Any, path: str) -> int:
 
 
 def _is_clear(message: Any) -> bool:
-    """Whether no declared field was read as an unknown one.
+    """Whether no entry of a map was read as an unknown field.
 
     Google's library does that with a field of another wire type, with a closed enum's number
     without a name, and (not so in Java) with an entry of a map that has an unknown field.
@@ -215,9 +216,10 @@ def _is_clear(message: Any) -> bool:
     for one in UnknownFieldSet(message):
         if field := declared.get(one.field_number):
             is_entry = is_map(field) and one.wire_type == _LENGTH_DELIMITED
-            if field.enum_type is None and not is_entry:
+            is_number = field.enum_type is not None and one.wire_type == _VARINT
+            if not is_number and not is_entry:
                 raise Malformed("another wire type", field.name)
-            clear = False
+            clear &= is_number
     for field, value in message.ListFields():
         inner: Iterable[Any] = ()
         if is_map(field):
@@ -232,11 +234,11 @@ def _is_clear(message: Any) -> bool:
 def message_path(message: Any) -> bytes:
     """The message indexes that a record of a top-level message begins with."""
     index = [one.name for one in message.file.message_types_by_name.values()].index(message.name)
-    return b"\x00" if index == 0 else b"\x02" + bytes(_varint(index * 2))
+    return b"\x00" if index == 0 else b"\x02" + bytes(_encoded(index * 2))
 
 
-def _varint(number: int) -> list[int]:
-    return [number] if number < 0x80 else [number & 0x7F | 0x80, *_varint(number >> 7)]
+def _encoded(number: int) -> list[int]:
+    return [number] if number < 0x80 else [number & 0x7F | 0x80, *_encoded(number >> 7)]
 
 
 def is_map(field: Any) -> bool:

@@ -425,7 +425,7 @@ def _sources_by_number(
     for field_name, number in writer.numbers.items():
         name = names.get(number)
         if name in found and (
-            name == field_name or fits(writer.children[field_name], columns.children[name])
+            name == field_name or _converts(writer.children[field_name], columns.children[name])
         ):
             found[name] = field_name
         else:
@@ -445,6 +445,16 @@ def fits(writer: Shape, column: Shape) -> bool:
             fits(child, column.children[name]) for name, child in writer.children.items()
         )
     return _widens(writer, column)
+
+
+def _converts(writer: Shape, column: Shape) -> bool:
+    """Whether some values of a type can be in a column: those of a number that another type has."""
+    if writer.kind in ("list", "map") and writer.kind == column.kind:
+        return all(_converts(one, column.children[name]) for name, one in writer.children.items())
+    whole, kinds = {"int", "long"}, {writer.kind, column.kind}
+    if writer.kind in whole or (writer.kind == "decimal" and not writer.scale):
+        return column.kind in {*whole, "decimal"}
+    return fits(writer, column) or kinds in ({"decimal"}, {"string", "binary"})
 
 
 def _shaped_alike(writer: Shape, column: Shape) -> bool:

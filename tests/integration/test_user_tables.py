@@ -21,7 +21,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
 from topicberg.settings import settings
-from topicberg.tableflow import control
+from topicberg.tableflow import control, skips
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.testing import rows, spark_session, topic_frame
@@ -136,10 +136,17 @@ def test_the_history_has_every_record(stack: Endpoints, spark: SparkSession) -> 
     send("d")
     with pytest.raises(TableflowError, match="offset 4"):
         history()
+    broken = stack.catalog(settings()).load_table(spec.table_identifier())
+    assert skips.request(broken, stack, name, (0, 4), "a test")  # as `tableflow skip` does
+    for _ in range(2):
+        assert [offset for offset, *_ in history()] == [0, 1, 2, 3, 5]
+    producer.produce(name, b"\x01nor is this", b"u")
+    assert producer.flush(30) == 0
+    send("e")
     control.enable(settings(), name, {"error_handling": {"mode": "LOG"}}, "upsert")
     try:  # what was asked for since holds for it as well; the dead letters are the topic's own
-        assert [offset for offset, *_ in history()] == [0, 1, 2, 3, 5]
+        assert [offset for offset, *_ in history()] == [0, 1, 2, 3, 5, 7]
         table = stack.catalog(settings()).load_table(history_table(spec))
-        assert table.properties[summaries.ROWS_SKIPPED] == "1"
+        assert table.properties[summaries.ROWS_SKIPPED] == "2"
     finally:
         control.disable(settings(), name)

@@ -70,13 +70,45 @@ def schema_and_records(rng: random.Random, records: int = 20) -> Sample:
         data = b"".join(
             fill(rng, message()).SerializeToString() for _ in range(2 if rng.random() < 0.1 else 1)
         )
-        if rng.random() < 0.1:  # unknown: a varint, a string and a group
-            data += (
-                b"\xf8\xff\x03\x01" + b"\xfa\xff\x03\x02hi" + b"\xfb\xff\x03\x08\x01\xfc\xff\x03"
-            )
+        if rng.random() < 0.1:
+            data += UNKNOWN
+        while rng.random() < 0.3:
+            data = with_enum_numbers(rng, message.DESCRIPTOR, data)
         payloads.append(rng.choice((b"\x00", b"\x02\x00")) + data)
         rows.append(row(message.FromString(data)))
     return Sample(text, payloads, rows)
+
+
+def with_enum_numbers(rng: random.Random, message: Any, data: bytes) -> bytes:
+    """Return a record with numbers that are perhaps not of the enum, before or after the others."""
+    enums = []
+    for field in message.fields:
+        entry = field.message_type and field.message_type.GetOptions().map_entry
+        value = field.message_type.fields_by_name["value"] if entry else field
+        if value.enum_type is not None:
+            enums.append((field.number, value.number if entry else 0))
+    if not enums:
+        return data
+    number, of_value = rng.choice(enums)
+    numbers = [_varint(rng.choice((0, 1, 7, 2**31, 2**64 - 1, 2**32 + 1))) for _ in range(2)]
+    if of_value:
+        entry = b"".join(_varint(of_value << 3) + one for one in numbers[: rng.randint(1, 2)])
+        more = _varint(number << 3 | 2) + _varint(len(entry)) + entry
+    elif rng.random() < 0.3 and any(
+        one.number == number and one.is_repeated for one in message.fields
+    ):
+        more = _varint(number << 3 | 2) + _varint(sum(map(len, numbers))) + b"".join(numbers)
+    else:
+        more = _varint(number << 3) + numbers[0]
+    return rng.choice((data + more, more + data))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
 
 
 class _Writer:

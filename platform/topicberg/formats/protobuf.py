@@ -12,7 +12,8 @@ that it leaves open, and differences due to Spark:
 * A field that a record lacks is null if the schema distinguishes "not set" from the default
   (proto3's ``optional``, proto2, messages), else the default. proto2's declared default is always
   used.
-* An enum number without a name stays a number: the text ``7``, as in Protobuf's JSON.
+* An enum number without a name stays a number: the text ``7``, as in Protobuf's JSON. In a closed
+  enum (proto2, editions' ``enum_type = CLOSED``) it is an unknown field.
 * Extensions and unknown fields are ignored. A field of another wire type than the schema's, a
   missing ``required`` field, text that is not UTF-8, and a date or time that does not exist make
   the record malformed.
@@ -352,9 +353,6 @@ def _same_message(where: str, file: Any, message: Any) -> Any:
     versions: a message that both versions have was moved, and is another type.
 
     :raises TableflowError: there is neither
-    versions only: a message that both versions have was moved, and is another type.
-
-    :raises TableflowError: there is neither
     """
     name = message.full_name.removeprefix(f"{message.file.package}.")
     if found := _named(file, name):
@@ -509,6 +507,7 @@ def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protob
     """
     places = {column.name: place for place, column in enumerate(columns)}
     latest = {} if target is None else target.fields_by_number
+    namesakes = {} if target is None else target.fields_by_name
     taken: set[str] = set()
     read: list[protobuf_wire.Field] = []
     rest: list[Any] = []
@@ -528,7 +527,9 @@ def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protob
         if field.name in taken:
             raise _MisfitError(field, "has no column: its name is that of a later field")
         place = places.get(field.name)
-        read.append(_field(field, None, None if place is None else columns[place], place))
+        column = None if place is None else columns[place]
+        # The fields inside are named as in the latest field of that name, whatever its number is.
+        read.append(_field(field, namesakes.get(field.name), column, place))
     return protobuf_wire.Message(
         fields=tuple(read),
         names=tuple(column.name for column in columns),
@@ -548,6 +549,8 @@ def _field(
         "repeated": field.is_repeated,
         "required": field.is_required,
         "oneof": None if oneof is None else oneof.index,
+        "symbols": _symbols(field),
+        "is_closed": field.enum_type is not None and field.enum_type.is_closed,
     }
     if column is None:
         return protobuf_wire.Field(type=None, **facts)
@@ -584,7 +587,6 @@ def _field(
         type=_arrow_type(kind),
         message=message,
         special=special,
-        symbols=_symbols(field),
         absent=absent,
         **facts,
     )

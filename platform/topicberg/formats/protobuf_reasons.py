@@ -63,6 +63,7 @@ def _check(
     known = {field.number: field for field in message.fields}
     found: dict[int, list[_Found]] = {number: [] for number in known}
     last: dict[int, int] = {}  # of each oneof
+    unknown: dict[int, int] = {}  # numbers that a closed enum does not have
     for begin, stop in pieces:
         at = begin
         while at < stop:
@@ -71,6 +72,11 @@ def _check(
             if number not in known:
                 continue
             _check_wire_type(known[number], one, path)
+            if known[number].is_closed and one.wire_type == wire._VARINT:
+                symbol = _enum_number(payload, one)
+                if symbol not in (known[number].symbols or {}):  # an unknown field
+                    unknown[number] = symbol
+                    continue
             oneof = known[number].oneof
             if oneof is not None:  # a member of a oneof clears the others
                 if (other := last.get(oneof, number)) != number:
@@ -79,7 +85,10 @@ def _check(
             found[number].append(one)
     for number, field in known.items():
         if field.required and not found[number]:
-            raise _MalformedError(f"{_label(field, path)}: the required field is missing")
+            problem = "the required field is missing"
+            if number in unknown:
+                problem = f"its enum has no number {unknown[number]}"
+            raise _MalformedError(f"{_label(field, path)}: {problem}")
         if field.column is not None:
             _check_field(payload, field, found[number], path)
 
@@ -172,6 +181,13 @@ def _decoded(payload: bytes, field: wire.Field, found: Sequence[_Found]) -> dict
     return row
 
 
+def _enum_number(payload: bytes, found: _Found) -> int:
+    """Return the number of an enum: the varint's low 32 bits, signed."""
+    value = wire._varint(payload, found.begin, found.stop)
+    assert value is not None  # noqa: S101  it was read before
+    return ((value[0] & 2**32 - 1) ^ 2**31) - 2**31
+
+
 def _element(field: wire.Field) -> pa.DataType:
     return field.type.value_type if field.repeated and not field.is_map else field.type
 
@@ -187,9 +203,14 @@ def _special(
     if field.special == "decimal":
         kind = _element(field)
         value = _decimal(row["value"], row["scale"])
+        text = f"of {len(row['value'])} bytes" if value is None else str(value)
+        if pa.types.is_integer(kind):
+            return _MalformedError(
+                f"{_label(field, path)}: value {shortened(text)} is not a number of its column "
+                f"({kind})"
+            )
         whole = value is None or value.adjusted() >= kind.precision - kind.scale
         what = "precision" if whole else "scale"
-        text = f"of {len(row['value'])} bytes" if value is None else str(value)
         return _MalformedError(
             f"{_label(field, path, f'decimal({kind.precision},{kind.scale})')}: "
             f"value {shortened(text)} exceeds the {what}"

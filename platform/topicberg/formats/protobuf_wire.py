@@ -6,7 +6,9 @@ and a column is built from its places at once. The last few records of a batch, 
 fields than the others, are walked one by one.
 
 Follows https://protobuf.dev/programming-guides/encoding: unknown fields are ignored, the last value
-of a singular field wins, messages merge, repeated scalars are packed or not.
+of a singular field wins, messages merge, repeated scalars are packed or not. A closed enum's number
+without a name is an unknown field, as in https://protobuf.dev/programming-guides/enum; in a map, so
+is the whole entry.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Field:
     """A field of a message, and the column that it becomes.
 
     ``name``, ``kind``: from the .proto file; ``message`` and ``group`` have a ``message``, ``enum``
-    has ``symbols``. ``column``: its place in the row; None: it has no column, and is skipped.
+    has ``symbols``, and if it is a closed one, other numbers are unknown fields (``is_closed``).
+    ``column``: its place in the row; None: it has no column, and is skipped.
     ``type``: of the column, or of a list's elements. ``absent``: the value in a record that lacks
     the field; None is null; for a message True: an empty one. ``oneof``: index of the oneof.
     ``special``: the well-known type of its message.
@@ -70,6 +73,7 @@ class Field:
     oneof: int | None = None
     message: Message | None = None
     symbols: Mapping[int, str] | None = None
+    is_closed: bool = False
     special: str | None = None
 
 
@@ -217,6 +221,10 @@ def _columns(batch: _Batch, message: Message, begin: Any, stop: Any) -> tuple[li
     if count * len(message.names) * 8 > PART_MEMORY:  # empty elements have columns, too
         raise MemoryError
     places, bad = _walk(batch, message, begin, stop)
+    for field in message.fields:
+        if field.is_closed:
+            found = places[field.number]
+            places[field.number] = found.at(_is_known(field, found.begin))
     _keep_one_of(message, places, count)
     columns: list[Any] = [None] * len(message.names)
     for field in message.fields:
@@ -537,8 +545,10 @@ def _repeated(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
     """Return a column of lists or maps."""
     values, broken = _values(batch, field, found)
     rows = found.row
+    bad[rows[broken]] = True
+    if field.is_map:
+        broken |= _unknown_entries(batch, field, found)
     if broken.any():  # an invalid key cannot be in a map
-        bad[rows[broken]] = True
         values, rows = values.filter(pa.array(~broken)), rows[~broken]
     if field.is_map and len(rows):
         codes = values.field(0).dictionary_encode().indices.to_numpy().astype(np.int64)
@@ -552,6 +562,19 @@ def _repeated(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
     if field.is_map:
         return pa.MapArray.from_arrays(offsets, values.field(0), values.field(1), type=field.type)
     return pa.ListArray.from_arrays(offsets, values, type=field.type)
+
+
+def _unknown_entries(batch: _Batch, field: Field, found: _Places) -> Any:
+    """Return which entries of a map are unknown fields, because of a closed enum's number."""
+    unknown = np.zeros(len(found.row), bool)
+    entry = field.message
+    if entry is not None and any(one.is_closed for one in entry.fields):
+        places, _ = _walk(batch, entry, found.begin.astype(np.int64), found.end)
+        for one in entry.fields:
+            if one.is_closed:
+                values = places[one.number]
+                unknown[values.row[~_is_known(one, values.begin)]] = True
+    return unknown
 
 
 def _values(batch: _Batch, field: Field, found: _Places) -> tuple[Any, Any]:
@@ -621,6 +644,11 @@ def _integer(kind: str, value: Any) -> Any:
             return value != 0
         case _:
             return value
+
+
+def _is_known(field: Field, values: Any) -> Any:
+    """Return which values of an enum have a name."""
+    return np.isin(_integer("int32", values), np.array(list(field.symbols or ()), np.int32))
 
 
 def _enum(numbers: Any, symbols: Mapping[int, str]) -> Any:
@@ -697,6 +725,14 @@ def _time(columns: list[Any], _: Any) -> tuple[Any, Any]:
 
 def _decimal(columns: list[Any], kind: Any) -> tuple[Any, Any]:
     """Return unscaled big-endian value and scale; inexact values are malformed."""
+    if pa.types.is_integer(kind):  # a later version has whole numbers
+        wide, bad = _decimal(columns, pa.decimal128(38, 0))
+        held = [0 if value is None else int(value) for value in wide.to_pylist()]
+        bounds = np.iinfo(kind.to_pandas_dtype())
+        bad |= np.array([not bounds.min <= value <= bounds.max for value in held], bool)
+        return pa.array(
+            [0 if no else value for value, no in zip(held, bad, strict=True)], kind
+        ), bad
     values: list[Decimal | None] = []
     for unscaled, scale in zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True):
         number = int.from_bytes(unscaled, "big", signed=True)

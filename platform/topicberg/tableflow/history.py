@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyiceberg.exceptions import NoSuchTableError
+
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -25,8 +27,9 @@ def history_table(spec: TopicSpec, config: Settings | None = None) -> tuple[str,
 def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
     """Commit every record that the topic holds now; return the table."""
     from topicberg import kafka
+    from topicberg.tableflow import skips
     from topicberg.tableflow.control import as_requested
-    from topicberg.tableflow.engine import run_once
+    from topicberg.tableflow.engine import Ingestor, run_once
 
     class HistorySpec(TopicSpec):
         def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
@@ -39,5 +42,13 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
         appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
     # With the derived tables: no other table may be where Confluent's Tableflow writes.
     beside = config.model_copy(update={"bucket": config.derived_bucket})
-    run_once(HistorySpec.model_validate(appended), endpoints, beside)
-    return endpoints.catalog(config).load_table(history_table(spec))
+    history = HistorySpec.model_validate(appended)
+    catalog = endpoints.catalog(config)
+    try:
+        own = catalog.load_table(spec.table_identifier(config))
+    except NoSuchTableError:
+        own = None
+    if own is not None and skips.requested(own):  # the command `tableflow skip` is for the topic
+        skips.adopt(Ingestor(history, endpoints, beside).table(), own)
+    run_once(history, endpoints, beside)
+    return catalog.load_table(history_table(spec))

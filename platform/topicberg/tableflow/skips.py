@@ -93,7 +93,7 @@ def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason
             held = parse_offsets(first)
         _check(endpoints, topic, place, held)
         skip = _skip(place, current_user(), reason)
-        note = {f"{SKIP_PREFIX}{place[0]}.{place[1]}": skip.model_dump_json()}
+        note = dict([_note(skip)])
         SnapshotChange(table, Operation.APPEND, properties=note).commit(note)
         return True
 
@@ -102,6 +102,28 @@ def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason
         hint="run the command again; nothing was changed",
     )
     return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+
+
+def adopt(table: Table, other: Table) -> None:
+    """Request what was requested for another table of the same topic and is still to come here."""
+
+    def attempt() -> None:
+        table.refresh()
+        held = held_by(table, table.current_snapshot()).offsets
+        coming = [
+            skip
+            for skip in requested(other).values()
+            if skip.place not in requested(table) and skip.offset >= held.get(skip.partition, 0)
+        ]
+        if coming:
+            notes = dict(map(_note, coming))
+            SnapshotChange(table, Operation.APPEND, properties=notes).commit(notes)
+
+    exhausted = CommitConflictError(
+        f"table {'.'.join(table.name())}: {ATTEMPTS} times in a row another commit came first",
+        hint="try again; nothing was changed",
+    )
+    retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def _check(endpoints: Endpoints, topic: str, place: Place, held: Offsets) -> None:
@@ -129,6 +151,11 @@ def _check(endpoints: Endpoints, topic: str, place: Place, held: Offsets) -> Non
             f"{what}: Kafka has no record there: it was compacted away, or is a transaction marker",
             hint="do nothing: the engine continues after it",
         )
+
+
+def _note(skip: Skip) -> tuple[str, str]:
+    """Return the table property of a requested skip."""
+    return f"{SKIP_PREFIX}{skip.partition}.{skip.offset}", skip.model_dump_json()
 
 
 def _skip(place: Place, by: str, reason: str) -> Skip:

@@ -268,6 +268,57 @@ def test_numbers_without_a_name_stay_numbers() -> None:
     assert one(proto("Kind f = 1;"), b"\x08\x07") == {"f": "7"}
 
 
+EDITION = 'edition = "2023"; option features.enum_type = CLOSED;'
+
+
+@pytest.mark.parametrize("one_by_one", [0, 1000])
+@pytest.mark.parametrize("head", ['syntax = "proto2";', EDITION, 'syntax = "proto3";'])
+def test_unknown_numbers_of_enums_are_as_googles(
+    head: str, one_by_one: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a closed enum they are unknown fields: a oneof keeps its member, a map its entry."""
+    monkeypatch.setattr(protobuf_wire, "ONE_BY_ONE", one_by_one)
+    optional = "optional " if "proto2" in head else ""
+    schema = registered(
+        f"""{head} message Trade {{ oneof o {{ string s = 1; Kind k = 2; Deep deep = 3; }}
+        repeated Kind list = 4; map<string, Kind> map = 5; {optional}Kind plain = 6; }}
+        message Deep {{ oneof o {{ string s = 1; Kind k = 2; }} }}
+        enum Kind {{ NONE = 0; ONE = 1; LESS = -1; }}"""
+    )
+    trade = message_factory.GetMessageClass(
+        protoc.compiled("t.proto", schema.text).message_types_by_name["Trade"]
+    )
+    minus, wide = b"\xff" * 9 + b"\x01", b"\x81\x80\x80\x80\x10"  # -1; 2**32 + 1, which is 1
+    pieces = [
+        *(b"\x0a\x01x", b"\x10\x07", b"\x10\x01", b"\x10" + minus, b"\x10" + wide),
+        *(b"\x1a\x03\x0a\x01x", b"\x1a\x02\x10\x07", b"\x1a\x02\x10\x01", b"\x1a\x00"),
+        *(b"\x20\x07", b"\x20\x01", b"\x22\x03\x07\x01\x09", b"\x22\x00"),
+        *(b"\x2a\x05\x0a\x01a\x10\x07", b"\x2a\x05\x0a\x01a\x10\x01", b"\x2a\x02\x10\x07"),
+        *(b"\x2a\x07\x0a\x01a\x10\x07\x10\x01", b"\x2a\x07\x0a\x01a\x10\x01\x10\x07", b"\x2a\x00"),
+        *(b"\x30\x07", b"\x30\x01"),
+    ]
+    records = [
+        b"".join(chosen)
+        for count in (1, 2, 3)
+        for chosen in itertools.product(pieces, repeat=count)
+    ]
+    rows = decode([b"\x00" + data for data in records], schema)
+    expected = [row(trade.FromString(data)) for data in records]
+    assert list(map(comparable, rows)) == list(map(comparable, expected))
+
+
+def test_required_closed_enum_needs_a_known_number() -> None:
+    schema = proto("required Kind f = 1;", syntax=2)
+    assert decode([b"\x00\x08\x02", b"\x00\x08\x07", b"\x00\x08\x02\x08\x07"], schema) == [
+        {"f": "TWO"},
+        None,
+        {"f": "TWO"},
+    ]
+    fields = protobuf.fields("s", schema, itertools.count(1))
+    reason = protobuf.explain(b"\x00\x08\x07", schema, schema, fields)
+    assert reason == "field f (enum): its enum has no number 7"
+
+
 def test_proto2() -> None:
     body = "required int32 a = 1; optional Kind b = 2; optional string c = 3 [default = 'x'];"
     schema = proto(f"{body} extensions 100 to 200;", syntax=2)
@@ -313,6 +364,16 @@ def test_messages_are_found_by_name_before_place() -> None:
     assert decode([b"\x02\x02\x08\x05", b"\x00\x08\x01"], old, new) == [{"b": 5}, None]
 
 
+def test_fields_of_a_message_keep_their_numbers_when_its_own_changes() -> None:
+    """A number that two fields exchange leaves each in the column of its name."""
+    old = registered("""syntax = "proto3"; message T { I a = 1; int32 b = 2; map<int32, I> c = 3; }
+        message I { int32 x = 1; }""")
+    new = registered("""syntax = "proto3"; message T { int32 b = 1; I a = 2; map<int32, I> c = 4; }
+        message I { int32 X = 1; }""", 2)  # fmt: skip
+    data = b"\x0a\x02\x08\x07\x10\x05\x1a\x06\x08\x01\x12\x02\x08\x09"
+    assert one(old, data, latest=new) == {"b": 5, "a": {"X": 7}, "c": {1: {"X": 9}}}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -339,6 +400,12 @@ def test_writer_that_does_not_fit_is_refused(old: str, new: str) -> None:
         decode([], proto(old), proto(new, number=2))
 
 
+WHOLE = (
+    "confluent.type.Decimal a = 1 [(confluent.field_meta) = {params: "
+    '[{key: "precision", value: "20"}, {key: "scale", value: "0"}]}];'
+)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "data", "value"),
     [
@@ -349,6 +416,12 @@ def test_writer_that_does_not_fit_is_refused(old: str, new: str) -> None:
         ("int32 a = 1;", DECIMAL.replace("f =", "a ="), b"\x08\x07", Decimal("7.00")),
         ("int64 a = 1;", DECIMAL.replace("f =", "a ="), b"\x08\x80\xad\xe2\x04", None),
         ("repeated int64 a = 1;", "repeated int32 a = 1;", b"\x08\x07", [7]),
+        (WHOLE, "int32 a = 1;", b"\x0a\x03\x0a\x01\xff", -1),
+        (WHOLE, "int64 a = 1;", b"\x0a\x05\x0a\x01\x46\x18\x01", 7),
+        (WHOLE, "int64 a = 1;", b"\x0a\x05\x0a\x01\x47\x18\x01", None),
+        (WHOLE, "int32 a = 1;", b"\x0a\x07\x0a\x05\x00\x80\x00\x00\x00", None),
+        ("google.type.TimeOfDay a = 1;", "int32 a = 1;", b"\x0a\x02\x18\x07", 7_000_000),
+        ("google.type.TimeOfDay a = 1;", "int32 a = 1;", b"\x0a\x02\x08\x07", None),
         ("google.protobuf.Int64Value a = 1;", "int32 a = 1;", b"\x0a\x02\x08\x07", 7),
         ("bytes a = 1;", "string a = 1;", b"\x0a\x01x", "x"),
         ("bytes a = 1;", "string a = 1;", b"\x0a\x01\xff", None),
