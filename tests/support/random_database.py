@@ -119,9 +119,11 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _bits(value: Any) -> bytes | None:
-    """Return Debezium's bytes of a text of bits: the lowest first, without zeros at the end."""
-    raw = int(value, 2).to_bytes(2, "little") if isinstance(value, str) else _bytes(value)
-    return None if raw is None else raw.rstrip(b"\0")
+    """Return Debezium's bytes of a text of bits: those of its number, as few as it needs."""
+    if not isinstance(value, str):
+        return _bytes(value)
+    number = int(value, 2)
+    return number.to_bytes(max(1, (number.bit_length() + 7) // 8), "little")
 
 
 def _json(rng: random.Random) -> str:
@@ -147,7 +149,7 @@ KINDS: dict[str, Kind] = {
     "dec": Kind("numeric(12,4)", lambda rng: _digits(rng, 12, 4)),
     "wide": Kind("numeric(38,0)", lambda rng: _digits(rng, 38, 0)),
     "huge": Kind("numeric(60,10)", lambda rng: _digits(rng, 60, 10), "{}::text"),
-    "free": Kind("numeric", _any_decimal, "{}::text", Decimal),  # Debezium strips zeros at the end
+    "free": Kind("numeric", _any_decimal, "trim_scale({})::text"),  # as Debezium sends it
     "cash": Kind("money", lambda rng: _digits(rng, 12, 2), "{}::numeric(64,2)::text"),
     "ts": Kind("timestamp", _moment),
     "ts3": Kind("timestamp(3)", _moment),
@@ -167,6 +169,10 @@ KINDS: dict[str, Kind] = {
     "f8": Kind("double precision", lambda rng: rng.choice([0.1, -1e300, rng.gauss(0, 1)])),
     "ip": Kind("inet", lambda rng: f"10.0.{rng.randrange(256)}.{rng.randrange(256)}", "host({})"),
     "bits": Kind("bit(9)", lambda rng: f"{rng.getrandbits(9):09b}", "{}::text", _bits),
+    "varbits": Kind(
+        "bit varying(40)", lambda rng: f"{rng.getrandbits(32):032b}"[: rng.randint(1, 40)],
+        "{}::text", _bits,
+    ),
     "rng": Kind("int4range", lambda rng: f"[{rng.randrange(9)},{rng.randint(10, 20)})", "{}::text"),
     "st": Kind(f"{SCHEMA}.status", lambda rng: rng.choice(["new", "paid", "gone"]), "{}::text"),
     "big": Kind("text", _large, is_large=True),
