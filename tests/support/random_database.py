@@ -119,11 +119,11 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _bits(value: Any) -> bytes | None:
-    """Return Debezium's bytes of a text of bits: those of its number, as few as it needs."""
+    """Return Debezium's bytes of a text of bits: those of its number, and none of zero."""
     if not isinstance(value, str):
         return _bytes(value)
     number = int(value, 2)
-    return number.to_bytes(max(1, (number.bit_length() + 7) // 8), "little")
+    return number.to_bytes((number.bit_length() + 7) // 8, "little")
 
 
 def _json(rng: random.Random) -> str:
