@@ -124,9 +124,9 @@ def main() -> None:
     endpoints = load_endpoints(config)
     rng = random.Random(1)
     contenders = [Contender(version, given.rows, endpoints, config) for version in VERSIONS]
-    for _ in range(given.batches):
+    for batch in range(given.batches):
         numbers = sorted(rng.sample(range(given.rows), int(given.rows * given.share)))
-        for one in contenders:
+        for one in contenders if batch % 2 else reversed(contenders):
             one.upsert(numbers)
     best: dict[str, dict[int, float]] = {}
     for name, read in readers(endpoints, config).items():

@@ -386,7 +386,7 @@ def test_forget_while_another_engine_rewrites_files(
             left[0] -= 1
             session.sql(f"REFRESH TABLE {name}")
             session.sql(
-                f"CALL {CATALOG}.system.rewrite_data_files(table => '{'.'.join(identifier)}', "
+                f"CALL {CATALOG}.system.rewrite_data_files(table => '{quote(*identifier)}', "
                 "options => map('rewrite-all', 'true'))"
             ).collect()
         return commit(*given, **more)

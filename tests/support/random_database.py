@@ -83,11 +83,26 @@ def _interval(rng: random.Random) -> str:
     )
 
 
-_INTERVAL = (
-    "round(((extract(year FROM {0}) * 12 + extract(month FROM {0})) * 30.4375 * 86400"
-    " + extract(day FROM {0}) * 86400 + extract(hour FROM {0}) * 3600"
-    " + extract(minute FROM {0}) * 60 + extract(second FROM {0})) * 1000000)::bigint"
-)
+_PARTS = ("year", "month", "day", "hour", "minute", "second")
+_INTERVAL = " || ' ' || ".join(f"extract({part} FROM {{0}})" for part in _PARTS)
+
+
+def _interval_micros(value: Any) -> int:
+    """Return Debezium's microseconds of an interval's parts.
+
+    It counts a month as 30.4375 days, and truncates a product of doubles.
+    """
+    if not isinstance(value, str):
+        return int(value)
+    *parts, second = value.split()
+    year, month, day, hour, minute = map(int, parts)
+    micros = int(Decimal(second).scaleb(6))
+    whole = int(Decimal(second))
+    seconds = whole + (micros - whole * 1_000_000) / 1_000_000
+    days = (year * 12 + month) * 30.4375 + day
+    return int((((days * 24 + hour) * 60 + minute) * 60 + seconds) * 1e6)
+
+
 _ZONED_TIME = "mod((extract(epoch FROM {0}) * 1000000)::bigint + 86400000000, 86400000000)"
 
 
@@ -158,7 +173,7 @@ KINDS: dict[str, Kind] = {
     "tm": Kind("time", _time_of_day, "(extract(epoch FROM {}) * 1000000)::bigint"),
     "tm3": Kind("time(3)", _time_of_day, "(extract(epoch FROM {}) * 1000)::int"),
     "ttz": Kind("timetz", _zoned_time, _ZONED_TIME, _micros),
-    "iv": Kind("interval", _interval, _INTERVAL),
+    "iv": Kind("interval", _interval, _INTERVAL, _interval_micros),
     "uid": Kind("uuid", lambda rng: f"{rng.getrandbits(128):032x}", "{}::text"),
     "doc": Kind("jsonb", _json, "{}::text"),
     "ia": Kind("int[]", lambda rng: _array(rng, _whole(32)), same=_listed),
