@@ -26,7 +26,7 @@ from rich.table import Table as Shown
 
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.iceberg.files import live_files
-from topicberg.iceberg.manifests import is_vector, referenced_file
+from topicberg.iceberg.manifests import is_vector, referenced_file, size_of
 from topicberg.local import stack
 from topicberg.query import duckdb_connection
 from topicberg.settings import Settings, settings
@@ -84,9 +84,10 @@ class Contender:
         """Return the files with deletes, their bytes, and the most vectors of a data file."""
         found = [f for f in live_files(self.table) if f.content != DataFileContent.DATA]
         files = [referenced_file(file) for file in found if is_vector(file)]
-        sizes = [file.file_size_in_bytes for file in found]
+        sizes = [size_of(file) for file in found]
         most = max(map(files.count, files), default=0)
-        return {"files": len(found), "bytes": sum(sizes), "vectors_of_a_file": most}
+        paths = {file.file_path for file in found}
+        return {"files": len(paths), "bytes": sum(sizes), "vectors_of_a_file": most}
 
 
 def readers(endpoints: Endpoints, config: Settings) -> dict[str, Callable[[Contender], Any]]:
@@ -123,9 +124,9 @@ def main() -> None:
     endpoints = load_endpoints(config)
     rng = random.Random(1)
     contenders = [Contender(version, given.rows, endpoints, config) for version in VERSIONS]
-    for _ in range(given.batches):
+    for batch in range(given.batches):
         numbers = sorted(rng.sample(range(given.rows), int(given.rows * given.share)))
-        for one in contenders:
+        for one in contenders if batch % 2 else reversed(contenders):
             one.upsert(numbers)
     best: dict[str, dict[int, float]] = {}
     for name, read in readers(endpoints, config).items():

@@ -83,6 +83,7 @@ class EngineProcess:
                 child.kill()
             self._process.kill()
             self._process.wait()
+            self._process = None
 
 
 class Drill:

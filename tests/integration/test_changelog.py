@@ -242,6 +242,52 @@ def test_changelog_mysql_types_become_columns(make_topic: Callable[..., Topic]) 
     assert last == dict.fromkeys(expected) | {"id": 3, "tx": "three"}
 
 
+def sql_server(lsn: int) -> dict[str, Any]:
+    at = f"00000027:{lsn:08x}:"
+    return {"change_lsn": f"{at}0002", "commit_lsn": f"{at}0003", "event_serial_no": 1}
+
+
+def oracle(lsn: int) -> dict[str, Any]:
+    return {"scn": str(lsn), "commit_scn": str(lsn + 1)}
+
+
+@pytest.mark.parametrize("position", [sql_server, oracle])
+def test_changelog_documented_position_orders_partitions(
+    make_topic: Callable[..., Topic], position: Callable[[int], dict[str, Any]]
+) -> None:
+    """Sources: Debezium's documentation of its SQL Server and Oracle connectors."""
+    topic = change_topic(make_topic)
+    envelope = json.loads(json.dumps(ENVELOPE))
+    source = envelope["fields"][2]["type"]["fields"]
+    kinds = {int: "long", str: "string"}
+    source[3:] = [
+        {"name": name, "type": ["null", kinds[type(value)]], "default": None}
+        for name, value in position(1).items()
+    ]
+    writer = SourceTopic(topic, envelope, position)
+    row = {"v": 1, "big": "b"}
+    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
+    try:
+        for part in (
+            [Event(0, 1, "c", 98, {"id": 1, **row}, ms=5)],
+            [Event(1, None, "t", 100, ms=5)],
+            [
+                Event(0, 2, "c", 99, {"id": 2, **row}, ms=5),
+                Event(0, 3, "c", 101, {"id": 3, **row}, ms=5),
+            ],
+            [
+                Event(2, 4, "c", 9, {"id": 4, **row}, ms=5),
+                Event(2, 5, "u", 102, {"id": 5, **row}, ms=5),
+            ],
+        ):
+            writer.send(part)
+            while ingestor.step().records:
+                pass
+    finally:
+        ingestor.close()
+    assert sorted(found["id"] for found in rows_of(topic)) == [3, 5]
+
+
 MONGODB = {
     "type": "record",
     "name": "Envelope",

@@ -25,13 +25,14 @@ from typer.testing import CliRunner
 from assets import pipelines
 from topicberg import kafka
 from topicberg.cli import app
-from topicberg.endpoints import Endpoints
+from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
 from topicberg.settings import PROJECT_ROOT, Settings, settings
+from topicberg.spark import new_session, quote
 from topicberg.tableflow import control
 from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
 from topicberg.tableflow.forgetting import run as forgetting_run
@@ -358,6 +359,53 @@ def test_forget_command_erases_views_and_derived_tables(
     compute(stack, config, topic)
     assert run("forget", name, SECRET, "--yes")[0] == 1
     admin.delete_topics([log])[log].result(30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3])
+def test_forget_while_another_engine_rewrites_files(
+    make_topic: Make, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Spark compacts before each of the first commits, and deletes rows by its own delete files."""
+    topic = make_topic(
+        write_mode="upsert", key={"format": "string"}, table={"format_version": number}
+    )
+    for batch in range(3):
+        orders(topic, SECRET, *(f"k{batch}{n}" for n in range(5)), note=f"b{batch}")
+        topic.ingest()
+    endpoints, config = topic.endpoints, topic.config
+    identifier = topic.spec.table_identifier(config)
+    name = quote(CATALOG, *identifier)
+    session = new_session(endpoints.spark_connect, endpoints.spark_session(config)[0])
+    session.sql(f"DELETE FROM {name} WHERE key = CAST('k01' AS binary)")
+    catalog = type(topic.table().catalog)
+    commit, left = catalog.commit_table, [3]
+
+    def after_another(*given: Any, **more: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            session.sql(f"REFRESH TABLE {name}")
+            session.sql(
+                f"CALL {CATALOG}.system.rewrite_data_files(table => '{quote(*identifier)}', "
+                "options => map('rewrite-all', 'true'))"
+            ).collect()
+        return commit(*given, **more)
+
+    monkeypatch.setattr(catalog, "commit_table", after_another)
+    try:
+        forget(topic, SECRET)
+    finally:
+        session.stop()
+    assert left == [0]
+    monkeypatch.undo()
+    assert files_with(topic.table(), SECRET, endpoints) == []
+    expected = {f"k{b}{n}".encode() for b in range(3) for n in range(5)} - {b"k01"}
+    assert {row["key"] for row in topic.rows("key")} == expected
+    orders(topic, "k01", "k02", note="later")
+    topic.ingest()
+    rows = {row["key"]: row["note"] for row in topic.rows("key", "note")}
+    assert rows.keys() == expected | {b"k01"}
+    assert rows[b"k02"] == "later"
 
 
 class Killed(BaseException):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
@@ -344,8 +344,14 @@ class Source:
 class SourceTopic:
     """Writes the records of a :class:`Source` to a topic."""
 
-    def __init__(self, topic: Topic, envelope: dict[str, Any] | None = None) -> None:
-        self.topic = topic
+    def __init__(
+        self,
+        topic: Topic,
+        envelope: dict[str, Any] | None = None,
+        position: Callable[[int], dict[str, Any]] = lambda lsn: {"lsn": lsn, "txId": 1},
+    ) -> None:
+        """:param position: what the source of an event says of its place in the log"""
+        self.topic, self.position = topic, position
         registry = topic.endpoints.schema_registry_client()
         self.envelope = fastavro.parse_schema(json.loads(json.dumps(envelope or ENVELOPE)))
         text = json.dumps(envelope or ENVELOPE)
@@ -369,8 +375,8 @@ class SourceTopic:
                 key = self._key(event)
             if event.op is not None:
                 ms = event.lsn if event.ms is None else event.ms
-                source: dict[str, Any] = {"ts_ms": ms, "ts_us": ms * 1_000, "txId": 1}
-                source |= {"lsn": event.lsn, "snapshot": "false"}
+                source: dict[str, Any] = {"ts_ms": ms, "ts_us": ms * 1_000, "snapshot": "false"}
+                source |= self.position(event.lsn)
                 op = "?" if event.is_malformed else event.op
                 record = {"before": None, "after": event.after, "source": source, "op": op}
                 value = wire_prefix(self.value_id) + encode(self.envelope, record)

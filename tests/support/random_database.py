@@ -83,11 +83,26 @@ def _interval(rng: random.Random) -> str:
     )
 
 
-_INTERVAL = (
-    "round(((extract(year FROM {0}) * 12 + extract(month FROM {0})) * 30.4375 * 86400"
-    " + extract(day FROM {0}) * 86400 + extract(hour FROM {0}) * 3600"
-    " + extract(minute FROM {0}) * 60 + extract(second FROM {0})) * 1000000)::bigint"
-)
+_PARTS = ("year", "month", "day", "hour", "minute", "second")
+_INTERVAL = " || ' ' || ".join(f"extract({part} FROM {{0}})" for part in _PARTS)
+
+
+def _interval_micros(value: Any) -> int:
+    """Return Debezium's microseconds of an interval's parts.
+
+    It counts a month as 30.4375 days, and truncates a product of doubles.
+    """
+    if not isinstance(value, str):
+        return int(value)
+    *parts, second = value.split()
+    year, month, day, hour, minute = map(int, parts)
+    micros = int(Decimal(second).scaleb(6))
+    whole = int(Decimal(second))
+    seconds = whole + (micros - whole * 1_000_000) / 1_000_000
+    days = (year * 12 + month) * 30.4375 + day
+    return int((((days * 24 + hour) * 60 + minute) * 60 + seconds) * 1e6)
+
+
 _ZONED_TIME = "mod((extract(epoch FROM {0}) * 1000000)::bigint + 86400000000, 86400000000)"
 
 
@@ -119,9 +134,11 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _bits(value: Any) -> bytes | None:
-    """Return Debezium's bytes of a text of bits: the lowest first, without zeros at the end."""
-    raw = int(value, 2).to_bytes(2, "little") if isinstance(value, str) else _bytes(value)
-    return None if raw is None else raw.rstrip(b"\0")
+    """Return Debezium's bytes of a text of bits: those of its number, and none of zero."""
+    if not isinstance(value, str):
+        return _bytes(value)
+    number = int(value, 2)
+    return number.to_bytes((number.bit_length() + 7) // 8, "little")
 
 
 def _json(rng: random.Random) -> str:
@@ -147,7 +164,7 @@ KINDS: dict[str, Kind] = {
     "dec": Kind("numeric(12,4)", lambda rng: _digits(rng, 12, 4)),
     "wide": Kind("numeric(38,0)", lambda rng: _digits(rng, 38, 0)),
     "huge": Kind("numeric(60,10)", lambda rng: _digits(rng, 60, 10), "{}::text"),
-    "free": Kind("numeric", _any_decimal, "{}::text", Decimal),  # Debezium strips zeros at the end
+    "free": Kind("numeric", _any_decimal, "trim_scale({})::text"),  # as Debezium sends it
     "cash": Kind("money", lambda rng: _digits(rng, 12, 2), "{}::numeric(64,2)::text"),
     "ts": Kind("timestamp", _moment),
     "ts3": Kind("timestamp(3)", _moment),
@@ -156,7 +173,7 @@ KINDS: dict[str, Kind] = {
     "tm": Kind("time", _time_of_day, "(extract(epoch FROM {}) * 1000000)::bigint"),
     "tm3": Kind("time(3)", _time_of_day, "(extract(epoch FROM {}) * 1000)::int"),
     "ttz": Kind("timetz", _zoned_time, _ZONED_TIME, _micros),
-    "iv": Kind("interval", _interval, _INTERVAL),
+    "iv": Kind("interval", _interval, _INTERVAL, _interval_micros),
     "uid": Kind("uuid", lambda rng: f"{rng.getrandbits(128):032x}", "{}::text"),
     "doc": Kind("jsonb", _json, "{}::text"),
     "ia": Kind("int[]", lambda rng: _array(rng, _whole(32)), same=_listed),
@@ -167,6 +184,10 @@ KINDS: dict[str, Kind] = {
     "f8": Kind("double precision", lambda rng: rng.choice([0.1, -1e300, rng.gauss(0, 1)])),
     "ip": Kind("inet", lambda rng: f"10.0.{rng.randrange(256)}.{rng.randrange(256)}", "host({})"),
     "bits": Kind("bit(9)", lambda rng: f"{rng.getrandbits(9):09b}", "{}::text", _bits),
+    "varbits": Kind(
+        "bit varying(40)", lambda rng: f"{rng.getrandbits(32):032b}"[: rng.randint(1, 40)],
+        "{}::text", _bits,
+    ),
     "rng": Kind("int4range", lambda rng: f"[{rng.randrange(9)},{rng.randint(10, 20)})", "{}::text"),
     "st": Kind(f"{SCHEMA}.status", lambda rng: rng.choice(["new", "paid", "gone"]), "{}::text"),
     "big": Kind("text", _large, is_large=True),

@@ -148,6 +148,7 @@ def new(
     of them, also those that are created later.
     """
     from topicberg.endpoints import load_endpoints
+    from topicberg.kafka.discovery import find_topic
     from topicberg.peek import newest_messages
     from topicberg.settings import settings
     from topicberg.topics.new import chosen_for_changes, new_topic, new_topic_from_kafka
@@ -169,7 +170,8 @@ def new(
         endpoints = load_endpoints(config)
         found = newest_messages(name, 500, endpoints)
         read = [(message.key(), message.value()) for message in found]
-        paths, notes = new_topic_from_kafka(name, read, group, endpoints, config)
+        has = find_topic(name, endpoints)
+        paths, notes = new_topic_from_kafka(name, read, group, endpoints, config, has)
     for path in paths:
         echo(f"wrote {path}")
     for note in notes:

@@ -74,7 +74,10 @@ def _typed(schema: Any) -> Any:
     if kind is not None and schema.get("type") == kind:
         found["logicalType"] = logical
     elif schema.get("logicalType") == "decimal" and schema.get("type") == "bytes":
-        precision = schema.get("precision")
-        if isinstance(precision, int) and precision > MAX_PRECISION:
-            found["logicalType"] = "topicberg.decimal"
+        precision, scale = schema.get("precision"), schema.get("scale", 0)
+        if isinstance(precision, int) and isinstance(scale, int):
+            # PostgreSQL's numeric(3,5) has three digits, the fifth behind the point is the last.
+            found["precision"] = max(precision, scale)
+            if found["precision"] > MAX_PRECISION:
+                found["logicalType"] = "topicberg.decimal"
     return found

@@ -412,6 +412,8 @@ class _Reader:
             precision, scale = int(digits), int(parameters.get("scale", 0))
         except (TypeError, ValueError):
             precision, scale = 0, 0
+        if self.has_connect_types:  # as in formats/connect.py
+            precision = max(precision, scale)
         declares = {"connect.decimal.precision", "precision"} & parameters.keys()
         if self.has_connect_types and (precision > 38 or not declares) and abs(scale) <= 20_000:
             return Node("decimal-text", scale=scale)

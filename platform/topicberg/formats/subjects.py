@@ -103,7 +103,8 @@ class SubjectReader:
                     raise
                 raise TableflowError(
                     f"subject {name} does not exist in the schema registry",
-                    hint="register the schema, or write a topic spec with `schema: {format: none}`",
+                    hint="run `topicberg topics register TOPIC`, let the producer register its "
+                    "schema, or write a topic spec with `schema: {format: none}`",
                 ) from None
             if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
                 raise unusable(f"the schema registry (subject {name})", "a list of versions")

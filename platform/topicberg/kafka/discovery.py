@@ -60,6 +60,16 @@ def list_topics(endpoints: Endpoints) -> dict[str, int]:
     return {name: len(one.partitions) for name, one in listed.topics.items() if one.error is None}
 
 
+def find_topic(name: str, endpoints: Endpoints) -> FoundTopic:
+    """Return what Kafka has of a topic.
+
+    :raises NoSuchTopicError: there is no such topic
+    :raises TopicbergError: Kafka does not answer, or refuses
+    """
+    count = kafka.partition_count(endpoints, name)
+    return FoundTopic(partitions=count, is_compacted=bool(_compacted([name], endpoints)))
+
+
 def find_topics(
     match: str, endpoints: Endpoints, config: Settings
 ) -> tuple[dict[str, FoundTopic], list[str]]:

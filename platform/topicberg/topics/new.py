@@ -36,11 +36,14 @@ def new_topic(
     endpoints: Endpoints,
     config: Settings,
     has: InKafka | None = None,
+    *,
+    is_one_of_many: bool = False,
 ) -> tuple[Path, Path]:
     """Write the spec and the schema file of a topic; return their paths.
 
     :param subject: its newest schema becomes the schema of the topic's values
-    :param has: see :func:`_written`
+    :param has: what Kafka has of the topic; None: it is not known
+    :param is_one_of_many: see :func:`_written`
     :raises SpecError: a file exists already, the schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
@@ -54,7 +57,11 @@ def new_topic(
         )
     text = registered.schema_str or ""
     key = _key_schema(subject, endpoints, kind) if is_envelope(text) else None
-    return _written(name, f"the subject {subject}", pipeline, kind, (text, key), config, has)
+    where = f"the subject {subject}"
+    schemas = text, key
+    return _written(
+        name, where, pipeline, kind, schemas, config, has, is_one_of_many=is_one_of_many
+    )
 
 
 class InKafka(Protocol):
@@ -86,7 +93,8 @@ def new_topics(
             continue
         before = set(config.schemas_dir.iterdir())
         try:
-            spec_file, _ = new_topic(name, f"{name}-value", pipeline(name), endpoints, config, has)
+            given = f"{name}-value", pipeline(name), endpoints, config, has
+            spec_file, _ = new_topic(name, *given, is_one_of_many=True)
         except SpecError as error:
             refused[name] = error.message
         else:
@@ -121,10 +129,12 @@ def new_topic_from_kafka(
     pipeline: str,
     endpoints: Endpoints,
     config: Settings,
+    has: InKafka,
 ) -> tuple[tuple[Path, Path], list[str]]:
     """Write the spec and the schema file of a topic by its newest records.
 
     :param read: their keys and values, those of the newest record last
+    :param has: what Kafka has of the topic
     :return: the paths, and what was found
     :raises SpecError: there are no records, or their values have no schema and are no changes
     :raises TopicbergError: the registry does not answer
@@ -136,7 +146,7 @@ def new_topic_from_kafka(
         )
     where = f"the newest records of the topic {name}"
     if values[-1][:1] == b"\0":
-        paths = new_topic(name, f"{name}-value", pipeline, endpoints, config)
+        paths = new_topic(name, f"{name}-value", pipeline, endpoints, config, has)
         return paths, [f"{where} name a schema of the registry"]
     keys = [key for key, _ in read if key is not None]
     begin = connect_json.opening(values[-1])
@@ -164,7 +174,7 @@ def new_topic_from_kafka(
             key = connect_json.json_schema(own.schema)
         elif keys[-1][:1] == b"{":
             key, _ = inferred_schema(keys, f"{name}.Key")
-    return _written(name, where, pipeline, "JSON", (text, key), config), notes
+    return _written(name, where, pipeline, "JSON", (text, key), config, has), notes
 
 
 def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
@@ -226,13 +236,16 @@ def _written(
     kind: str,
     schemas: tuple[str, str | None],
     config: Settings,
-    has: InKafka | None = None,
+    has: InKafka | None,
+    *,
+    is_one_of_many: bool = False,
 ) -> tuple[Path, Path]:
     """Write a spec and its schema files; return the paths of the spec and of the value's schema.
 
     :param where: what the schemas come from
     :param schemas: of the value; of the key, if the records are changes
-    :param has: what Kafka has of the topic, one of many, which are checked together later
+    :param has: what Kafka has of the topic; None: it is not known
+    :param is_one_of_many: the specs are checked together later
     :raises SpecError: a file exists already, or the spec is invalid
     """
     text, key = schemas
@@ -254,7 +267,7 @@ def _written(
     for path, text in texts.items():
         path.write_text(text)
     spec_file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    if has is not None:
+    if is_one_of_many:
         return spec_file, schema_file
     _, problems = check_topics(config)
     mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file.name]

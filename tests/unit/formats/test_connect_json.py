@@ -35,6 +35,17 @@ TYPES = [
         },
         "decimal(9, 2)",
     ),
+    *(
+        (
+            {
+                "type": "bytes",
+                "name": "org.apache.kafka.connect.data.Decimal",
+                "parameters": {"scale": scale, "connect.decimal.precision": "3"},
+            },
+            expected,
+        )
+        for scale, expected in (("5", "decimal(5, 5)"), ("39", "string"))
+    ),
     (
         {
             "type": "bytes",

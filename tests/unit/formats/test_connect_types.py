@@ -65,6 +65,27 @@ def test_connect_types_other_schema_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
+    ("precision", "scale", "expected"),
+    [
+        (38, 2, "decimal(38, 2)"),
+        (39, 2, "string"),
+        (3, 5, "decimal(5, 5)"),
+        (3, 39, "string"),
+        (10, 2046, "string"),
+    ],
+)
+def test_connect_types_decimal_of_any_scale_has_a_column(
+    precision: int, scale: int, expected: str
+) -> None:
+    """PostgreSQL has more digits behind the point than digits, or less than none (2046)."""
+    number = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+    text = {"type": "record", "name": "r", "fields": [{"name": "a", "type": number}]}
+    schema = with_connect_types(RegisteredSchema(1, "AVRO", json.dumps(text)))
+    (field,) = avro.fields("s", schema, itertools.count(1))
+    assert str(field.field_type) == expected
+
+
+@pytest.mark.parametrize(
     ("row_id", "reason"),
     [
         (

@@ -16,6 +16,7 @@ from topicberg.errors import SpecError
 from topicberg.formats.connect_json import json_schema, opening
 from topicberg.tableflow.fold_state import Deletion, State, order_of
 from topicberg.topics import load_topic
+from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
 
 ORDERS, TRANSACTION, MESSAGE = 24, 35, 58
@@ -154,10 +155,12 @@ def test_inferred_schema_of_other_records_is_refused(raw: bytes) -> None:
 def test_new_topic_of_json_with_schemas_keeps_current_rows(project: Project) -> None:
     records = captured_json("djsons.shop.orders")
     read = [(one.key, one.value) for one in records]
+    has = FoundTopic(partitions=3, is_compacted=True)
     (spec_file, _), notes = new_topic_from_kafka(
-        "shop.orders", read, "shop", cast("Endpoints", None), project.config
+        "shop.orders", read, "shop", cast("Endpoints", None), project.config, has
     )
     document = yaml.safe_load(spec_file.read_text())
+    assert document["partitions"] == 3
     assert document["changelog"] == {"format": "debezium"}
     assert document["write_mode"] == "upsert"
     assert document["schema"]["format"] == document["key"]["format"] == "json"
@@ -167,5 +170,10 @@ def test_new_topic_of_json_with_schemas_keeps_current_rows(project: Project) -> 
 def test_new_topic_of_other_json_is_refused(project: Project) -> None:
     with pytest.raises(SpecError, match="not Debezium's envelope"):
         new_topic_from_kafka(
-            "shop.orders", [(None, b'{"a": 1}')], "shop", cast("Endpoints", None), project.config
+            "shop.orders",
+            [(None, b'{"a": 1}')],
+            "shop",
+            cast("Endpoints", None),
+            project.config,
+            FoundTopic(partitions=3, is_compacted=False),
         )
