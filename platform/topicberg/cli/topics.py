@@ -148,6 +148,7 @@ def new(
     of them, also those that are created later.
     """
     from topicberg.endpoints import load_endpoints
+    from topicberg.kafka.discovery import find_topic
     from topicberg.peek import newest_messages
     from topicberg.settings import settings
     from topicberg.topics.new import chosen_for_changes, new_topic, new_topic_from_kafka
@@ -163,13 +164,17 @@ def new(
         return
     group = pipeline or _group(name)
     notes: list[str] = []
+    endpoints = load_endpoints(config)
+    has = find_topic(name, endpoints)
     if subject is not None:
-        paths = new_topic(name, subject, group, load_endpoints(config), config)
+        paths = new_topic(name, subject, group, endpoints, config, has)
     else:
-        endpoints = load_endpoints(config)
         found = newest_messages(name, 500, endpoints)
         read = [(message.key(), message.value()) for message in found]
-        paths, notes = new_topic_from_kafka(name, read, group, endpoints, config)
+        paths, notes = new_topic_from_kafka(name, read, group, endpoints, config, has)
+    if has is not None:
+        policy = "compacted: write_mode upsert" if has.is_compacted else "not compacted: append"
+        notes.append(f"the topic has {count(has.partitions, 'partition')} and is {policy}")
     for path in paths:
         echo(f"wrote {path}")
     for note in notes:

@@ -82,6 +82,17 @@ def find_topics(
     return found, sorted(there.keys() & known)
 
 
+def find_topic(name: str, endpoints: Endpoints) -> FoundTopic | None:
+    """Return what Kafka has of a topic; None: it does not exist.
+
+    :raises TopicbergError: Kafka does not answer, or refuses
+    """
+    partitions = list_topics(endpoints).get(name)
+    if partitions is None:
+        return None
+    return FoundTopic(partitions=partitions, is_compacted=bool(_compacted([name], endpoints)))
+
+
 def discover(
     endpoints: Endpoints, config: Settings, sweep: int | None = None
 ) -> tuple[list[str], list[str]]:

@@ -36,11 +36,14 @@ def new_topic(
     endpoints: Endpoints,
     config: Settings,
     has: InKafka | None = None,
+    *,
+    is_one_of_many: bool = False,
 ) -> tuple[Path, Path]:
     """Write the spec and the schema file of a topic; return their paths.
 
     :param subject: its newest schema becomes the schema of the topic's values
     :param has: see :func:`_written`
+    :param is_one_of_many: the caller checks all specs that it writes together
     :raises SpecError: a file exists already, the schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
@@ -54,7 +57,15 @@ def new_topic(
         )
     text = registered.schema_str or ""
     key = _key_schema(subject, endpoints, kind) if is_envelope(text) else None
-    return _written(name, f"the subject {subject}", pipeline, kind, (text, key), config, has)
+    paths = _written(name, f"the subject {subject}", pipeline, kind, (text, key), config, has)
+    if not is_one_of_many:
+        _check(name, (*paths, *_key_file(paths[1], key)), config)
+    return paths
+
+
+def _key_file(schema_file: Path, key: str | None) -> tuple[Path, ...]:
+    """Return the file of the keys' schema, if there is one."""
+    return (schema_file.with_stem(f"{schema_file.stem}-key"),) if key is not None else ()
 
 
 class InKafka(Protocol):
@@ -86,7 +97,10 @@ def new_topics(
             continue
         before = set(config.schemas_dir.iterdir())
         try:
-            spec_file, _ = new_topic(name, f"{name}-value", pipeline(name), endpoints, config, has)
+            spec_file, _ = new_topic(
+                *(name, f"{name}-value", pipeline(name), endpoints, config, has),
+                is_one_of_many=True,
+            )
         except SpecError as error:
             refused[name] = error.message
         else:
@@ -121,10 +135,12 @@ def new_topic_from_kafka(
     pipeline: str,
     endpoints: Endpoints,
     config: Settings,
+    has: InKafka | None = None,
 ) -> tuple[tuple[Path, Path], list[str]]:
     """Write the spec and the schema file of a topic by its newest records.
 
     :param read: their keys and values, those of the newest record last
+    :param has: see :func:`_written`
     :return: the paths, and what was found
     :raises SpecError: there are no records, or their values have no schema and are no changes
     :raises TopicbergError: the registry does not answer
@@ -136,7 +152,7 @@ def new_topic_from_kafka(
         )
     where = f"the newest records of the topic {name}"
     if values[-1][:1] == b"\0":
-        paths = new_topic(name, f"{name}-value", pipeline, endpoints, config)
+        paths = new_topic(name, f"{name}-value", pipeline, endpoints, config, has)
         return paths, [f"{where} name a schema of the registry"]
     keys = [key for key, _ in read if key is not None]
     begin = connect_json.opening(values[-1])
@@ -164,7 +180,9 @@ def new_topic_from_kafka(
             key = connect_json.json_schema(own.schema)
         elif keys[-1][:1] == b"{":
             key, _ = inferred_schema(keys, f"{name}.Key")
-    return _written(name, where, pipeline, "JSON", (text, key), config), notes
+    paths = _written(name, where, pipeline, "JSON", (text, key), config, has)
+    _check(name, (*paths, *_key_file(paths[1], key)), config)
+    return paths, notes
 
 
 def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
@@ -185,7 +203,7 @@ def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str
     if not values:
         raise SpecError(
             "the newest records are neither in Confluent's wire format nor JSON objects",
-            hint="write the spec manually: docs/adding-topics.md",
+            hint="write the spec manually: docs/add-a-topic.md",
         )
     if all(value.keys() >= {BEFORE, AFTER} for value in values):  # both are rows of one table
         rows = [row for value in values for row in (value[BEFORE], value[AFTER]) if row]
@@ -232,8 +250,8 @@ def _written(
 
     :param where: what the schemas come from
     :param schemas: of the value; of the key, if the records are changes
-    :param has: what Kafka has of the topic, one of many, which are checked together later
-    :raises SpecError: a file exists already, or the spec is invalid
+    :param has: what Kafka has of the topic; None: it does not exist
+    :raises SpecError: a file exists already
     """
     text, key = schemas
     document = _document(name, where, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
@@ -254,15 +272,20 @@ def _written(
     for path, text in texts.items():
         path.write_text(text)
     spec_file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    if has is not None:
-        return spec_file, schema_file
+    return spec_file, schema_file
+
+
+def _check(name: str, files: Sequence[Path], config: Settings) -> None:
+    """Delete the files that were written for a topic if its spec, the first, is invalid.
+
+    :raises SpecError: it is
+    """
     _, problems = check_topics(config)
-    mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file.name]
+    mine = [str(problem) for problem in problems if Path(problem.file).name == files[0].name]
     if mine:
-        for path in (spec_file, *texts):
+        for path in files:
             path.unlink()
         raise SpecError("\n".join([f"no spec was written for {name}:", *mine]))
-    return spec_file, schema_file
 
 
 def is_envelope(text: str) -> bool:
