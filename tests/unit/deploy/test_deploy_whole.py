@@ -408,6 +408,13 @@ def test_tables_without_the_linked_database_are_as_before(linked: Deployment) ->
 
 
 def test_delete_leaves_nothing(linked: Deployment) -> None:
+    """Also a table of the service user, which the admin does not own."""
+    context = linked.context
+    assert context
+    folder = f"s3://{context.derived_bucket}/{'/'.join(DERIVED)}"
+    linked.vendors.table(DERIVED, folder)
+    with logged_in(context) as connection:
+        assert snowflake.sync(connection, context.seen, "TOTALS", DERIVED, folder).rows == 1
     assert linked.vendors.left() != set()
     assert linked.delete(**LINKED) == {}
     assert linked.vendors.left() == set()
