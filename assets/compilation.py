@@ -140,7 +140,7 @@ def _columns(
         raise
     except Exception as error:
         raise _explained(derived, error, {name: schemas[name].names for name in names}) from error
-    _check(lake, derived, found)
+    _check(lake, derived, found, schemas)
     return found
 
 
@@ -164,7 +164,9 @@ def _explained(
     )
 
 
-def _check(lake: Lake, derived: DerivedTable, found: "StructType") -> None:
+def _check(
+    lake: Lake, derived: DerivedTable, found: "StructType", schemas: "Mapping[str, StructType]"
+) -> None:
     """:raises SpecError: a table with these columns could not be written, checked or published"""
     names, time = found.names, derived.time_column
     if time not in names:
@@ -196,6 +198,7 @@ def _check(lake: Lake, derived: DerivedTable, found: "StructType") -> None:
                 f"{suggestion(column, names)}",
                 hint="correct `rules=Rules(…)` or the function",
             )
+    _check_lineage(derived, names, schemas)
     for spec in lake.published(derived):
         for column in _published_columns(spec, lake):
             if column not in names:
@@ -203,6 +206,36 @@ def _check(lake: Lake, derived: DerivedTable, found: "StructType") -> None:
                     f"topic {spec.name} publishes a field {column}, which its function does not "
                     f"return{suggestion(column, names)}",
                     hint="return the column, or remove the field from the topic's schema",
+                )
+
+
+def _check_lineage(
+    derived: DerivedTable, names: list[str], schemas: "Mapping[str, StructType]"
+) -> None:
+    """:raises SpecError: it names a column that the table or its source does not have"""
+    hint = "correct `lineage={…}`: column of the result → columns of the sources"
+    for column, origins in derived.lineage.items():
+        if column not in names:
+            raise SpecError(
+                f"its lineage names a column {column}, which its function does not return"
+                f"{suggestion(column, names)}",
+                hint=hint,
+            )
+        for origin in origins:
+            source, _, inner = origin.rpartition(".")
+            is_qualified = source in (*derived.sources, *derived.lookups)
+            name = inner if is_qualified else origin
+            known = [
+                known
+                for table in ([source] if is_qualified else derived.sources)
+                for known in schemas[table].names
+            ]
+            if name not in known and name.partition(".")[0] not in known:
+                where = source if is_qualified else " or ".join(derived.sources)
+                raise SpecError(
+                    f"its lineage names {origin}, but {where} has no column {name}"
+                    f"{suggestion(name, known)}",
+                    hint=hint,
                 )
 
 

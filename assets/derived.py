@@ -14,6 +14,7 @@ are in the graph, with partitions, backfills and checks.
 
 import hashlib
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from assets.lake import Lake
 
 T = TypeVar("T")
+NAME = re.compile("[a-z][a-z0-9_]*")
+"""Of a table: Glue knows no upper case, and Snowflake ignores it."""
 DAY = 24
 CHART_PARTITIONS = 6
 """Partitions before those of the run that its chart shows as well."""
@@ -80,6 +83,37 @@ class DerivedTable:
     owners: tuple[str, ...] = ()
     lineage: Lineage = field(default_factory=dict)
     format_version: Literal[2, 3] = 2
+
+    def __post_init__(self) -> None:
+        """:raises SpecError: an argument of :func:`derived_table` is wrong"""
+        model, rules = self.parameters, self.rules
+        for is_right, what in (
+            (NAME.fullmatch(self.name), "the name has other characters than a-z, 0-9 and _"),
+            (
+                self.lookback is None or isinstance(self.lookback, timedelta | Callable),
+                f"lookback is {self.lookback!r}: use a timedelta, FOREVER or a function of the "
+                "parameters",
+            ),
+            (
+                model is None or (inspect.isclass(model) and issubclass(model, BaseModel)),
+                f"parameters is {model!r}: use a class derived from pydantic.BaseModel",
+            ),
+            (isinstance(rules, Rules), f"rules is {rules!r}: use Rules(…)"),
+            (
+                all(map(callable, self.checks)),
+                f"checks is {self.checks!r}: use a tuple of functions",
+            ),
+            (
+                self.chart is None or callable(self.chart),
+                f"chart is {self.chart!r}: use a function from rows to a figure",
+            ),
+        ):
+            if not is_right:
+                raise SpecError(
+                    f"{self.file}: derived table {self.name}: {what}",
+                    hint="correct the arguments of `@derived_table`; docs/add-a-pipeline.md "
+                    "explains them",
+                )
 
     @property
     def file(self) -> str:

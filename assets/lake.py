@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import traceback
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from assets import pipelines
@@ -13,7 +15,7 @@ from assets.derived import DerivedTable
 from assets.registry import OF_TOPICS, ComputedTable, Table
 from assets.tables import LakeTable
 from resources import Lakehouse
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
@@ -211,9 +213,39 @@ class Lake:
 
 
 def find_derived() -> list[DerivedTable]:
-    """Every derived table that a module of ``assets/pipelines`` defines."""
+    """Every derived table that a module of ``assets/pipelines`` defines.
+
+    :raises TopicbergError: a module cannot be imported, or two modules define one table
+    """
     found: dict[str, DerivedTable] = {}
     for module in pkgutil.iter_modules(pipelines.__path__):
-        members = vars(importlib.import_module(f"{pipelines.__name__}.{module.name}"))
-        found |= {m.name: m for m in members.values() if isinstance(m, DerivedTable)}
+        for member in vars(_imported(f"{pipelines.__name__}.{module.name}")).values():
+            if not isinstance(member, DerivedTable):
+                continue
+            first = found.setdefault(member.name, member)
+            if first is not member:
+                raise SpecError(
+                    f"{member.file}: derived table {member.name} is also in {first.file}",
+                    hint="rename one of the functions",
+                )
     return list(found.values())
+
+
+def _imported(module: str) -> ModuleType:
+    """:raises TopicbergError: names the file, the line and the reason"""
+    file = f"{module.replace('.', '/')}.py"
+    try:
+        return importlib.import_module(module)
+    except TopicbergError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename.endswith(file)]
+        reason = str(error)
+        if isinstance(error, SyntaxError) and (error.filename or "").endswith(file):
+            lines, reason = [error.lineno], error.msg
+        at = f", line {lines[-1]}" if lines else ""
+        raise SpecError(
+            f"{file}{at}: {type(error).__name__}: {reason}",
+            hint="correct the file, then run `topicberg pipelines check`",
+        ) from error

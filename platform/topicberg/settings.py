@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
 
@@ -31,12 +31,78 @@ IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}(/(3[0-2]|[12]?\d))?"
 ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
 
 
+def _from_json(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"Input should be a JSON object: {error}") from None
+
+
+FromJson = (NoDecode, BeforeValidator(_from_json))
+"""Annotations of a setting that is JSON. Decoded by pydantic-settings, a malformed one is an error
+without the name of its variable."""
+
+
+def problems(
+    model: type[BaseSettings], error: ValidationError, show_values: bool = False
+) -> list[str]:
+    """Return one line for each invalid or missing setting: its variable and what it should be.
+
+    :param show_values: with the value that was found, except for secrets
+    """
+    found = []
+    for each in error.errors(include_url=False):
+        if each["type"] == "default_factory_not_called":  # follows from another error
+            continue
+        if not each["loc"]:  # of a validator, which names the variables
+            found.append(each["msg"].removeprefix("Value error, "))
+            continue
+        name = str(each["loc"][0])
+        field = model.model_fields.get(name)
+        if name.isupper():  # the alias of a field is the variable itself
+            variable = name
+        else:
+            variable = f"{model.model_config.get('env_prefix', '')}{name.upper()}"
+        if each["type"] == "missing":
+            found.append(f"{variable}: missing")
+            continue
+        is_shown = show_values and field and "SecretStr" not in str(field.annotation)
+        value = f" (found {each['input']!r})" if is_shown else ""
+        about = f"; {field.description}" if field and field.description else ""
+        found.append(f"{variable}: {each['msg'].removeprefix('Value error, ')}{value}{about}")
+    return found
+
+
+def invalid(what: str, lines: list[str], hint: str) -> TopicbergError:
+    """Return the error of invalid settings: one line if one of them is invalid."""
+    text = lines[0] if len(lines) == 1 else "\n  ".join(["", *lines])
+    return TopicbergError(f"{what}: {text}" if len(lines) == 1 else f"{what}:{text}", hint=hint)
+
+
 class Settings(BaseSettings):
-    """The deployment and the names in it."""
+    """The deployment and the names in it.
+
+    :raises TopicbergError: names the variable of each invalid setting
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
     )
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            lines = problems(Settings, error, show_values=True)
+        else:
+            return
+        raise invalid(
+            "invalid setting" if len(lines) == 1 else "invalid settings",
+            lines,
+            f"correct it, or remove it to use the default, in the environment or in {ENV_FILE}",
+        )
 
     deployment: Literal["local", "cloud"] = "local"
     tableflow: Literal["confluent", "topicberg"] = Field(
@@ -75,7 +141,7 @@ class Settings(BaseSettings):
         default="latest",
         description="where consumers begin that read their settings from Parameter Store",
     )
-    ports: dict[str, int] = Field(
+    ports: Annotated[dict[str, int], *FromJson] = Field(
         default_factory=dict,
         description='ports of the local services, as JSON: {"kafka": 9092}; else free ones',
     )
@@ -339,21 +405,17 @@ def emr_settings() -> EmrSettings | None:
     try:
         return EmrSettings()
     except ValidationError as error:
-        errors = error.errors()
+        errors, wrong = error.errors(), problems(EmrSettings, error)
     # pydantic's input for a missing field is all that was given; a .env file may have more.
     if all(
         each["type"] == "missing" and not EmrSettings.model_fields.keys() & each["input"].keys()
         for each in errors
     ):
         return _deployed_emr(settings())
-    problems = [
-        f"TOPICBERG_EMR_{str(each['loc'][0]).upper()}: "
-        + ("missing" if each["type"] == "missing" else each["msg"])
-        for each in errors
-    ]
-    raise TopicbergError(
-        "the settings of EMR Serverless are incomplete or invalid:\n  " + "\n  ".join(problems),
-        hint="set all of them or none, in the environment or in .env; see docs/production.md",
+    raise invalid(
+        "the settings of EMR Serverless are incomplete or invalid",
+        wrong,
+        "set all of them or none, in the environment or in .env; see docs/production.md",
     )
 
 

@@ -155,6 +155,28 @@ def test_check_of_a_mistake_names_it(
     assert second.problem == "its source heavy has a problem"
 
 
+@pytest.mark.parametrize(
+    ("lineage", "problem"),
+    [
+        ({"tns": ("weight",)}, "names a column tns, .* did you mean tons?"),
+        ({"tons": ("weigth",)}, "shipments has no column weigth; did you mean weight?"),
+        ({"tons": ("shipments.weigth",)}, "shipments has no column weigth; did you mean weight?"),
+        ({"tons": ("weight", "shipments.weight", "target.city")}, None),
+    ],
+)
+def test_check_of_lineage_names_unknown_columns(
+    config: Settings,
+    spark: SparkSession,
+    lineage: dict[str, tuple[str, ...]],
+    problem: str | None,
+) -> None:
+    (found,) = compiled(config, spark, replace(heavy, lineage=lineage))
+    if problem is None:
+        assert found.problem is None
+    else:
+        assert re.search(problem, found.problem or ""), found.problem
+
+
 def test_descriptions_reach_the_derived_table(stack: Endpoints, spark: SparkSession) -> None:
     name, catalog = f"d{uuid.uuid4().hex[:8]}", stack.catalog(settings())
     catalog.create_namespace_if_not_exists("depot")

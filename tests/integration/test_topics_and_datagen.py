@@ -25,6 +25,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic, requests
+from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import new_topic
 
 pytestmark = pytest.mark.integration
@@ -303,6 +304,13 @@ def test_a_spec_from_a_subject(stack: Endpoints, spec: TopicSpec, config: Settin
     assert (made.name, made.pipeline, made.value_schema.format) == (name, "shop", "avro")
     assert made.columns(config) == spec.columns(config)
     assert {written.name, schema_file.name} == {f"{name}.yaml", f"{name}.avsc"}
+    compacted = f"compacted-{spec.name}"
+    new_topic(
+        *(compacted, spec.value_subject, "shop", stack, config),
+        FoundTopic(partitions=3, is_compacted=True),
+    )
+    made = load_topic(compacted, config)
+    assert (made.partitions, made.write_mode, made.key.format) == (3, "upsert", "string")
     with pytest.raises(SpecError, match="exists already"):
         new_topic(name, spec.value_subject, "shop", stack, config)
     with pytest.raises(TopicbergError, match="nothing-value"):

@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from topicberg.errors import TopicbergError
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import ENV_FILE
+from topicberg.settings import ENV_FILE, invalid, problems
 
 
 class AlertSettings(HoldsSecrets, BaseSettings):
@@ -42,5 +41,7 @@ def alert_settings() -> AlertSettings:
     try:
         return AlertSettings()
     except ValidationError as error:
-        wrong = ", ".join(f"TOPICBERG_ALERT_{str(e['loc'][0]).upper()}" for e in error.errors())
-        raise TopicbergError(f"alert settings are invalid: {wrong}") from None
+        wrong = problems(AlertSettings, error)
+    raise invalid(
+        "invalid settings of alerts", wrong, f"correct them in the environment or in {ENV_FILE}"
+    )

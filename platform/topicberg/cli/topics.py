@@ -164,14 +164,17 @@ def new(
         return
     group = pipeline or _group(name)
     notes: list[str] = []
+    endpoints = load_endpoints(config)
+    has = find_topic(name, endpoints)
     if subject is not None:
-        paths = new_topic(name, subject, group, load_endpoints(config), config)
+        paths = new_topic(name, subject, group, endpoints, config, has)
     else:
-        endpoints = load_endpoints(config)
         found = newest_messages(name, 500, endpoints)
         read = [(message.key(), message.value()) for message in found]
-        has = find_topic(name, endpoints)
         paths, notes = new_topic_from_kafka(name, read, group, endpoints, config, has)
+    if has is not None:
+        policy = "compacted: write_mode upsert" if has.is_compacted else "not compacted: append"
+        notes.append(f"the topic has {count(has.partitions, 'partition')} and is {policy}")
     for path in paths:
         echo(f"wrote {path}")
     for note in notes:

@@ -23,7 +23,7 @@ from topicberg.logins.catalog import (
 from topicberg.logins.kafka import KafkaLogin, KafkaSettings
 from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
-from topicberg.settings import DEPLOYED_FILE, Settings, emr_settings
+from topicberg.settings import DEPLOYED_FILE, Settings, emr_settings, invalid, problems
 
 SECRETS_SECONDS = 300.0
 """How long read secrets are cached."""
@@ -57,10 +57,10 @@ def connect(config: Settings) -> Endpoints:
     try:
         cloud = CloudSettings()
     except ValidationError as error:
-        names = ", ".join(f"TOPICBERG_{str(e['loc'][0]).upper()}" for e in error.errors())
-        raise TopicbergError(
-            f"settings of the cloud deployment are missing or invalid: {names}",
-            hint="set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
+        raise invalid(
+            "settings of the cloud deployment are missing or invalid",
+            problems(CloudSettings, error),
+            "set them in the environment or in .env; TOPICBERG_DEPLOYMENT=local needs none",
         ) from None
     has_emr = config.compute == "none" or emr_settings() is not None
     if not cloud.spark_remote and (config.own_engine or not has_emr):

@@ -60,16 +60,6 @@ def list_topics(endpoints: Endpoints) -> dict[str, int]:
     return {name: len(one.partitions) for name, one in listed.topics.items() if one.error is None}
 
 
-def find_topic(name: str, endpoints: Endpoints) -> FoundTopic:
-    """Return what Kafka has of a topic.
-
-    :raises NoSuchTopicError: there is no such topic
-    :raises TopicbergError: Kafka does not answer, or refuses
-    """
-    count = kafka.partition_count(endpoints, name)
-    return FoundTopic(partitions=count, is_compacted=bool(_compacted([name], endpoints)))
-
-
 def find_topics(
     match: str, endpoints: Endpoints, config: Settings
 ) -> tuple[dict[str, FoundTopic], list[str]]:
@@ -90,6 +80,17 @@ def find_topics(
     compacted = _compacted(new, endpoints)
     found = {n: FoundTopic(partitions=there[n], is_compacted=n in compacted) for n in new}
     return found, sorted(there.keys() & known)
+
+
+def find_topic(name: str, endpoints: Endpoints) -> FoundTopic | None:
+    """Return what Kafka has of a topic; None: it does not exist.
+
+    :raises TopicbergError: Kafka does not answer, or refuses
+    """
+    partitions = list_topics(endpoints).get(name)
+    if partitions is None:
+        return None
+    return FoundTopic(partitions=partitions, is_compacted=bool(_compacted([name], endpoints)))
 
 
 def discover(

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
 from topicberg.errors import TopicbergError
+from topicberg.settings import problems
 
 Model = TypeVar("Model", bound=BaseSettings)
 
@@ -26,19 +27,12 @@ def from_environment(model: type[Model], where: str, docs: str) -> Model:
     :param docs: the page that explains the settings
     :raises TopicbergError: names every setting that is missing or invalid; shows no value
     """
-    prefix = str(model.model_config.get("env_prefix"))
     try:
         return model()
     except ValidationError as error:
-        problems = [
-            # pydantic's own text never has the value of a field, the validators' neither.
-            f"{prefix}{str(each['loc'][0]).upper()}: {each['msg']}"
-            if each["loc"]
-            else each["msg"].removeprefix("Value error, ")
-            for each in error.errors(include_input=False, include_url=False)
-        ]
+        wrong = problems(model, error)
     raise TopicbergError(
-        f"the settings of the login to {where} are wrong: " + "; ".join(problems),
+        f"the settings of the login to {where} are wrong: " + "; ".join(wrong),
         hint=f"correct them in the environment or in .env; {docs} has an example of each kind",
     )
 

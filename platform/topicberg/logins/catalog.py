@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
@@ -19,7 +19,7 @@ from topicberg.logins import missing
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import ENV_FILE
+from topicberg.settings import ENV_FILE, FromJson
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
 TOPICS_PREFIX = "TOPICBERG_CATALOG"
@@ -60,7 +60,7 @@ class CatalogLogin(OAuthLogin):
     """The role whose keys sign the requests; default: the process's own credentials."""
     warehouse: str | None = None
     """Which catalog of the server; default: the bucket, or the account's number for Glue."""
-    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    headers: Annotated[dict[str, str], *FromJson] = Field(default_factory=dict, repr=False)
     """Further headers of every request, those for tokens included: a realm, for instance."""
     delegation: Literal["vended-credentials", "remote-signing", "none"] | None = None
     """Who gives out the keys of the object store; default: the process has its own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,7 +14,7 @@ from topicberg.errors import LoginError
 from topicberg.logins import check_files, missing
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import ENV_FILE
+from topicberg.settings import ENV_FILE, FromJson
 
 PREFIX = "TOPICBERG_KAFKA"
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -44,7 +44,7 @@ class KafkaLogin(HoldsSecrets):
     client_secret: SecretStr | None = None
     token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     scope: str | None = None
-    extensions: dict[str, str] = Field(default_factory=dict)
+    extensions: Annotated[dict[str, str], *FromJson] = Field(default_factory=dict)
     """SASL extensions of OIDC: Confluent Cloud wants logicalCluster and identityPoolId."""
     ca_file: Path | None = None
     """Certificates (PEM) of who signed the brokers'; default: those of the system."""

@@ -21,7 +21,10 @@ _COLUMN = re.compile(
     r'column "(.+?)" not found'
     r"|with name (`.+?`|\S+) cannot be resolved"
     r"|invalid identifier '(.+?)'"
+    r'|Could not find key "(.+?)" in struct'
 )
+_IN_LISTS = re.compile(r"\.(element|key|value)(\.|$)")
+"""Parts of the names that Iceberg gives to what is in lists and maps; no query can write them."""
 _MOST = 8
 
 
@@ -52,6 +55,7 @@ def hint(text: str, engine: str, columns: Columns) -> str | None:
         return _suggestion("table", _name(match), known, engine)
     if match := _COLUMN.search(text):
         known = [column for named in columns().values() for column in named]
+        known = [column for column in known if not _IN_LISTS.search(column)]
         return _suggestion("column", _name(match), known, engine)
     return None
 
@@ -70,11 +74,17 @@ def _suggestion(what: str, name: str, known: Iterable[str], engine: str) -> str 
         return None
     keys = {_plain(part): each for each in names for part in (each, each.split(".")[-1])}
     close = difflib.get_close_matches(_plain(name), list(keys), n=3, cutoff=0.6)
+
+    def written(each: str) -> str:
+        """A table's name with a dot is one identifier, a column's is a field of a struct."""
+        parts = each.split(".") if what == "column" else [each]
+        return ".".join(quoted(part, engine) for part in parts)
+
     if found := list(dict.fromkeys(keys[key] for key in close)):
-        return f"did you mean the {what} {' or '.join(quoted(each, engine) for each in found)}?"
+        return f"did you mean the {what} {' or '.join(map(written, found))}?"
+    names = [each for each in names if what == "table" or "." not in each]
     more = ", …" if len(names) > _MOST else ""
-    listed = ", ".join(quoted(each, engine) for each in names[:_MOST])
-    return f"choose one of the {what}s {listed}{more}"
+    return f"choose one of the {what}s {', '.join(map(written, names[:_MOST]))}{more}"
 
 
 def _plain(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from typing import Any
 
 CLEANUP_POLICY = "cleanup.policy"
@@ -23,6 +24,7 @@ NAMES = frozenset(
     }
 )
 """Apache Kafka 4's topic configurations (https://kafka.apache.org/documentation/#topicconfigs)."""
+_INTEGERS = (".ms", ".bytes")
 _OF_VENDORS = "confluent."
 """Prefix of Confluent's own configurations, which Confluent checks."""
 
@@ -34,14 +36,18 @@ def topic_config(values: dict[str, Any]) -> dict[str, str]:
     {'retention.ms': '1000', 'preallocate': 'true', 'min.cleanable.dirty.ratio': '0.5'}
 
     :raises ValueError: a name that Kafka does not have, or a value that is not text, number or
-        boolean
+        boolean, or not of the type of its name
     """
     for name in values:
         if name not in NAMES and not name.startswith(_OF_VENDORS):
             close = difflib.get_close_matches(name, NAMES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(f"{name!r} is not a topic configuration of Kafka{hint}")
-    return {name: _text(name, value) for name, value in values.items()}
+    found = {name: _text(name, value) for name, value in values.items()}
+    for name, text in found.items():
+        if name.endswith(_INTEGERS) and not re.fullmatch(r"-?\d+", text):
+            raise ValueError(f"{name} must be an integer, not {text!r}")
+    return found
 
 
 def _text(name: str, value: Any) -> str:

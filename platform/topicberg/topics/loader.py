@@ -342,6 +342,12 @@ def _reason(error: ErrorDetails, known: Sequence[str] | None = None) -> str:
     elif error["type"].startswith("date_"):
         message = "must be a date of the form 2026-01-31"
     value = error["input"]
+    if error["type"] in ("model_type", "model_attributes_type"):
+        message = "must be a mapping of fields"
+        if known is None and error["loc"]:
+            message = f"must be a mapping with the fields {', '.join(_fields(error['loc']))}"
+    elif error["type"] == "dict_type":
+        message = "must be a mapping, such as {name: value}"
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
     elif isinstance(value, str | int | float | bool | None):

@@ -42,8 +42,8 @@ def new_topic(
     """Write the spec and the schema file of a topic; return their paths.
 
     :param subject: its newest schema becomes the schema of the topic's values
-    :param has: what Kafka has of the topic; None: it is not known
-    :param is_one_of_many: see :func:`_written`
+    :param has: see :func:`_written`
+    :param is_one_of_many: the caller checks all specs that it writes together
     :raises SpecError: a file exists already, the schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
@@ -57,11 +57,15 @@ def new_topic(
         )
     text = registered.schema_str or ""
     key = _key_schema(subject, endpoints, kind) if is_envelope(text) else None
-    where = f"the subject {subject}"
-    schemas = text, key
-    return _written(
-        name, where, pipeline, kind, schemas, config, has, is_one_of_many=is_one_of_many
-    )
+    paths = _written(name, f"the subject {subject}", pipeline, kind, (text, key), config, has)
+    if not is_one_of_many:
+        _check(name, (*paths, *_key_file(paths[1], key)), config)
+    return paths
+
+
+def _key_file(schema_file: Path, key: str | None) -> tuple[Path, ...]:
+    """Return the file of the keys' schema, if there is one."""
+    return (schema_file.with_stem(f"{schema_file.stem}-key"),) if key is not None else ()
 
 
 class InKafka(Protocol):
@@ -93,8 +97,10 @@ def new_topics(
             continue
         before = set(config.schemas_dir.iterdir())
         try:
-            given = f"{name}-value", pipeline(name), endpoints, config, has
-            spec_file, _ = new_topic(name, *given, is_one_of_many=True)
+            spec_file, _ = new_topic(
+                *(name, f"{name}-value", pipeline(name), endpoints, config, has),
+                is_one_of_many=True,
+            )
         except SpecError as error:
             refused[name] = error.message
         else:
@@ -129,12 +135,12 @@ def new_topic_from_kafka(
     pipeline: str,
     endpoints: Endpoints,
     config: Settings,
-    has: InKafka,
+    has: InKafka | None = None,
 ) -> tuple[tuple[Path, Path], list[str]]:
     """Write the spec and the schema file of a topic by its newest records.
 
     :param read: their keys and values, those of the newest record last
-    :param has: what Kafka has of the topic
+    :param has: see :func:`_written`
     :return: the paths, and what was found
     :raises SpecError: there are no records, or their values have no schema and are no changes
     :raises TopicbergError: the registry does not answer
@@ -174,7 +180,9 @@ def new_topic_from_kafka(
             key = connect_json.json_schema(own.schema)
         elif keys[-1][:1] == b"{":
             key, _ = inferred_schema(keys, f"{name}.Key")
-    return _written(name, where, pipeline, "JSON", (text, key), config, has), notes
+    paths = _written(name, where, pipeline, "JSON", (text, key), config, has)
+    _check(name, (*paths, *_key_file(paths[1], key)), config)
+    return paths, notes
 
 
 def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
@@ -195,7 +203,7 @@ def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str
     if not values:
         raise SpecError(
             "the newest records are neither in Confluent's wire format nor JSON objects",
-            hint="write the spec manually: docs/adding-topics.md",
+            hint="write the spec manually: docs/add-a-topic.md",
         )
     if all(value.keys() >= {BEFORE, AFTER} for value in values):  # both are rows of one table
         rows = [row for value in values for row in (value[BEFORE], value[AFTER]) if row]
@@ -236,17 +244,14 @@ def _written(
     kind: str,
     schemas: tuple[str, str | None],
     config: Settings,
-    has: InKafka | None,
-    *,
-    is_one_of_many: bool = False,
+    has: InKafka | None = None,
 ) -> tuple[Path, Path]:
     """Write a spec and its schema files; return the paths of the spec and of the value's schema.
 
     :param where: what the schemas come from
     :param schemas: of the value; of the key, if the records are changes
-    :param has: what Kafka has of the topic; None: it is not known
-    :param is_one_of_many: the specs are checked together later
-    :raises SpecError: a file exists already, or the spec is invalid
+    :param has: what Kafka has of the topic; None: it does not exist
+    :raises SpecError: a file exists already
     """
     text, key = schemas
     document = _document(name, where, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
@@ -267,15 +272,20 @@ def _written(
     for path, text in texts.items():
         path.write_text(text)
     spec_file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    if is_one_of_many:
-        return spec_file, schema_file
+    return spec_file, schema_file
+
+
+def _check(name: str, files: Sequence[Path], config: Settings) -> None:
+    """Delete the files that were written for a topic if its spec, the first, is invalid.
+
+    :raises SpecError: it is
+    """
     _, problems = check_topics(config)
-    mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file.name]
+    mine = [str(problem) for problem in problems if Path(problem.file).name == files[0].name]
     if mine:
-        for path in (spec_file, *texts):
+        for path in files:
             path.unlink()
         raise SpecError("\n".join([f"no spec was written for {name}:", *mine]))
-    return spec_file, schema_file
 
 
 def is_envelope(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from assets.lake import Lake, find_derived
@@ -119,9 +119,9 @@ def test_derived_tables_have_a_bucket(stated: dict[str, str], derived: str) -> N
 
 
 def test_the_longest_name_under_a_prefix_is_one_that_confluent_takes() -> None:
-    with pytest.raises(ValidationError, match="prefix"):
+    with pytest.raises(TopicbergError, match="TOPICBERG_PREFIX"):
         Settings(prefix="p" * 37)
-    with pytest.raises(ValidationError, match="bucket"):
+    with pytest.raises(TopicbergError, match="TOPICBERG_BUCKET"):
         Settings(bucket="No_Bucket")
     names = Names(Settings(prefix="p" * 36).prefix)
     assert max(len(names.service_account(role)) for role in ACCOUNTS) == 64

@@ -144,6 +144,13 @@ def test_files_that_are_named(path: Path) -> None:
             assert (PROJECT_ROOT / name).exists(), name
 
 
+def test_pages_that_messages_name_exist() -> None:
+    for folder in ("platform/topicberg", "assets", "jobs", "resources"):
+        for path in (PROJECT_ROOT / folder).rglob("*.py"):
+            for page in re.findall(r"\bdocs/[a-z-]+\.md\b", path.read_text()):
+                assert (PROJECT_ROOT / page).exists(), f"{path.name}: {page}"
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
 def test_examples(path: Path) -> None:
     """Python compiles, and a topic spec is one."""

@@ -8,7 +8,13 @@ import pytest
 from topicberg.query import Engine, QueryError, check_reads
 from topicberg.query.help import hint
 
-KNOWN = {"orders": ["price", "$$offset", "ship-to"], "airline.skyone": []}
+KNOWN = {
+    "orders": [
+        *("price", "$$offset", "ship-to"),
+        *("target", "target.city", "target.street-no", "scans.element.cit"),
+    ],
+    "airline.skyone": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,21 @@ KNOWN = {"orders": ["price", "$$offset", "ship-to"], "airline.skyone": []}
             "090105 (22000): Cannot perform SELECT. This session does not have a current database.",
             "materialize a snowflake/… asset first: it creates the database and the tables",
         ),
+        (
+            "duckdb",
+            'Binder Error: Could not find key "cty" in struct',
+            "did you mean the column target.city?",
+        ),
+        (
+            "duckdb",
+            'Binder Error: Referenced column "cty" not found in FROM clause!',
+            "did you mean the column target.city?",
+        ),
+        (
+            "spark",
+            "[UNRESOLVED_COLUMN] A column with name `street_no` cannot be resolved.",
+            "did you mean the column target.`street-no`?",
+        ),
         ("duckdb", "Parser Error: syntax error", None),
     ],
 )
@@ -66,7 +87,10 @@ def test_hint_of_an_engine_names_what_is_similar(
         ("SELECT 1 FROM airline.skyone", 'did you mean the table "airline.skyone"?'),
         ('SELECT "offset" FROM orders', 'did you mean the column "$$offset"?'),
         ("SELECT prize FROM orders", "did you mean the column price?"),
-        ("SELECT xyz FROM orders", 'choose one of the columns "$$offset", price, "ship-to"'),
+        (
+            "SELECT xyz FROM orders",
+            'choose one of the columns "$$offset", price, "ship-to", target',
+        ),
     ],
 )
 def test_hint_of_duckdb_names_what_is_similar(sql: str, expected: str) -> None:

@@ -119,6 +119,8 @@ def test_topic_config_values_become_kafka_text(project: Project) -> None:
     [
         ({"retention_ms": 1}, "'retention_ms' is not a topic configuration.* mean retention.ms"),
         ({"retention.ms": [1]}, r"retention.ms: \[1\] is not text, a number or a boolean"),
+        ({"retention.ms": "week"}, "retention.ms must be an integer, not 'week'"),
+        ({"retention.bytes": 0.5}, "retention.bytes must be an integer, not '0.5'"),
         ({"cleanup.policy": "compact"}, "cleanup.policy compact contradicts write_mode append"),
         ({"cleanup.policy": "compact, delete"}, "compact,delete contradicts write_mode append"),
     ],
@@ -255,6 +257,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "tableflow.error_handling.target",
         "mode LOG",
     ),
+    ({"key": "string"}, "key", "must be a mapping with the fields format, field,"),
     ({"table": {"partitioning": ["hour(sid)"]}}, "table.partitioning", "did you mean side?"),
     ({"table": {"partitioning": ["hour(day)"]}}, "table.partitioning", "hour of a date"),
     ({"table": {"partitioning": ["tags"]}}, "table.partitioning", "identity of a list"),
