@@ -70,6 +70,11 @@ class Lab:
         return Sessions(self.endpoints, self.config)
 
     @cached_property
+    def registry(self) -> Any:
+        """The engine's client of the schema registry."""
+        return self.endpoints.schema_registry_client()
+
+    @cached_property
     def spark(self) -> Any:
         """The session of Spark's contenders."""
         spark = new_session(self.endpoints.spark_connect)
@@ -109,7 +114,7 @@ def by_expressions(lab: Lab, topic: Topic) -> tuple[str, ...]:
 def _engine(lab: Lab, topic: Topic, config: Settings) -> tuple[str, ...]:
     spec, endpoints = topic.spec, lab.endpoints
     ends = kafka.end_offsets(endpoints, spec.name)
-    ingestor = Ingestor(spec, endpoints, config, lab.sessions)
+    ingestor = Ingestor(spec, endpoints, config, lab.sessions, lab.registry)
     while ingestor.step().end_offsets != ends:
         pass
     return tuple(spec.table_identifier(config))
