@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ingest import drop, make_topic, produce
 from pyiceberg.manifest import DataFileContent
 from rich.console import Console
 from rich.table import Table as Shown
+from workloads import drop, make_topic, produce
 
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.iceberg.files import live_files

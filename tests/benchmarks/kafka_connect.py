@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +48,24 @@ PLUGINS = {
 }
 
 
+def rest_catalog(endpoints: Endpoints, config: Settings) -> dict[str, str]:
+    """Return the properties of the stack's catalog for Iceberg's REST client in Java."""
+    secrets = endpoints.s3_access_key, endpoints.s3_secret_key
+    token = endpoints.iceberg_rest_token
+    return {
+        "uri": endpoints.iceberg_rest,
+        "token": token.get_secret_value() if token else "",
+        "token-refresh-enabled": "false",
+        "warehouse": config.warehouse,
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "client.region": config.aws_region,
+        "s3.endpoint": endpoints.s3 or "",
+        "s3.path-style-access": "true",
+        "s3.access-key-id": secrets[0].get_secret_value() if secrets[0] else "",
+        "s3.secret-access-key": secrets[1].get_secret_value() if secrets[1] else "",
+    }
+
+
 class Worker:
     """Iceberg's sink in a running worker."""
 
@@ -57,60 +74,43 @@ class Worker:
         self._endpoints = endpoints
         self._config = config
 
-    def ingest(self, topic: str, records: int, namespace: str) -> float:
-        """Seconds from the connector's creation until all records are committed to a new table."""
+    def ingest(self, topic: str, records: int, table: tuple[str, str]) -> None:
+        """Wait until a new connector has committed all records to a new table."""
         catalog = self._endpoints.catalog(self._config)
-        catalog.create_namespace_if_not_exists(namespace)
-        name = "connect_" + uuid.uuid4().hex[:6]
+        name = table[1]
         control = f"control-{name}"
         admin = self._endpoints.kafka_admin()
         admin.create_topics([NewTopic(control, 1)])[control].result(30)
-        start = time.perf_counter()
-        self._worker.create(name, self._sink(topic, f"{namespace}.{name}", control))
+        self._worker.create(name, self._sink(topic, ".".join(table), control))
         try:
             while True:
                 self._worker.check(name)
                 try:
-                    head = catalog.load_table((namespace, name)).current_snapshot()
+                    head = catalog.load_table(table).current_snapshot()
                 except NoSuchTableError:
                     head = None
                 if head and int(summary(head).get("total-records", 0)) >= records:
-                    return time.perf_counter() - start
+                    return
                 time.sleep(0.1)
         finally:
             self._worker.delete(name)
-            catalog.purge_table((namespace, name))
             admin.delete_topics([control])[control].result(30)
 
     def _sink(self, topic: str, table: str, control: str) -> dict[str, str]:
-        endpoints, config = self._endpoints, self._config
-        secrets = endpoints.s3_access_key, endpoints.s3_secret_key
-        token = endpoints.iceberg_rest_token
-        catalog = {
-            "type": "rest",
-            "uri": endpoints.iceberg_rest,
-            "token": token.get_secret_value() if token else "",
-            "token-refresh-enabled": "false",
-            "warehouse": config.warehouse,
-            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-            "client.region": config.aws_region,
-            "s3.endpoint": endpoints.s3 or "",
-            "s3.path-style-access": "true",
-            "s3.access-key-id": secrets[0].get_secret_value() if secrets[0] else "",
-            "s3.secret-access-key": secrets[1].get_secret_value() if secrets[1] else "",
-        }
+        catalog = rest_catalog(self._endpoints, self._config)
         return {
             "connector.class": "org.apache.iceberg.connect.IcebergSinkConnector",
             "tasks.max": str(os.cpu_count() or 1),
             "topics": topic,
             "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-            **connect.avro_converter("value", endpoints.schema_registry),
+            **connect.avro_converter("value", self._endpoints.schema_registry),
             "iceberg.tables": table,
             "iceberg.tables.auto-create-enabled": "true",
             "iceberg.control.topic": control,
             "iceberg.control.commit.interval-ms": str(COMMIT_MS),
             "consumer.override.auto.offset.reset": "earliest",
             "consumer.override.max.poll.records": "20000",
+            "iceberg.catalog.type": "rest",
             **{f"iceberg.catalog.{key}": value for key, value in catalog.items()},
         }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 READ_SECONDS = 60.0
 """A read that gets no record for this time fails."""
 SAMPLE_SECONDS = 3.0
+_SAMPLE_WAIT_SECONDS = 0.01
 SPOTS = 5
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
 _MAX_BATCH_BYTES = 256 * 1024 * 1024
@@ -135,20 +136,19 @@ def _sample(
     read: dict[int, list[int]] = {partition: [0, 0, 0] for partition in spots}
     waiting = set(spots)
     while waiting and time.monotonic() < deadline:
-        message = consumer.poll(0.2)
-        if message is None:
-            continue
-        partition = message.partition()
-        if partition not in waiting or message.error():
-            waiting.discard(partition or 0)  # its end, or a record that this client cannot read
-            continue
-        assert partition is not None  # noqa: S101  see above
-        sample = read[partition]
-        sample[0] += len(message.value() or b"") + len(message.key() or b"")
-        sample[1] = (message.offset() or 0) + 1 - spots[partition]
-        sample[2] += 1
-        if sample[0] >= _SAMPLED_BYTES or sample[2] >= _SAMPLED_RECORDS:
-            waiting.discard(partition)
+        # Other partitions return many more records meanwhile, so they are taken in groups.
+        for message in consumer.consume(500, _SAMPLE_WAIT_SECONDS):
+            partition = message.partition()
+            if partition not in waiting or message.error():
+                waiting.discard(partition or 0)  # its end, or a record that is not readable here
+                continue
+            assert partition is not None  # noqa: S101  see above
+            sample = read[partition]
+            sample[0] += len(message.value() or b"") + len(message.key() or b"")
+            sample[1] = (message.offset() or 0) + 1 - spots[partition]
+            sample[2] += 1
+            if sample[0] >= _SAMPLED_BYTES or sample[2] >= _SAMPLED_RECORDS:
+                waiting.discard(partition)
     return {p: size / span for p, (size, span, _) in read.items() if span}
 
 

@@ -28,6 +28,8 @@ from topicberg.kafka.consumer import READ_SECONDS
 
 _MESSAGES = 10_000
 """Messages that librdkafka returns at most at once."""
+_WAIT_MS = 10
+"""How long librdkafka waits for as many messages as are requested: it returns fewer then."""
 _HEADER_BYTES = 64 * 1024
 _CONSUMER, _UNKNOWN_OFFSET = 1, -1001
 _PARTITION_EOF = -191
@@ -292,6 +294,8 @@ class Fetcher:
         self._ends = np.full(max(ranges, default=-1) + 1, -1, np.int64)
         for partition, (_, end) in ranges.items():
             self._ends[partition] = end
+        self._left = sum(end - start for start, end in ranges.values())
+        """The most records that are still to be copied; offsets may have none."""
         self._messages = np.zeros(_MESSAGES, np.int64)
         self._next = self._held = 0
         """Messages that librdkafka returned and that are still to be copied."""
@@ -356,7 +360,8 @@ class Fetcher:
             if self._next == self._held:
                 self._next = 0
                 self._held = self._library.rd_kafka_consume_batch_queue(
-                    self._queue, 100, self._messages.ctypes.data, _MESSAGES
+                    *(self._queue, _WAIT_MS, self._messages.ctypes.data),
+                    min(_MESSAGES, max(1, self._left)),
                 )
                 self._held = max(0, self._held)
             if time.monotonic() > deadline:
@@ -364,6 +369,7 @@ class Fetcher:
             before = records.count
             why = self._gather(records)
             if records.count > before:
+                self._left -= records.count - before
                 deadline = time.monotonic() + seconds
             if why == _FULL:
                 if not records.count:

@@ -62,7 +62,7 @@ _RESERVED_BYTES = 512 * 1024 * 1024
 """Address space for the values of all columns."""
 _FILE_RATIO = 4
 """Bytes of rows in memory for a byte of their file, about."""
-_CONSUMER: dict[str, object] = {
+CONSUMER: dict[str, object] = {
     "log_level": 2,
     "group.id": "topicberg",  # required by librdkafka
     "enable.auto.commit": False,
@@ -77,6 +77,7 @@ _CONSUMER: dict[str, object] = {
     "queued.max.messages.kbytes": 16 * 1024,
     "fetch.queue.backoff.ms": 10,  # the default, a second, is longer than most batches
 }
+"""Properties of librdkafka for reading a batch."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,7 +132,7 @@ class Columnar:
             target, files = Target.of(table), dict(table.io.properties)
         except UnsupportedWriteError:
             return None
-        return Plan(self._spec.name, target, files, kafka | _CONSUMER, self._found, names)
+        return Plan(self._spec.name, target, files, kafka | CONSUMER, self._found, names)
 
     def succeeded(self) -> None:
         self._pause = 0

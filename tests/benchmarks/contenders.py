@@ -1,0 +1,400 @@
+"""What reads a topic of the ingest benchmark into a new Iceberg table, and two limits.
+
+Each contender reads the topic from its beginning, decodes its records and commits them to a new
+table with the key, the record's fields, topic, partition, headers, offset and timestamp. Clients,
+sessions and JVMs stay open between calls, as a service's do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from typing import Any, Protocol
+
+import fastavro
+import flink
+import kafka_connect
+import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DoubleType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+from workloads import NAMESPACE, Topic
+
+from topicberg import kafka
+from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.kafka.fetch import Fetcher, Records
+from topicberg.settings import Settings
+from topicberg.spark import new_session, quote
+from topicberg.tableflow import columnar
+from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.sessions import Sessions
+
+_KAFKA_FETCH = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "20000"}
+_LOOP_ROWS = 100_000
+_READ_ROWS, _READ_BYTES = 131_072, 16 * 1024 * 1024
+
+
+@dataclass
+class Lab:
+    """What stays open between calls."""
+
+    endpoints: Endpoints
+    config: Settings
+    connect: kafka_connect.Worker | None = None
+    flink: flink.Cluster | None = None
+    source: str = ""
+    """A table with the records of the topic, for the copy."""
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """The engine's sessions of Spark."""
+        return Sessions(self.endpoints, self.config)
+
+    @cached_property
+    def registry(self) -> Any:
+        """The engine's client of the schema registry."""
+        return self.endpoints.schema_registry_client()
+
+    @cached_property
+    def spark(self) -> Any:
+        """The session of Spark's contenders."""
+        spark = new_session(self.endpoints.spark_connect)
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{NAMESPACE}")
+        return spark
+
+    @cached_property
+    def catalog(self) -> Any:
+        catalog = self.endpoints.catalog(self.config)
+        catalog.create_namespace_if_not_exists(NAMESPACE)
+        return catalog
+
+
+class Contender(Protocol):
+    """Reads a topic into a new table, whose identifier it returns."""
+
+    def __call__(self, lab: Lab, topic: Topic) -> tuple[str, ...]: ...
+
+
+def new_name(of: str) -> str:
+    return f"{of}_{uuid.uuid4().hex[:8]}"
+
+
+# --- topicberg ---
+
+
+def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by the engine, with its defaults."""
+    return _engine(lab, topic, lab.config)
+
+
+def by_expressions(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by the engine without records in columns: Spark's reader, expressions and writer."""
+    return _engine(lab, topic, lab.config.model_copy(update={"engine_decoder": "spark"}))
+
+
+def _engine(lab: Lab, topic: Topic, config: Settings) -> tuple[str, ...]:
+    spec, endpoints = topic.spec, lab.endpoints
+    ends = kafka.end_offsets(endpoints, spec.name)
+    ingestor = Ingestor(spec, endpoints, config, lab.sessions, lab.registry)
+    while ingestor.step().end_offsets != ends:
+        pass
+    return tuple(spec.table_identifier(config))
+
+
+# --- Flink ---
+
+
+def flink_by_hand(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by Flink, with a decoder written for this record: Avro's binary to ``RowData``.
+
+    Flink 2.1.1 in one warm JVM (3 GB, parallel collector), parallelism 2, object reuse, one row
+    object, checkpoints each 10 s and at the end, large fetches (``flink.KAFKA``), Iceberg's sink
+    without a shuffle (distribution mode ``none``). The decoder ignores schema ids, evolution and
+    malformed records.
+    """
+    return _flink(lab, topic, topic.shape.name)
+
+
+def flink_own(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by Flink, with its own Avro classes, as its SQL format ``avro-confluent`` has them.
+
+    As :func:`flink_by_hand`. The registry's client is replaced by a constant.
+    """
+    return _flink(lab, topic, "own")
+
+
+def _flink(lab: Lab, topic: Topic, decoder: str) -> tuple[str, ...]:
+    assert lab.flink is not None
+    name = new_name("flink")
+    lab.catalog.create_table((NAMESPACE, name), table_schema(topic))
+    lab.flink.ask(
+        {
+            "topic": topic.spec.name,
+            "namespace": NAMESPACE,
+            "table": name,
+            "decoder": decoder,
+            "schema": topic.shape.schema("avro").schema_str,
+        }
+    )
+    return NAMESPACE, name
+
+
+def table_schema(topic: Topic) -> Schema:
+    """Return the table's schema: the columns of plain Spark."""
+    columns: list[tuple[str, IcebergType]] = [
+        ("key", BinaryType()),
+        *((one["name"], _type(one["type"])) for one in topic.shape.avro["fields"]),
+        ("topic", StringType()),
+        ("partition", IntegerType()),
+        ("headers", MapType(101, StringType(), 102, BinaryType(), value_required=False)),
+        ("offset", LongType()),
+        ("timestamp", TimestamptzType()),
+        ("timestamp_type", StringType()),
+    ]
+    return Schema(*(NestedField(n, name, kind) for n, (name, kind) in enumerate(columns, 1)))
+
+
+def _type(avro: Any) -> IcebergType:
+    """Return the type of a column; the catalog numbers the nested fields again."""
+    simple: dict[str, IcebergType] = {
+        "string": StringType(),
+        "int": IntegerType(),
+        "long": LongType(),
+        "double": DoubleType(),
+        "boolean": BooleanType(),
+    }
+    if isinstance(avro, str):
+        return simple[avro]
+    if isinstance(avro, list):
+        return _type(avro[1])
+    if avro["type"] == "array":
+        return ListType(201, _type(avro["items"]), element_required=False)
+    fields = avro["fields"]
+    return StructType(
+        *(NestedField(301 + n, one["name"], _type(one["type"])) for n, one in enumerate(fields))
+    )
+
+
+# --- Spark ---
+
+
+def _decoded(frame: Any, topic: Topic) -> Any:
+    from pyspark.sql import functions as F
+    from pyspark.sql.avro.functions import from_avro
+
+    text = topic.shape.schema("avro").schema_str or ""
+    record = from_avro(F.expr("substring(value, 6)"), text)
+    return frame.withColumn("r", record).select(
+        "key",
+        *(F.col("r").getField(name).alias(name) for name in topic.shape.fields),
+        "topic",
+        "partition",
+        F.map_from_entries("headers").alias("headers"),
+        "offset",
+        "timestamp",
+        F.col("timestampType").cast("string").alias("timestamp_type"),
+    )
+
+
+def _options(lab: Lab, topic: Topic) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": lab.endpoints.kafka_bootstrap,
+        "subscribe": topic.spec.name,
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+        **_KAFKA_FETCH,
+    }
+
+
+def plain_spark(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by one query of Spark: Kafka's source, ``from_avro``, Iceberg's writer.
+
+    Large fetches; one task for each of the 6 partitions, which suits two cores; no shuffle.
+    """
+    name = new_name("plain")
+    frame = lab.spark.read.format("kafka").options(**_options(lab, topic)).load()
+    writer = _decoded(frame, topic).writeTo(f"{CATALOG}.{quote(NAMESPACE, name)}")
+    writer.tableProperty("write.distribution-mode", "none").create()
+    return NAMESPACE, name
+
+
+def structured_streaming(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by Structured Streaming: the same query, all that is there, with a checkpoint.
+
+    One micro-batch (no limit of offsets), the checkpoint on the local disk.
+    """
+    name = new_name("stream")
+    frame = lab.spark.readStream.format("kafka").options(**_options(lab, topic)).load()
+    decoded = _decoded(frame, topic)
+    columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in decoded.schema)
+    target = f"{CATALOG}.{NAMESPACE}.{name}"
+    lab.spark.sql(
+        f"CREATE TABLE {target} ({columns}) USING iceberg "
+        "TBLPROPERTIES ('write.distribution-mode' = 'none')"
+    )
+    checkpoint = tempfile.mkdtemp(prefix="topicberg-benchmark-")
+    query = (
+        decoded.writeStream.format("iceberg")
+        .option("checkpointLocation", f"file://{checkpoint}")
+        .trigger(availableNow=True)
+        .toTable(target)
+    )
+    query.awaitTermination()
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return NAMESPACE, name
+
+
+# --- Python ---
+
+
+def python_loop(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by confluent-kafka, fastavro and PyIceberg: one commit for 100,000 records.
+
+    ``consume`` of 10,000 messages; a short ``fetch.queue.backoff.ms``, without which librdkafka
+    waits a second whenever its queue was full.
+    """
+    schema = table_schema(topic)
+    name = new_name("loop")
+    table = lab.catalog.create_table((NAMESPACE, name), schema)
+    columns = pa.schema(
+        [one for one in table.schema().as_arrow() if one.name in _loop_columns(topic)]
+    )
+    ends = kafka.end_offsets(lab.endpoints, topic.spec.name)
+    consumer = Consumer(
+        {
+            **lab.endpoints.kafka_config(),
+            "group.id": uuid.uuid4().hex,
+            "fetch.queue.backoff.ms": 10,
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    consumer.assign([TopicPartition(topic.spec.name, partition, 0) for partition in ends])
+    left = sum(ends.values())
+    while left:
+        values: dict[str, list[Any]] = {name: [] for name in columns.names}
+        while left and len(values["key"]) < _LOOP_ROWS:
+            for message in consumer.consume(min(10_000, left), 1.0):
+                value = message.value() or b""
+                row: Any = fastavro.schemaless_reader(BytesIO(value[5:]), topic.shape.parsed, None)
+                values["key"].append(message.key())
+                for name_ in topic.shape.fields:
+                    values[name_].append(row[name_])
+                values["partition"].append(message.partition())
+                values["offset"].append(message.offset())
+                values["timestamp"].append(message.timestamp()[1] * 1000)
+                left -= 1
+        table.append(pa.table(values, schema=columns))
+    consumer.close()
+    return NAMESPACE, name
+
+
+def _loop_columns(topic: Topic) -> set[str]:
+    return {"key", *topic.shape.fields, "partition", "offset", "timestamp"}
+
+
+# --- Kafka Connect ---
+
+
+def connect_sink(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by Iceberg's sink in Kafka Connect: see ``kafka_connect.py``."""
+    assert lab.connect is not None
+    name = new_name("connect")
+    lab.connect.ingest(topic.spec.name, topic.records, (NAMESPACE, name))
+    return NAMESPACE, name
+
+
+# --- limits ---
+
+
+def raw_reading(lab: Lab, topic: Topic) -> None:
+    """Read the topic by librdkafka into arrays, in two threads, and do nothing with it."""
+    ends = kafka.end_offsets(lab.endpoints, topic.spec.name)
+    config = {
+        **lab.endpoints.kafka_tuning("consumer"),
+        **lab.endpoints.kafka_config(),
+        **columnar.CONSUMER,
+    }
+    parts = [{p: (0, end) for p, end in ends.items() if p % 2 == half} for half in (0, 1)]
+
+    def read(ranges: Any) -> int:
+        with Fetcher(config, topic.spec.name, ranges) as fetcher:
+            return sum(one.count for one in fetcher.fill(Records(_READ_ROWS, _READ_BYTES)))
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        found = sum(pool.map(read, parts))
+    if found != topic.records:
+        raise RuntimeError(f"librdkafka read {found} of {topic.records} records")
+
+
+def copy_by_spark(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Copy a table with the topic's records by Spark: a vectorized reader, nothing to decode."""
+    name = new_name("copy")
+    writer = lab.spark.table(lab.source)
+    writer = writer.writeTo(f"{CATALOG}.{quote(NAMESPACE, name)}")
+    writer.tableProperty("write.distribution-mode", "none").create()
+    return NAMESPACE, name
+
+
+# --- all of them ---
+
+CONTENDERS: dict[str, tuple[Contender, tuple[str, ...]]] = {
+    "topicberg": (engine, ("avro", "json", "protobuf")),
+    "topicberg by expressions": (by_expressions, ("avro",)),
+    "Flink by hand": (flink_by_hand, ("avro",)),
+    "Flink": (flink_own, ("avro",)),
+    "plain Spark": (plain_spark, ("avro",)),
+    "Structured Streaming": (structured_streaming, ("avro",)),
+    "Kafka Connect": (connect_sink, ("avro",)),
+    "Python loop": (python_loop, ("avro",)),
+}
+"""Name → what it does, and the formats for which it is measured."""
+OF_BATCHES = ("topicberg", "Python loop")
+"""Those that are measured with small batches."""
+LIMITS: dict[str, Callable[[Lab, Topic], tuple[str, ...] | None]] = {
+    "raw reading": raw_reading,
+    "copy by Spark": copy_by_spark,
+}
+
+
+def is_available(name: str, lab: Lab) -> bool:
+    if name.startswith("Flink"):
+        return lab.flink is not None
+    return name != "Kafka Connect" or lab.connect is not None
+
+
+def verify(lab: Lab, topic: Topic, table: tuple[str, ...], contender: str) -> None:
+    """Compare a table's rows and checksum with what was produced.
+
+    :raises RuntimeError: they differ
+    """
+    has_key = contender != "Kafka Connect"
+    text = topic.shape.text_sql
+    if has_key:
+        text = f"concat_ws('|', cast(key as string), {text})"
+    source = f"{CATALOG}.{quote(*table)}"
+    row = lab.spark.sql(f"SELECT count(*), sum(crc32(cast({text} as binary))) FROM {source}").head()
+    expected = topic.records, topic.checksum if has_key else topic.checksum_of_values
+    if tuple(row) != expected:
+        raise RuntimeError(
+            f"{contender}, {topic.shape.name} {topic.kind}: rows and checksum are {tuple(row)}, "
+            f"expected {expected}"
+        )
