@@ -176,7 +176,8 @@ def _subject(name: str, side: Side) -> Subject:
 
 def fetched(pairs: Sequence[Pair]) -> Records:
     """Records as librdkafka's messages become them; the offset is the place in the list."""
-    records = Records(len(pairs), 64 * 1024)
+    size = sum(len(one or b"") for pair in pairs for one in pair)
+    records = Records(len(pairs), max(64 * 1024, size))
     for number, (key, value) in enumerate(pairs):
         for data, offsets, present, one in (
             (records.keys, records.key_offsets, records.has_key, key),

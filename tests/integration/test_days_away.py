@@ -216,7 +216,12 @@ def test_daemon_away_for_three_days_loses_nothing(
     for name, snapshot in read.items():
         assert snapshot not in lineage(stack, name)  # what the sensor has read is expired
     daemon.lose_cursor()
-    assert failing(daemon, lake) == {derived.name for derived in lake.derived}
+    # What reads derived tables only has read all of them: those are behind, and their checks fail.
+    assert failing(daemon, lake) == {
+        derived.name
+        for derived in lake.derived
+        if not {*derived.sources, *derived.lookups} <= lake.derived_by_name.keys()
+    }
 
     settle(daemon, clock)
     assert failing(daemon, lake) == set()
