@@ -189,6 +189,39 @@ def test_changelog_toast_types_are_taken_from_the_row(make_topic: Callable[..., 
     assert len(after["ia"]) == len(after["ta"]) == 800
 
 
+def test_changelog_other_placeholders_are_recognized(make_topic: Callable[..., Topic]) -> None:
+    """Those of uuid[], date[] and hstore, as a real connector writes them."""
+    topic = change_topic(make_topic)
+    envelope = json.loads(json.dumps(ENVELOPE))
+    uuid_type = {"type": "string", "connect.name": "io.debezium.data.Uuid"}
+    day = {"type": "int", "connect.name": "io.debezium.time.Date"}
+    envelope["fields"][0]["type"][1]["fields"] += [
+        {"name": "uuids", "type": {"type": "array", "items": ["null", uuid_type]}},
+        {"name": "days", "type": {"type": "array", "items": ["null", day]}},
+        {"name": "pairs", "type": {"type": "map", "values": "string"}},
+        {"name": "text", "type": "string"},
+    ]
+    row = {"id": 1, "v": 1, "big": "b"}
+    row |= {"uuids": ["u", None], "days": [19_782], "pairs": {"a": "1"}, "text": '{"a": "1"}'}
+    lacking = {
+        "uuids": ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
+        "days": list(UNAVAILABLE.encode()),
+        "pairs": {UNAVAILABLE: UNAVAILABLE},
+        "text": json.dumps({UNAVAILABLE: UNAVAILABLE}, separators=(",", ":")),
+    }
+    other = {"pairs": {UNAVAILABLE: "x"}, "text": "", "uuids": [], "days": [0]}
+    writer = SourceTopic(topic, envelope)
+    writer.send([Event(0, 1, "c", 10, row), Event(1, 2, "c", 11, {**row, "id": 2, **other})])
+    topic.ingest()
+    writer.send([Event(0, 1, "u", 12, {**row, "v": 2, **lacking})])
+    topic.ingest()
+    first, second = rows_of(topic)
+    expected = {**row, "v": 2, "days": [date(2024, 2, 29)], "pairs": [("a", "1")]}
+    assert first == expected
+    assert second["pairs"] == [(UNAVAILABLE, "x")]
+    assert second["days"] == [date(1970, 1, 1)]
+
+
 @pytest.mark.parametrize(
     "order",
     [

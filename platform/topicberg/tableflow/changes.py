@@ -9,16 +9,21 @@ Source: Debezium's documentation of its PostgreSQL connector, "Data change event
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyiceberg.types import (
     BinaryType,
+    DateType,
     IcebergType,
     IntegerType,
     ListType,
     LongType,
+    MapType,
     NestedField,
     StringType,
     StructType,
@@ -275,34 +280,47 @@ def _change(
 
 def toastable(field: NestedField) -> bool:
     """Return whether a column's value may be one that the connector did not have."""
-    kind = field.field_type
-    if isinstance(kind, ListType):
-        kind = kind.element_type
-        return isinstance(kind, StringType | BinaryType | IntegerType | LongType)
-    return isinstance(kind, StringType | BinaryType)
+    match field.field_type:
+        case StringType() | BinaryType():
+            return True
+        case ListType(element_type=element):
+            return isinstance(element, StringType | BinaryType | IntegerType | LongType | DateType)
+        case MapType(key_type=StringType(), value_type=StringType()):
+            return True
+    return False
 
 
 def _is(value: Column, field: NestedField, placeholder: str) -> Column | None:
     """Return whether a value is the placeholder; None: the column cannot have one.
 
-    Debezium writes it as text, as bytes, and as a list of one text or of its bytes.
+    Debezium writes it as text, as bytes, as a list of one text, of one bytes, of one UUID, or of
+    its bytes (as numbers or days), and as a map (hstore) or its JSON. Source: its class
+    ``UnchangedToastedPlaceholder``.
     """
     from pyspark.sql import functions as F
 
     if not toastable(field):
         return None
+    raw = placeholder.encode()
     match field.field_type:
         case StringType():
-            return value == F.lit(placeholder)
+            pair = json.dumps({placeholder: placeholder}, separators=(",", ":"))
+            return value.isin(placeholder, pair)
         case BinaryType():
-            return value == F.lit(placeholder.encode())
+            return value == F.lit(raw)
         case ListType(element_type=StringType()):
-            return value == F.array(F.lit(placeholder))
+            named = uuid.UUID(bytes=hashlib.md5(raw).digest(), version=3)  # noqa: S324  as Java's
+            texts = F.array(F.lit(placeholder)), F.array(F.lit(str(named)))
+            return (value == texts[0]) | (value == texts[1])
         case ListType(element_type=BinaryType()):
-            return value == F.array(F.lit(placeholder.encode()))
+            return value == F.array(F.lit(raw))
+        case ListType(element_type=DateType()):
+            return value == F.array(*(F.date_from_unix_date(F.lit(byte)) for byte in raw))
         case ListType(element_type=element):
             kind = "int" if isinstance(element, IntegerType) else "bigint"
-            return value == F.array(*(F.lit(byte).cast(kind) for byte in placeholder.encode()))
+            return value == F.array(*(F.lit(byte).cast(kind) for byte in raw))
+        case MapType():
+            return (F.size(value) == 1) & (value.getItem(placeholder) == placeholder)
     return None
 
 
