@@ -41,7 +41,7 @@ import org.apache.iceberg.catalog.TableIdentifier;
 import org.apache.iceberg.flink.CatalogLoader;
 import org.apache.iceberg.flink.FlinkSchemaUtil;
 import org.apache.iceberg.flink.TableLoader;
-import org.apache.iceberg.flink.sink.FlinkSink;
+import org.apache.iceberg.flink.sink.IcebergSink;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.common.header.Header;
 
@@ -119,7 +119,7 @@ public final class FlinkIngest {
             .setDeserializer(
                 new Rows(rows, decoder(job, rows), job.get("topic").asText()))
             .build();
-    FlinkSink.forRowData(
+    IcebergSink.forRowData(
             env.fromSource(source, WatermarkStrategy.noWatermarks(), "kafka")
                 .returns(InternalTypeInfo.of(rows)))
         .table(table)
