@@ -109,13 +109,15 @@ def _ask(
     parameters: list[tuple[str, str]] | None = None,
     content: bytes | None = None,
 ) -> requests.Response:
+    endpoints = account.endpoints()
+    media_type = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
     try:
         return requests.request(
             method,
-            account.endpoints().schema_registry + quote(path, safe="/:"),
+            endpoints.schema_registry + quote(path, safe="/:"),
             params=parameters,
             data=content,
-            headers={"Content-Type": "application/vnd.schemaregistry.v1+json"},
+            headers={**endpoints.registry_login.headers(), **media_type},
             timeout=TIMEOUT_SECONDS,
         )
     except requests.RequestException as error:

@@ -11,16 +11,17 @@ from pathlib import Path
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.local import jars, state
-from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
+from topicberg.local.service import KAFKA_USER, Context, Service, java, jvm, log4j, write_file
 
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
+listeners=CLIENTS://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=CLIENTS://127.0.0.1:{broker}
+inter.broker.listener.name=CLIENTS
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=CLIENTS:{protocol},CONTROLLER:{protocol}
 log.dirs={data}
 auto.create.topics.enable=false
 default.replication.factor=1
@@ -36,6 +37,17 @@ message.max.bytes=8388608
 num.network.threads=2
 num.io.threads=4
 """
+_LOGINS = """\
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+sasl.mechanism.controller.protocol=PLAIN
+listener.name.clients.plain.sasl.jaas.config={login}
+listener.name.controller.plain.sasl.jaas.config={login}
+"""
+_JAAS = (
+    "org.apache.kafka.common.security.plain.PlainLoginModule required "
+    'username="{user}" password="{password}" user_{user}="{password}";'
+)
 
 
 def service(context: Context) -> Service:
@@ -76,11 +88,17 @@ def service(context: Context) -> Service:
 
 
 def _properties(context: Context, data: Path) -> str:
-    return _PROPERTIES.format(
+    has_logins = context.config.local_logins
+    properties = _PROPERTIES.format(
         broker=context.ports["kafka"],
         controller=context.ports["kafka_controller"],
         data=data,
+        protocol="SASL_PLAINTEXT" if has_logins else "PLAINTEXT",
     )
+    if not has_logins:
+        return properties
+    password = context.credentials.kafka_password.get_secret_value()
+    return properties + _LOGINS.format(login=_JAAS.format(user=KAFKA_USER, password=password))
 
 
 def _check(meta: Path) -> None:

@@ -56,6 +56,7 @@ def service(context: Context) -> Service:
             "APICURIO_DATASOURCE_URL": f"jdbc:h2:file:{folder / 'registry'};WRITE_DELAY=0",
             # Confluent's default; Apicurio's is NONE.
             "APICURIO_RULES_GLOBAL_COMPATIBILITY": "BACKWARD",
+            **_logins(context),
         },
         url=context.url("schema_registry") + API,
         port=context.ports["schema_registry"],
@@ -63,6 +64,19 @@ def service(context: Context) -> Service:
         prepare=prepare,
         healthy=_healthy,
     )
+
+
+def _logins(context: Context) -> dict[str, str]:
+    """Require a token that is signed with the stack's key."""
+    if not context.config.local_logins:
+        return {}
+    return {
+        "APICURIO_AUTH_ENABLED": "true",
+        "QUARKUS_OIDC_TENANT_ENABLED": "true",
+        "QUARKUS_OIDC_APPLICATION_TYPE": "service",
+        "QUARKUS_OIDC_CLIENT_ID": "topicberg",
+        "QUARKUS_OIDC_PUBLIC_KEY": context.credentials.registry_public_key,
+    }
 
 
 def _is_h2(database: Path) -> bool:
@@ -73,4 +87,6 @@ def _is_h2(database: Path) -> bool:
 
 
 def _healthy(endpoints: Endpoints) -> None:
-    requests.get(f"{endpoints.schema_registry}/subjects", timeout=2).raise_for_status()
+    headers = endpoints.registry_login.headers()
+    answer = requests.get(f"{endpoints.schema_registry}/subjects", headers=headers, timeout=2)
+    answer.raise_for_status()

@@ -6,7 +6,7 @@ import hmac
 import os
 import secrets
 import threading
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,8 @@ from pydantic import Field, SecretStr, field_serializer
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
+from topicberg.logins.kafka import KafkaLogin
+from topicberg.logins.registry import RegistryLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
 
@@ -50,6 +52,9 @@ class Credentials(HoldsSecrets):
     confluent_admin_token: SecretStr = Field(default_factory=_secret)
     spark_token: SecretStr = Field(default_factory=_secret)
     iceberg_signing_key: SecretStr = Field(default_factory=_signing_key)
+    kafka_password: SecretStr = Field(default_factory=_secret)
+    registry_key: SecretStr | None = None
+    """PEM of the key that signs the token of the registry; None: no token is needed."""
 
     @property
     def iceberg_token(self) -> SecretStr:
@@ -59,6 +64,54 @@ class Credentials(HoldsSecrets):
         key = urlsafe_b64decode(self.iceberg_signing_key.get_secret_value())
         signature = urlsafe_b64encode(hmac.digest(key, signed, "sha256")).rstrip(b"=")
         return SecretStr((signed + b"." + signature).decode())
+
+    @property
+    def kafka_login(self) -> KafkaLogin:
+        return KafkaLogin(
+            auth="plain",
+            security_protocol="SASL_PLAINTEXT",
+            api_key=KAFKA_USER,
+            api_secret=self.kafka_password,
+        )
+
+    @property
+    def registry_login(self) -> RegistryLogin:
+        """The login by a JSON Web Token, which the registry checks with the public key."""
+        import jwt
+
+        assert self.registry_key is not None  # noqa: S101  see with_registry_key
+        key = self.registry_key.get_secret_value()
+        token = jwt.encode({"sub": "topicberg", "iat": 0, "exp": _NEVER}, key, algorithm="RS256")
+        return RegistryLogin(auth="bearer", token=SecretStr(token))
+
+    @property
+    def registry_public_key(self) -> str:
+        """X.509 in Base64, without the lines of PEM."""
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            PublicFormat,
+            load_pem_private_key,
+        )
+
+        assert self.registry_key is not None  # noqa: S101  see with_registry_key
+        key = load_pem_private_key(self.registry_key.get_secret_value().encode(), None)
+        public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return b64encode(public).decode()
+
+    def with_registry_key(self) -> Credentials:
+        """Return these credentials with a key of the registry."""
+        from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+        )
+
+        if self.registry_key is not None:
+            return self
+        key = generate_private_key(65537, 3072)
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        return self.model_copy(update={"registry_key": SecretStr(pem)})
 
     @staticmethod
     def generate() -> Credentials:
@@ -74,13 +127,18 @@ class Credentials(HoldsSecrets):
         "confluent_admin_token",
         "spark_token",
         "iceberg_signing_key",
+        "kafka_password",
+        "registry_key",
     )
-    def _reveal(self, value: SecretStr) -> str:
-        return value.get_secret_value()
+    def _reveal(self, value: SecretStr | None) -> str | None:
+        return value.get_secret_value() if value else None
 
 
 SNOWFLAKE_ACCOUNT = "topicberg"
 SNOWFLAKE_USER = "TOPICBERG"
+KAFKA_USER = "topicberg"
+_NEVER = 2**33
+"""When the registry's token expires, in seconds since 1970: a new state directory has another."""
 
 
 _LOG4J = """\

@@ -30,6 +30,8 @@ from topicberg.local import (
 from topicberg.local.health import ServiceStatus
 from topicberg.local.progress import LogReport, Report
 from topicberg.local.service import SNOWFLAKE_ACCOUNT, SNOWFLAKE_USER, Context, Service
+from topicberg.logins.kafka import KafkaLogin
+from topicberg.logins.registry import RegistryLogin
 from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -137,7 +139,10 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
     health.wait(context, services, endpoints, control, report)
     object_store.ensure_buckets(endpoints, context)
     compatibility = requests.put(
-        f"{endpoints.schema_registry}/config", json={"compatibility": "BACKWARD"}, timeout=10
+        f"{endpoints.schema_registry}/config",
+        json={"compatibility": "BACKWARD"},
+        headers=endpoints.registry_login.headers(),
+        timeout=10,
     )
     compatibility.raise_for_status()
     state.save_endpoints(context.config, {s.name: s.url for s in services}, endpoints)
@@ -214,10 +219,12 @@ def _services(context: Context) -> list[Service]:
 
 
 def _endpoints(context: Context) -> Endpoints:
-    secrets = context.credentials
+    secrets, has_logins = context.credentials, context.config.local_logins
     return Endpoints(
         kafka_bootstrap=f"127.0.0.1:{context.ports['kafka']}",
+        kafka_login=secrets.kafka_login if has_logins else KafkaLogin(auth="none"),
         schema_registry=context.url("schema_registry") + schema_registry.API,
+        registry_login=secrets.registry_login if has_logins else RegistryLogin(auth="none"),
         s3=context.url("s3"),
         s3_access_key=SecretStr(secrets.s3_access_key),
         s3_secret_key=secrets.s3_secret_key,

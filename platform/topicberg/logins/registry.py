@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +79,14 @@ class RegistryLogin(OAuthLogin):
         if self.key_password:
             found["ssl.key.password"] = self.key_password.get_secret_value()
         return found
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request without the registry's client."""
+        if self.auth in ("bearer", "oauth2"):
+            return {"Authorization": f"Bearer {self._bearer({})['bearer.auth.token']}"}
+        if user := self.client().get("basic.auth.user.info"):
+            return {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
+        return {}
 
     def oauth(self) -> OAuthClient | None:
         """Return the client that requests tokens, if it logs in by OAuth 2."""
