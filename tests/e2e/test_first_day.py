@@ -328,7 +328,9 @@ def derive_a_table(day: Day) -> None:
 def query_it(day: Day) -> None:
     day.fails('topicberg query "SELECT parcel_idd FROM parcels"', "parcel_id")
     day.fails('topicberg query "SELECT count(*) FROM parcel"', "parcels")
-    day.fails("topicberg query 'SELECT \"to\".cty FROM parcels'", "the column to.city?")
+    day.fails(
+        "topicberg query 'SELECT \"to\".cty FROM parcels'", 'did you mean the column "to".city'
+    )
     day.fails('topicberg query "SELECT $$offset FROM parcels"', '"$$offset"')
     day.fails(
         'topicberg query --engine snowflake "SELECT count(*) FROM PARCELS"',
