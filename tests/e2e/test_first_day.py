@@ -238,8 +238,13 @@ def add_the_topic(day: Day) -> None:
     right = TOPIC.replace("FORMAT", "json").replace("DATE_TIMES", "date_times: timestamp")
     day.write(SPEC, right.replace("day(handed_over_at)", "day(handed_over)"))
     day.fails("topicberg topics validate", "handed_over", "handed_over_at")
+    day.write(SPEC, right.replace("{format: string}", "string"))
+    day.fails("topicberg topics validate", "key: must be a mapping with the fields format,")
+    day.write(SPEC, f"{right}topic_config: {{retention.ms: week}}\n")
+    day.fails("topicberg topics validate", "retention.ms must be an integer, not 'week'")
     day.write(SPEC, right)
     day.runs("topicberg topics validate")
+    day.fails("env TOPICBERG_BUCKET=b topicberg topics list", "TOPICBERG_BUCKET", "found 'b'")
     day.fails("topicberg tableflow status parcel", "parcels")
     day.runs("topicberg topics register parcels")
     wait_until(lambda: "RUNNING" in day.says("topicberg tableflow status parcels"), 120)
@@ -294,8 +299,15 @@ def break_it(day: Day) -> None:
 
 
 def derive_a_table(day: Day) -> None:
+    day.write(PIPELINE, FUNCTION.replace("from assets.derived", "from asets.derived"))
+    day.fails("topicberg pipelines check", "assets/pipelines/post.py, line 6", "asets")
+    day.write(PIPELINE, FUNCTION.replace("source=", "lookback=5, source="))
+    day.fails("topicberg pipelines check", "weight_by_city: lookback is 5", "use a timedelta")
     day.write(PIPELINE, FUNCTION.replace("COLUMN", "too"))
     day.fails("topicberg pipelines check", "too")
+    wrong = FUNCTION.replace("COLUMN", "to").replace('("weight",)', '("wieght",)')
+    day.write(PIPELINE, wrong)
+    day.fails("topicberg pipelines check", "no column wieght; did you mean weight?")
     day.write(PIPELINE, FUNCTION.replace("COLUMN", "to"))
     assert "weight_by_city" in day.runs("topicberg pipelines check")
     first, last = (FIRST_HOUR + timedelta(hours=hours) for hours in (0, 5))
@@ -316,6 +328,9 @@ def derive_a_table(day: Day) -> None:
 def query_it(day: Day) -> None:
     day.fails('topicberg query "SELECT parcel_idd FROM parcels"', "parcel_id")
     day.fails('topicberg query "SELECT count(*) FROM parcel"', "parcels")
+    day.fails(
+        "topicberg query 'SELECT \"to\".cty FROM parcels'", 'did you mean the column "to".city'
+    )
     day.fails('topicberg query "SELECT $$offset FROM parcels"', '"$$offset"')
     day.fails(
         'topicberg query --engine snowflake "SELECT count(*) FROM PARCELS"',

@@ -131,7 +131,8 @@ def test_upsert_topics_are_compacted_and_keep_their_partitions(
     with pytest.raises(kafka.TopicDriftError, match="move the keys"):
         kafka.ensure_topic(changed(upsert, partitions=3), stack, config)
     with pytest.raises(kafka.TopicDriftError, match=r"cleanup\.policy compact, .* needs delete"):
-        kafka.ensure_topic(changed(spec, partitions=2), stack, config)
+        kafka.ensure_topic(changed(spec, partitions=3), stack, config)
+    assert len(kafka.end_offsets(stack, spec.name)) == 2
 
 
 def test_topic_config_is_set_and_changed_in_place(

@@ -113,8 +113,11 @@ def ensure_topic(
     await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:
-        partitions = _converge_partitions(admin, spec, endpoints)
-        _converge_config(admin, spec, endpoints)
+        found = topic_config(endpoints, spec.name)
+        # First: partitions cannot be removed from a topic that is not what its spec says.
+        _check_cleanup_policy(spec, found.get("cleanup.policy") or "delete")
+        partitions = _converge_partitions(admin, spec, endpoints, found)
+        _converge_config(admin, spec, endpoints, found)
     return EnsuredTopic(
         created=created,
         partitions=partitions,
@@ -448,20 +451,25 @@ def await_topic(endpoints: Endpoints, topic: str) -> int:
     return partition_count(endpoints, topic)
 
 
-def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> int:
-    """Add missing partitions; return their number."""
+def _converge_partitions(
+    admin: AdminClient, spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]
+) -> int:
+    """Add missing partitions; return their number.
+
+    :param found: the topic's configuration
+    """
     from confluent_kafka.admin import NewPartitions
 
     existing = partition_count(endpoints, spec.name)
     if existing == spec.partitions:
         return existing
-    if existing > spec.partitions or spec.is_compacted:
+    if existing > spec.partitions or spec.is_compacted or is_compacted(found.get("cleanup.policy")):
         raise TopicDriftError(
             f"topic {spec.name} has {count(existing, 'partition')}, its spec has {spec.partitions}",
             hint=f"set `partitions: {existing}`: Kafka cannot remove partitions"
             if existing > spec.partitions
             else f"set `partitions: {existing}`, or create the topic again: more partitions would "
-            "move the keys of an upsert topic to other partitions",
+            "move the keys of a compacted topic to other partitions",
         )
     grow = [NewPartitions(spec.name, spec.partitions)]
     future = admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
@@ -470,12 +478,15 @@ def _converge_partitions(admin: AdminClient, spec: TopicSpec, endpoints: Endpoin
     return spec.partitions
 
 
-def _converge_config(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> None:
-    """Set the configurations of the spec that the topic has otherwise."""
+def _converge_config(
+    admin: AdminClient, spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]
+) -> None:
+    """Set the configurations of the spec that the topic has otherwise.
+
+    :param found: the topic's configuration
+    """
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-    found = topic_config(endpoints, spec.name)
-    _check_cleanup_policy(spec, found.get("cleanup.policy") or "delete")
     changes = {k: v for k, v in spec.topic_config.items() if found.get(k) != v}
     if not changes:
         return

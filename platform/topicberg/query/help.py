@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 Columns = Callable[[], Mapping[str, Sequence[str]]]
 """Tables of the lake with their columns; tables that a query does not name may lack them."""
@@ -30,9 +31,19 @@ _MOST = 8
 
 def quoted(name: str, engine: str) -> str:
     """Return a name as a query of the engine has to write it."""
-    if _PLAIN.fullmatch(name):
+    if _PLAIN.fullmatch(name) and (engine != "duckdb" or name.lower() not in _reserved()):
         return name
     return f"`{name}`" if engine == "spark" else f'"{name}"'
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    """Return DuckDB's reserved words, e.g. ``to``: a column of such a name needs quotes."""
+    import duckdb
+
+    query = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
+    with duckdb.connect() as connection:
+        return frozenset(name for (name,) in connection.execute(query).fetchall())
 
 
 def unquoted(sql: str, engine: str) -> str | None:

@@ -24,6 +24,8 @@ from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless
 
 from emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
+from emulators.confluent.operation import Call
+from emulators.confluent.tableflow_bodies import NewSpec
 from emulators.store import Stored
 from topicberg.clients.confluent import ApiError
 from topicberg.deploy import context as contexts
@@ -296,6 +298,23 @@ def test_another_write_mode_is_told_and_nothing_is_lost(deployed: Stackless) -> 
     with pytest.raises(engine.DeployError, match="write_mode"):
         create(deployed)
     assert deployed.enabled["stock_trades"].pop("mode") == "UPSERT"
+    deployed.enabled["stock_trades"]["mode"] = "APPEND"
+
+
+def test_write_mode_of_a_new_table_is_compared(
+    deployed: Stackless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tableflow derives it from the topic, and may find something else than the plan did."""
+    enable = deployed._enable
+
+    def upserting(call: Call, given: NewSpec, spec: dict[str, Any]) -> None:
+        enable(call, given, spec)
+        deployed.enabled[given.display_name]["mode"] = "UPSERT"
+
+    monkeypatch.setattr(deployed, "_enable", upserting)
+    del deployed.enabled["stock_trades"]
+    with pytest.raises(engine.DeployError, match="write mode UPSERT, its spec wants APPEND"):
+        create(deployed)
     deployed.enabled["stock_trades"]["mode"] = "APPEND"
 
 

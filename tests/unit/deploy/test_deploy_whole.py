@@ -235,6 +235,9 @@ def test_service_user_creates_derived_tables(deployed: DeployContext, derived: s
         assert table.rows == 1
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
             snowflake.ask(connection, f"DROP ICEBERG TABLE {table.name}")
+    derived_table = snowflake.Names.of(deployed.config).table("TOTALS")
+    with deployed.snowflake() as session:
+        session.run(f"DROP ICEBERG TABLE {derived_table}", "SYSADMIN")  # by the role that owns it
 
 
 def test_queries_run_with_a_role_that_only_reads(

@@ -17,6 +17,15 @@ KNOWN = {
 }
 
 
+def test_hint_quotes_a_column_with_a_reserved_name() -> None:
+    text = 'Binder Error: Could not find key "cty" in struct'
+    found = hint(text, "duckdb", lambda: {"parcels": ["to", "to.city"]})
+    assert found == 'did you mean the column "to".city?'
+    duckdb.sql("""SELECT "to".city FROM (SELECT {'city': 'Ulm'} AS "to")""")
+    with pytest.raises(duckdb.Error):
+        duckdb.sql("""SELECT to.city FROM (SELECT {'city': 'Ulm'} AS "to")""")
+
+
 @pytest.mark.parametrize(
     ("engine", "text", "expected"),
     [
