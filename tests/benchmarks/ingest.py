@@ -20,7 +20,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def workloads(records: int, wide_records: int) -> list[Workload]:
     return found + [(f"batch-{count}", SMALL, "avro", count) for count in BATCHES]
 
 
-def measure(lab: Lab, topic: Topic, names: Collection[str], rounds: int) -> dict[str, float]:
+def measure(lab: Lab, topic: Topic, names: Sequence[str], rounds: int) -> dict[str, float]:
     """Return the best seconds of each contender and limit.
 
     All tables are verified: a contender with a wrong one is reported, and left out.
@@ -183,9 +183,10 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
             (folder / "connect").mkdir()
             worker = kafka_connect.worker(folder / "connect", lab.endpoints, lab.config)
             lab.connect = started.enter_context(worker)
-        if arguments.flink and (bin_dir := flink.jdk()) is None:
+        bin_dir = flink.jdk() if arguments.flink else None
+        if arguments.flink and bin_dir is None:
             Console().print("Flink is left out: there is no JDK (javac) on the PATH or JAVA_HOME")
-        elif arguments.flink:
+        elif bin_dir is not None:
             (folder / "flink").mkdir()
             kafka = {"bootstrap.servers": lab.endpoints.kafka_bootstrap}
             catalog = kafka_connect.rest_catalog(lab.endpoints, lab.config)
