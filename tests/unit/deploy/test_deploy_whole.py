@@ -147,6 +147,7 @@ def derived(deployed: DeployContext, deployment: Deployment) -> Iterator[str]:
     with logged_in(deployed) as connection:
         table = snowflake.Names.of(deployed.config).table("TOTALS")
         snowflake.ask(connection, f"DROP ICEBERG TABLE IF EXISTS {table}")
+    deployment.vendors.glue.drop_table(DERIVED)
 
 
 @contextmanager

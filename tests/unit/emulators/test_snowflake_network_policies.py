@@ -15,6 +15,7 @@ from emulators.snowflake.account import Account, Context
 from emulators.snowflake.logins import Login, LoginRefused, Logins
 from emulators.snowflake.session import Session
 from topicberg.deploy.snowflake.principals import NetworkPolicy, UserPolicy
+from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 
 Run = Callable[..., list[tuple[object, ...]]]
@@ -136,7 +137,7 @@ def test_setting_takes_only_addresses(value: str, fits: bool) -> None:
     if fits:
         assert Settings(snowflake_allowed_ips=value).snowflake_allowed_ips == value
     else:
-        with pytest.raises(ValueError, match="snowflake_allowed_ips"):
+        with pytest.raises(TopicbergError, match="TOPICBERG_SNOWFLAKE_ALLOWED_IPS"):
             Settings(snowflake_allowed_ips=value)
 
 
