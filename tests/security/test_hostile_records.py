@@ -183,6 +183,7 @@ HOSTILE: list[tuple[Kind, str, str]] = [
 ]
 CONFIG = {
     "max.message.bytes": "20000000",
+    "retention.ms": "-1",  # else Kafka deletes records by their timestamps, within minutes
     "message.timestamp.after.max.ms": str(2**63 - 1),
     "message.timestamp.before.max.ms": str(2**63 - 1),
 }
