@@ -43,7 +43,7 @@ def new_topic(
 
     :param subject: its newest schema becomes the schema of the topic's values
     :param has: see :func:`_written`
-    :param is_one_of_many: the caller checks all specs that it writes together
+    :param is_one_of_many: see :func:`_written`
     :raises SpecError: a file exists already, the schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
@@ -57,15 +57,10 @@ def new_topic(
         )
     text = registered.schema_str or ""
     key = _key_schema(subject, endpoints, kind) if is_envelope(text) else None
-    paths = _written(name, f"the subject {subject}", pipeline, kind, (text, key), config, has)
-    if not is_one_of_many:
-        _check(name, (*paths, *_key_file(paths[1], key)), config)
-    return paths
-
-
-def _key_file(schema_file: Path, key: str | None) -> tuple[Path, ...]:
-    """Return the file of the keys' schema, if there is one."""
-    return (schema_file.with_stem(f"{schema_file.stem}-key"),) if key is not None else ()
+    return _written(
+        *(name, f"the subject {subject}", pipeline, kind, (text, key), config, has),
+        is_one_of_many=is_one_of_many,
+    )
 
 
 class InKafka(Protocol):
@@ -180,9 +175,7 @@ def new_topic_from_kafka(
             key = connect_json.json_schema(own.schema)
         elif keys[-1][:1] == b"{":
             key, _ = inferred_schema(keys, f"{name}.Key")
-    paths = _written(name, where, pipeline, "JSON", (text, key), config, has)
-    _check(name, (*paths, *_key_file(paths[1], key)), config)
-    return paths, notes
+    return _written(name, where, pipeline, "JSON", (text, key), config, has), notes
 
 
 def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
@@ -244,14 +237,17 @@ def _written(
     kind: str,
     schemas: tuple[str, str | None],
     config: Settings,
-    has: InKafka | None = None,
+    has: InKafka | None,
+    *,
+    is_one_of_many: bool = False,
 ) -> tuple[Path, Path]:
     """Write a spec and its schema files; return the paths of the spec and of the value's schema.
 
     :param where: what the schemas come from
     :param schemas: of the value; of the key, if the records are changes
     :param has: what Kafka has of the topic; None: it does not exist
-    :raises SpecError: a file exists already
+    :param is_one_of_many: the caller checks all specs that it writes together
+    :raises SpecError: a file exists already, or the spec is invalid
     """
     text, key = schemas
     document = _document(name, where, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
@@ -272,20 +268,15 @@ def _written(
     for path, text in texts.items():
         path.write_text(text)
     spec_file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    return spec_file, schema_file
-
-
-def _check(name: str, files: Sequence[Path], config: Settings) -> None:
-    """Delete the files that were written for a topic if its spec, the first, is invalid.
-
-    :raises SpecError: it is
-    """
+    if is_one_of_many:
+        return spec_file, schema_file
     _, problems = check_topics(config)
-    mine = [str(problem) for problem in problems if Path(problem.file).name == files[0].name]
+    mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file.name]
     if mine:
-        for path in files:
+        for path in (spec_file, *texts):
             path.unlink()
         raise SpecError("\n".join([f"no spec was written for {name}:", *mine]))
+    return spec_file, schema_file
 
 
 def is_envelope(text: str) -> bool:
