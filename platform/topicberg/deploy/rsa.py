@@ -30,17 +30,25 @@ class KeyPair:
 
 def generate() -> KeyPair:
     from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     key = generate_private_key(public_exponent=65537, key_size=BITS)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return KeyPair(private, base64.b64encode(public).decode())
+    return KeyPair(private, public_of(private))
+
+
+def public_of(private: bytes) -> str:
+    """Return the public key of a private one."""
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_private_key,
+    )
+
+    key = load_pem_private_key(private, None).public_key()
+    return base64.b64encode(
+        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).decode()
 
 
 def fingerprint(public: str) -> str:

@@ -6,13 +6,14 @@ import hmac
 import os
 import secrets
 import threading
-from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_serializer
 
+from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.logins.kafka import KafkaLogin
@@ -87,31 +88,14 @@ class Credentials(HoldsSecrets):
     @property
     def registry_public_key(self) -> str:
         """X.509 in Base64, without the lines of PEM."""
-        from cryptography.hazmat.primitives.serialization import (
-            Encoding,
-            PublicFormat,
-            load_pem_private_key,
-        )
-
         assert self.registry_key is not None  # noqa: S101  see with_registry_key
-        key = load_pem_private_key(self.registry_key.get_secret_value().encode(), None)
-        public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        return b64encode(public).decode()
+        return rsa.public_of(self.registry_key.get_secret_value().encode())
 
     def with_registry_key(self) -> Credentials:
         """Return these credentials with a key of the registry."""
-        from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-        from cryptography.hazmat.primitives.serialization import (
-            Encoding,
-            NoEncryption,
-            PrivateFormat,
-        )
-
         if self.registry_key is not None:
             return self
-        key = generate_private_key(65537, 3072)
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-        return self.model_copy(update={"registry_key": SecretStr(pem)})
+        return self.model_copy(update={"registry_key": SecretStr(rsa.generate().private.decode())})
 
     @staticmethod
     def generate() -> Credentials:
