@@ -185,7 +185,9 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
             lab.connect = started.enter_context(worker)
         bin_dir = flink.jdk() if arguments.flink else None
         if arguments.flink and bin_dir is None:
-            Console().print("Flink is left out: there is no JDK (javac) on the PATH or JAVA_HOME")
+            Console().print(
+                "Flink is left out: it needs a JDK (javac), on the PATH or as JAVA_HOME"
+            )
         elif bin_dir is not None:
             (folder / "flink").mkdir()
             kafka = {"bootstrap.servers": lab.endpoints.kafka_bootstrap}

@@ -99,7 +99,7 @@ def watched_lake() -> Lake:
 
 
 class Clock:
-    """The sensor's time, which goes on by a minute when the test says so."""
+    """The time of the sensor, a minute later whenever the test says so."""
 
     def __init__(self) -> None:
         self.ahead = 0.0

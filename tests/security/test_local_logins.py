@@ -1,9 +1,8 @@
-"""A stack whose Kafka and schema registry ask for a login: nobody else uses them, and all works."""
+"""A stack whose Kafka and registry ask for a login: other users have no access, and all works."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.local import stack as local_stack
+from topicberg.local.state import load_ports
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
@@ -43,7 +43,10 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     ],
 )
 def test_kafka_answers_only_its_own_user(closed: Endpoints, login: dict[str, str]) -> None:
-    for bootstrap in (closed.kafka_bootstrap, f"127.0.0.1:{_ports()['kafka_controller']}"):
+    for bootstrap in (
+        closed.kafka_bootstrap,
+        f"127.0.0.1:{load_ports(settings())['kafka_controller']}",
+    ):
         client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, **login})
         with pytest.raises(KafkaException):
             client.list_topics(timeout=5)
@@ -100,9 +103,3 @@ def test_topic_becomes_a_table(closed: Endpoints) -> None:
     for secret in (password.get_secret_value(), token.get_secret_value()):
         assert secret not in shown
         assert secret in exported
-
-
-def _ports() -> dict[str, int]:
-    import json
-
-    return dict(json.loads((Path(settings().state_dir) / "ports.json").read_text()))
