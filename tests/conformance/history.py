@@ -444,7 +444,7 @@ class History:
         before = [r for r in self.waiting if r.partition == place[0] and r.offset < place[1]]
         if any(r.outcome and r.outcome.row is None and r.outcome.sure for r in before):
             self.problem(f"suspended at {place}, after an earlier malformed record: {error}")
-        if named.outcome.names and named.outcome.names.split(".")[-1] not in error:
+        if not named.outcome.is_named(error):
             self.problem(f"the error does not name {named.outcome.names}: {error}")
         if not self.upsert:
             rows = {(row["$$partition"], row["$$offset"]) for row in self._table()}
@@ -678,8 +678,8 @@ def check_dead_letters(result: Result, entries: list[dict[str, Any]]) -> None:
         source, message = entry["source_record"], entry["error_message"]
         if (source["key"], source["value"]) != (record.key, record.value):
             result.problems.append(f"the dead letter of {place} has other bytes: {source}")
-        named = record.outcome.names if record.outcome else None
-        if not message or (named and named.split(".")[-1] not in message):
+        if not message or (record.outcome and not record.outcome.is_named(message)):
+            named = record.outcome and record.outcome.names
             result.problems.append(f"the reason of {place} does not name {named}: {message}")
 
 

@@ -20,7 +20,8 @@ class Outcome:
     :param row: its columns but for metadata; None: it is malformed
     :param sure: false: it may also be malformed
     :param exact: false: the values are not checked
-    :param names: what the reason of a malformed record should contain
+    :param names: the field that the reason of a malformed record should name; parts of its path
+        are separated by dots, and the names that a renamed field may have by ``|``
     :param why: the oracle's own reason
     """
 
@@ -29,6 +30,11 @@ class Outcome:
     exact: bool = True
     names: str | None = None
     why: str = ""
+
+    def is_named(self, reason: str) -> bool:
+        """Whether a reason names the field."""
+        field = (self.names or "").split(".")[-1]
+        return any(name in reason for name in field.split("|"))
 
 
 @dataclass

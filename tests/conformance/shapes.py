@@ -82,6 +82,7 @@ class Shape:
 
 
 _WIDER = {("int", "long"), ("float", "double")}
+_MAX_FLOAT = (2 - 2**-23) * 2.0**127
 _STRUCTS = ("struct", "union")
 
 
@@ -272,7 +273,7 @@ class _Placing:
                 writer.children[source],
                 columns.children[name],
                 latest.children.get(name) if latest else None,
-                _join(path, name),
+                _join(path, name if name == source else f"{name}|{source}"),
             )
             for name, source in sources.items()
             if source is not None
@@ -360,6 +361,10 @@ class _Placing:
             if writer.precision > column.precision:
                 self.sure = False
             return value
+        if have == want == "float" and not math.isinf(value):  # JSON's text may be more exact
+            return (
+                self.number(value, have, want, path) if abs(value) > _MAX_FLOAT else _nearest(value)
+            )
         if have == want or (have, want) in _WIDER:
             return value
         numbers = {"int", "long", "float", "double"}
@@ -382,9 +387,9 @@ class _Placing:
         if want in ("float", "double"):
             wanted: float = float(value)
             if want == "float":
-                if math.isfinite(wanted) and abs(wanted) > 3.4e38:
+                if math.isfinite(wanted) and abs(wanted) > _MAX_FLOAT:
                     raise Malformed(f"{value} is out of range", path)
-                wanted = struct.unpack("f", struct.pack("f", wanted))[0]
+                wanted = _nearest(wanted)
             if have in ("float", "double") or wanted != value:
                 self.sure = False
             if not math.isnan(wanted) and wanted != value:
@@ -396,6 +401,11 @@ class _Placing:
         if not -(2**31) <= value < 2**31:
             raise Malformed(f"{value} is out of range for {want}", path)
         return value
+
+
+def _nearest(value: float) -> float:
+    """The nearest number of 32 bits."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _sources(writer: Shape, columns: Shape, latest: Shape | None) -> dict[str, str | None]:
