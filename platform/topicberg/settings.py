@@ -114,11 +114,6 @@ class Settings(BaseSettings):
     state_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
         default=PROJECT_ROOT / ".topicberg", description="state of the local stack and of Dagster"
     )
-    local_logins: bool = Field(
-        default=False,
-        description="Kafka and the schema registry of the local stack ask for a login, as its "
-        "other services always do: for a machine with users that you do not trust",
-    )
     prefix: str = Field(
         default="tableflow_kickstarter",
         pattern=r"^[a-z][a-z0-9_]{0,35}$",

@@ -217,7 +217,7 @@ def _decoded(frame: Any, topic: Topic) -> Any:
 
 def _options(lab: Lab, topic: Topic) -> dict[str, str]:
     return {
-        "kafka.bootstrap.servers": lab.endpoints.kafka_bootstrap,
+        **lab.endpoints.kafka_spark_options(),
         "subscribe": topic.spec.name,
         "startingOffsets": "earliest",
         "includeHeaders": "true",

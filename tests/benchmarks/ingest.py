@@ -190,7 +190,7 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
             )
         elif bin_dir is not None:
             (folder / "flink").mkdir()
-            kafka = {"bootstrap.servers": lab.endpoints.kafka_bootstrap}
+            kafka = lab.endpoints.kafka_java_config()
             catalog = kafka_connect.rest_catalog(lab.endpoints, lab.config)
             cluster = flink.cluster(folder / "flink", bin_dir, kafka, catalog)
             lab.flink = started.enter_context(cluster)

@@ -118,5 +118,5 @@ class Worker:
 @contextmanager
 def worker(folder: Path, endpoints: Endpoints, config: Settings) -> Iterator[Worker]:
     """Run a worker for Iceberg's sink until the block ends."""
-    with connect.worker(folder, endpoints.kafka_bootstrap, PLUGINS) as one:
+    with connect.worker(folder, endpoints.kafka_java_config(), PLUGINS) as one:
         yield Worker(one, endpoints, config)

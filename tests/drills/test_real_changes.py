@@ -108,7 +108,7 @@ class Drill:
             future.result(30)
         self.created = [one.topic for one in new]
         plugins = {"debezium": DEBEZIUM, "avro": AVRO}
-        self.worker = Worker(folder / "connect", stack.kafka_bootstrap, plugins)
+        self.worker = Worker(folder / "connect", stack.kafka_java_config(), plugins)
         self.engine = EngineProcess(folder)
         self.kills: list[str] = []
 

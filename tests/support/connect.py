@@ -60,10 +60,16 @@ def avro_converter(side: str, schema_registry: str) -> dict[str, str]:
     }
 
 
+_CLIENTS = ("", "producer.", "consumer.", "admin.")
+"""Prefixes of the worker's own Kafka properties, and of those of its connectors."""
+
+
 class Worker:
     """A worker of its own; its log is ``worker.log`` in the folder."""
 
-    def __init__(self, folder: Path, bootstrap: str, plugins: Mapping[str, Bundle]) -> None:
+    def __init__(
+        self, folder: Path, kafka: Mapping[str, str], plugins: Mapping[str, Bundle]
+    ) -> None:
         """Fetch the jars of the worker and of the plugins; :meth:`start` starts it."""
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,7 +83,7 @@ class Worker:
                 (folder / name / jar.name).symlink_to(jar)
         self.url = f"http://127.0.0.1:{free_port()}"
         properties = {
-            "bootstrap.servers": bootstrap,
+            **{f"{client}{name}": text for client in _CLIENTS for name, text in kafka.items()},
             "listeners": self.url,
             "plugin.path": str(folder / "plugins"),
             "plugin.discovery": "hybrid_warn",
@@ -148,9 +154,11 @@ class Worker:
 
 
 @contextmanager
-def worker(folder: Path, bootstrap: str, plugins: Mapping[str, Bundle]) -> Iterator[Worker]:
+def worker(
+    folder: Path, kafka: Mapping[str, str], plugins: Mapping[str, Bundle]
+) -> Iterator[Worker]:
     """Run a worker until the block ends."""
-    one = Worker(folder, bootstrap, plugins)
+    one = Worker(folder, kafka, plugins)
     one.start()
     try:
         yield one

@@ -215,7 +215,6 @@ def env() -> None:
     variables = {
         "KAFKA_BOOTSTRAP": endpoints.kafka_bootstrap,
         "KAFKA_BOOTSTRAP_SERVERS": endpoints.kafka_bootstrap,
-        **_kafka_login(endpoints),
         "SCHEMA_REGISTRY": endpoints.schema_registry,
         "SCHEMA_REGISTRY_URL": endpoints.schema_registry,
         "ICEBERG_REST": endpoints.iceberg_rest,
@@ -248,20 +247,6 @@ def env() -> None:
         "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has added this machine
     }
     _export(variables)
-
-
-def _kafka_login(endpoints: Endpoints) -> dict[str, object]:
-    """Return how clients log in to the local Kafka and registry, if they have to."""
-    login = endpoints.kafka_login
-    if login.auth == "none":
-        return {}
-    return {
-        "KAFKA_SECURITY_PROTOCOL": login.security_protocol,
-        "KAFKA_SASL_MECHANISM": login.mechanism,
-        "KAFKA_SASL_USERNAME": login.api_key,
-        "KAFKA_SASL_PASSWORD": _reveal(login.api_secret),
-        "SCHEMA_REGISTRY_TOKEN": _reveal(endpoints.registry_login.token),
-    }
 
 
 def _cloud(endpoints: Endpoints, config: Settings) -> dict[str, object]:

@@ -255,6 +255,14 @@ def _named(catalog: dict[str, str], called: str = CATALOG) -> dict[str, str]:
     }
 
 
+class OwnListener(HoldsSecrets):
+    """A listener of the local Kafka for topicberg's own clients; others use the access proxy."""
+
+    proxy: str
+    bootstrap: str
+    login: KafkaLogin
+
+
 class Endpoints(LakeEndpoints):
     """One deployment's addresses. URLs have no trailing slash."""
 
@@ -266,6 +274,9 @@ class Endpoints(LakeEndpoints):
     kafka_writer: KafkaLogin | None = Field(
         default=None,
         description="the login for writing records and creating topics; None: kafka_login",
+    )
+    kafka_own: OwnListener | None = Field(
+        default=None, description="used instead of kafka_bootstrap while that is its proxy"
     )
     schema_registry: str
     registry_login: RegistryLogin = Field(default_factory=lambda: RegistryLogin(auth="none"))
@@ -292,10 +303,8 @@ class Endpoints(LakeEndpoints):
 
         :param writes: the client writes records, or creates and changes topics
         """
-        return {
-            "bootstrap.servers": self.kafka_bootstrap,
-            **self.kafka_account(writes).librdkafka(),
-        }
+        address, login = self._kafka(writes)
+        return {"bootstrap.servers": address, **login.librdkafka()}
 
     def kafka_tuning(self, client: Client) -> dict[str, str]:
         """Return the deployment's own settings for a kind of Kafka client.
@@ -310,10 +319,19 @@ class Endpoints(LakeEndpoints):
         """Return the login for reading, or the one for writing."""
         return self.kafka_writer if writes and self.kafka_writer else self.kafka_login
 
+    def _kafka(self, writes: bool) -> tuple[str, KafkaLogin]:
+        if self.kafka_own and self.kafka_own.proxy == self.kafka_bootstrap:
+            return self.kafka_own.bootstrap, self.kafka_own.login
+        return self.kafka_bootstrap, self.kafka_account(writes)
+
     def kafka_spark_options(self) -> dict[str, str]:
         """Return options of Spark's Kafka source."""
-        java = {"bootstrap.servers": self.kafka_bootstrap, **self.kafka_login.spark()}
-        return {f"kafka.{name}": value for name, value in java.items()}
+        return {f"kafka.{name}": value for name, value in self.kafka_java_config().items()}
+
+    def kafka_java_config(self) -> dict[str, str]:
+        """Return configuration for Kafka's clients in Java."""
+        address, login = self._kafka(writes=False)
+        return {"bootstrap.servers": address, **login.spark()}
 
     def kafka_admin(self) -> AdminClient:
         """Return a new client; keep it until its futures are done: they end with it."""

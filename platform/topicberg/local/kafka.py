@@ -1,4 +1,8 @@
-"""Kafka: one KRaft node, broker and controller, on loopback."""
+"""Kafka: one KRaft node, broker and controller, on loopback.
+
+Every listener asks for a login. ``OWN`` is that of topicberg's clients, ``PROXIED`` that of the
+access proxy, at whose address all others connect.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,17 @@ _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=CLIENTS://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=CLIENTS://127.0.0.1:{broker}
-inter.broker.listener.name=CLIENTS
+listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxied},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxy}
+inter.broker.listener.name=OWN
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CLIENTS:{protocol},CONTROLLER:{protocol}
+listener.security.protocol.map=OWN:SASL_PLAINTEXT,PROXIED:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+sasl.mechanism.controller.protocol=PLAIN
+listener.name.own.plain.sasl.jaas.config={login}
+listener.name.proxied.plain.sasl.jaas.config={login}
+listener.name.controller.plain.sasl.jaas.config={login}
 log.dirs={data}
 auto.create.topics.enable=false
 default.replication.factor=1
@@ -36,13 +46,6 @@ log.segment.bytes=134217728
 message.max.bytes=8388608
 num.network.threads=2
 num.io.threads=4
-"""
-_LOGINS = """\
-sasl.enabled.mechanisms=PLAIN
-sasl.mechanism.inter.broker.protocol=PLAIN
-sasl.mechanism.controller.protocol=PLAIN
-listener.name.clients.plain.sasl.jaas.config={login}
-listener.name.controller.plain.sasl.jaas.config={login}
 """
 _JAAS = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
@@ -88,17 +91,15 @@ def service(context: Context) -> Service:
 
 
 def _properties(context: Context, data: Path) -> str:
-    has_logins = context.config.local_logins
-    properties = _PROPERTIES.format(
-        broker=context.ports["kafka"],
+    password = context.credentials.kafka_password.get_secret_value()
+    return _PROPERTIES.format(
+        own=context.ports["kafka_own"],
+        proxied=context.ports["kafka_proxied"],
+        proxy=context.ports["kafka"],
         controller=context.ports["kafka_controller"],
         data=data,
-        protocol="SASL_PLAINTEXT" if has_logins else "PLAINTEXT",
+        login=_JAAS.format(user=KAFKA_USER, password=password),
     )
-    if not has_logins:
-        return properties
-    password = context.credentials.kafka_password.get_secret_value()
-    return properties + _LOGINS.format(login=_JAAS.format(user=KAFKA_USER, password=password))
 
 
 def _check(meta: Path) -> None:

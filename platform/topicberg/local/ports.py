@@ -12,8 +12,11 @@ from topicberg.errors import StackError
 
 NAMES = (
     "kafka",
+    "kafka_own",
+    "kafka_proxied",
     "kafka_controller",
     "schema_registry",
+    "schema_registry_server",
     "schema_registry_management",
     "s3",
     "iceberg_rest",

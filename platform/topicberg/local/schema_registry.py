@@ -1,4 +1,7 @@
-"""Apicurio Registry behind its Confluent-compatible API, with its schemas in an H2 file."""
+"""Apicurio Registry behind its Confluent-compatible API, with its schemas in an H2 file.
+
+It asks for a token, which the access proxy adds.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,11 @@ def service(context: Context) -> Service:
         home.parent.mkdir(parents=True, exist_ok=True)
         runner.parent.rename(home)
 
+    def healthy(_: Endpoints) -> None:
+        headers = context.credentials.registry_login.headers()
+        url = f"{context.url('schema_registry_server')}{API}/subjects"
+        requests.get(url, headers=headers, timeout=2).raise_for_status()
+
     options = [*jvm("192m"), "-XX:MaxMetaspaceSize=192m"]
     return Service(
         name="schema_registry",
@@ -41,7 +49,7 @@ def service(context: Context) -> Service:
         ),
         environment={
             "QUARKUS_HTTP_HOST": "127.0.0.1",
-            "QUARKUS_HTTP_PORT": str(context.ports["schema_registry"]),
+            "QUARKUS_HTTP_PORT": str(context.ports["schema_registry_server"]),
             # Pages of other origins are refused; by default Apicurio allows those of port 8888.
             "QUARKUS_HTTP_CORS_ORIGINS": context.url("schema_registry"),
             "QUARKUS_MANAGEMENT_HOST": "127.0.0.1",
@@ -56,27 +64,19 @@ def service(context: Context) -> Service:
             "APICURIO_DATASOURCE_URL": f"jdbc:h2:file:{folder / 'registry'};WRITE_DELAY=0",
             # Confluent's default; Apicurio's is NONE.
             "APICURIO_RULES_GLOBAL_COMPATIBILITY": "BACKWARD",
-            **_logins(context),
+            # Every request needs a token that is signed with the stack's key.
+            "APICURIO_AUTH_ENABLED": "true",
+            "QUARKUS_OIDC_TENANT_ENABLED": "true",
+            "QUARKUS_OIDC_APPLICATION_TYPE": "service",
+            "QUARKUS_OIDC_CLIENT_ID": "topicberg",
+            "QUARKUS_OIDC_PUBLIC_KEY": context.credentials.registry_public_key,
         },
         url=context.url("schema_registry") + API,
         port=context.ports["schema_registry"],
         start_order=10,
         prepare=prepare,
-        healthy=_healthy,
+        healthy=healthy,
     )
-
-
-def _logins(context: Context) -> dict[str, str]:
-    """Require a token that is signed with the stack's key."""
-    if not context.config.local_logins:
-        return {}
-    return {
-        "APICURIO_AUTH_ENABLED": "true",
-        "QUARKUS_OIDC_TENANT_ENABLED": "true",
-        "QUARKUS_OIDC_APPLICATION_TYPE": "service",
-        "QUARKUS_OIDC_CLIENT_ID": "topicberg",
-        "QUARKUS_OIDC_PUBLIC_KEY": context.credentials.registry_public_key,
-    }
 
 
 def _is_h2(database: Path) -> bool:
@@ -84,9 +84,3 @@ def _is_h2(database: Path) -> bool:
     with database.open("rb") as file:
         head = file.read(8192)
     return b"H:2" in (head[:3], head[4096:4099])
-
-
-def _healthy(endpoints: Endpoints) -> None:
-    headers = endpoints.registry_login.headers()
-    answer = requests.get(f"{endpoints.schema_registry}/subjects", headers=headers, timeout=2)
-    answer.raise_for_status()

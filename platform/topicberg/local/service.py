@@ -41,6 +41,10 @@ def _signing_key() -> SecretStr:
     return SecretStr(urlsafe_b64encode(secrets.token_bytes(32)).decode())
 
 
+def _private_key() -> SecretStr:
+    return SecretStr(rsa.generate().private.decode())
+
+
 class Credentials(HoldsSecrets):
     """Secrets of one local stack, created when it first starts, or first has the service."""
 
@@ -54,8 +58,8 @@ class Credentials(HoldsSecrets):
     spark_token: SecretStr = Field(default_factory=_secret)
     iceberg_signing_key: SecretStr = Field(default_factory=_signing_key)
     kafka_password: SecretStr = Field(default_factory=_secret)
-    registry_key: SecretStr | None = None
-    """PEM of the key that signs the token of the registry; None: no token is needed."""
+    registry_key: SecretStr = Field(default_factory=_private_key)
+    """PEM of the key that signs the token of the registry."""
 
     @property
     def iceberg_token(self) -> SecretStr:
@@ -80,7 +84,6 @@ class Credentials(HoldsSecrets):
         """The login by a JSON Web Token, which the registry checks with the public key."""
         import jwt
 
-        assert self.registry_key is not None  # noqa: S101  see with_registry_key
         key = self.registry_key.get_secret_value()
         token = jwt.encode({"sub": "topicberg", "iat": 0, "exp": _NEVER}, key, algorithm="RS256")
         return RegistryLogin(auth="bearer", token=SecretStr(token))
@@ -88,14 +91,7 @@ class Credentials(HoldsSecrets):
     @property
     def registry_public_key(self) -> str:
         """X.509 in Base64, without the lines of PEM."""
-        assert self.registry_key is not None  # noqa: S101  see with_registry_key
         return rsa.public_of(self.registry_key.get_secret_value().encode())
-
-    def with_registry_key(self) -> Credentials:
-        """Return these credentials with a key of the registry."""
-        if self.registry_key is not None:
-            return self
-        return self.model_copy(update={"registry_key": SecretStr(rsa.generate().private.decode())})
 
     @staticmethod
     def generate() -> Credentials:
@@ -114,8 +110,8 @@ class Credentials(HoldsSecrets):
         "kafka_password",
         "registry_key",
     )
-    def _reveal(self, value: SecretStr | None) -> str | None:
-        return value.get_secret_value() if value else None
+    def _reveal(self, value: SecretStr) -> str:
+        return value.get_secret_value()
 
 
 SNOWFLAKE_ACCOUNT = "topicberg"

@@ -12,9 +12,10 @@ import requests
 from filelock import FileLock, Timeout
 from pydantic import SecretStr
 
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint, bypass_proxy
+from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
 from topicberg.errors import StackError
 from topicberg.local import (
+    access_proxy,
     health,
     iceberg_rest,
     jars,
@@ -30,8 +31,6 @@ from topicberg.local import (
 from topicberg.local.health import ServiceStatus
 from topicberg.local.progress import LogReport, Report
 from topicberg.local.service import SNOWFLAKE_ACCOUNT, SNOWFLAKE_USER, Context, Service
-from topicberg.logins.kafka import KafkaLogin
-from topicberg.logins.registry import RegistryLogin
 from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,7 @@ logger = logging.getLogger(__name__)
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "kafka": kafka.service,
     "schema_registry": schema_registry.service,
+    "access_proxy": access_proxy.service,
     "s3": object_store.service,
     "iceberg_rest": iceberg_rest.service,
     "spark": spark.service,
@@ -141,7 +141,6 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
     compatibility = requests.put(
         f"{endpoints.schema_registry}/config",
         json={"compatibility": "BACKWARD"},
-        headers=endpoints.registry_login.headers(),
         timeout=10,
     )
     compatibility.raise_for_status()
@@ -219,12 +218,16 @@ def _services(context: Context) -> list[Service]:
 
 
 def _endpoints(context: Context) -> Endpoints:
-    secrets, has_logins = context.credentials, context.config.local_logins
+    secrets = context.credentials
+    proxy = f"127.0.0.1:{context.ports['kafka']}"
     return Endpoints(
-        kafka_bootstrap=f"127.0.0.1:{context.ports['kafka']}",
-        kafka_login=secrets.kafka_login if has_logins else KafkaLogin(auth="none"),
+        kafka_bootstrap=proxy,
+        kafka_own=OwnListener(
+            proxy=proxy,
+            bootstrap=f"127.0.0.1:{context.ports['kafka_own']}",
+            login=secrets.kafka_login,
+        ),
         schema_registry=context.url("schema_registry") + schema_registry.API,
-        registry_login=secrets.registry_login if has_logins else RegistryLogin(auth="none"),
         s3=context.url("s3"),
         s3_access_key=SecretStr(secrets.s3_access_key),
         s3_secret_key=secrets.s3_secret_key,

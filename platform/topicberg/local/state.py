@@ -140,9 +140,7 @@ def credentials(config: Settings) -> Credentials:
         found = Credentials.generate()
     except (ValidationError, OSError) as error:
         raise damaged(path, error) from None
-    if config.local_logins:
-        found = found.with_registry_key()
-    write_file(path, found.model_dump_json(exclude_none=True))  # including those of new services
+    write_file(path, found.model_dump_json())  # including those of new services
     return found
 
 
