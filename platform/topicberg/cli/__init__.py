@@ -31,6 +31,14 @@ for _module in (
     import_module(f"topicberg.cli.{_module}").register(app)
 
 
+@app.callback()
+def _begin() -> None:
+    from topicberg.cli import variables
+
+    for line in variables.problems(variables.given()):
+        echo(f"warning: {line}", fg="yellow", err=True)
+
+
 def main() -> None:
     """Run the command line; an expected error becomes one clear message and exit code 2."""
     try:

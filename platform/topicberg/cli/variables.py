@@ -1,0 +1,75 @@
+"""Variables that look like settings but are none: a misspelled one would be ignored."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_settings import BaseSettings
+
+PREFIX = "TOPICBERG_"
+_MODULES = (
+    *("settings", "logins.kafka", "logins.registry", "logins.catalog"),
+    *("endpoints.addresses", "endpoints.cloud", "deploy.settings", "alerts.settings"),
+)
+"""Modules of the library with models of settings."""
+_OTHERS = frozenset(
+    {"TOPICBERG_ENV_FILE", "TOPICBERG_CONFLUENT_ADMIN_TOKEN"}
+    | {"TOPICBERG_WAREHOUSE_URL", "TOPICBERG_DERIVED_WAREHOUSE_URL"}
+)
+"""Names that no model reads: what is read before all models, and what `topicberg env` prints."""
+_INTERNAL = ("TOPICBERG_TEST_", "TOPICBERG_STAND_IN_", "TOPICBERG_PROXY_", "TOPICBERG_STACK")
+
+
+def known() -> set[str]:
+    """Return the variable of every setting."""
+    from pydantic_settings import BaseSettings
+
+    for name in _MODULES:
+        import_module(f"topicberg.{name}")
+    found = set(_OTHERS)
+    for model in _subclasses(BaseSettings):
+        prefix = str(model.model_config.get("env_prefix") or "")
+        for name, field in model.model_fields.items():
+            found.add(f"{prefix}{name.upper()}")
+            if isinstance(field.validation_alias, str):
+                found.add(field.validation_alias.upper())
+    return {name for name in found if name.startswith(PREFIX)}
+
+
+def problems(given: Iterable[str]) -> list[str]:
+    """Return one line for each given variable that is no setting."""
+    from topicberg.settings import Settings
+
+    common = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OTHERS
+    suspects = {name.upper() for name in given if name.upper().startswith(PREFIX)}
+    suspects = {name for name in suspects - common if not name.startswith(_INTERNAL)}
+    if not suspects:
+        return []
+    names = known()
+    lines = []
+    for name in sorted(suspects - names):
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+        meant = f"did you mean {close[0]}?" if close else "it has no effect"
+        lines.append(f"{name} is not a setting of topicberg; {meant}")
+    return lines
+
+
+def given() -> set[str]:
+    """Return the names in the environment and in the file of settings."""
+    from dotenv import dotenv_values
+
+    from topicberg.settings import ENV_FILE
+
+    in_file = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
+    return {*os.environ, *in_file}
+
+
+def _subclasses(model: type[BaseSettings]) -> Iterator[type[BaseSettings]]:
+    for one in model.__subclasses__():
+        yield one
+        yield from _subclasses(one)

@@ -1,0 +1,58 @@
+"""A misspelled setting is said; those of the documentation are all known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from topicberg.cli import app, variables
+from topicberg.cli import stack as commands
+from topicberg.settings import PROJECT_ROOT
+
+_NAME = re.compile(r"^(?:export )?(TOPICBERG_[A-Z0-9_]+)=", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TOPICBERG_SNOWFLAKE_CATALGO", "did you mean TOPICBERG_SNOWFLAKE_CATALOG?"),
+        ("TOPICBERG_KAFKA_BOOSTRAP", "did you mean TOPICBERG_KAFKA_BOOTSTRAP?"),
+        ("topicberg_alert_slack_urll", "did you mean TOPICBERG_ALERT_SLACK_URL?"),
+        ("TOPICBERG_SCHEMA_REGISTRY_TOKN", "did you mean TOPICBERG_SCHEMA_REGISTRY_TOKEN?"),
+        ("TOPICBERG_QWERTZ", "it has no effect"),
+    ],
+)
+def test_misspelled_setting_is_named(name: str, meant: str) -> None:
+    assert variables.problems([name, "PATH"]) == [
+        f"{name.upper()} is not a setting of topicberg; {meant}"
+    ]
+
+
+def test_settings_of_the_documentation_are_known() -> None:
+    pages = [*PROJECT_ROOT.glob("*.md"), *(PROJECT_ROOT / "docs").rglob("*.md")]
+    named = {name for page in pages for name in _NAME.findall(page.read_text())}
+    assert len(named) > 20
+    assert variables.problems(named) == []
+
+
+def test_variables_that_the_stack_gives_are_known() -> None:
+    source = Path(commands.__file__).read_text()
+    exported = set(re.findall(r'"(TOPICBERG_[A-Z_]+)":', source))
+    assert len(exported) > 5
+    assert variables.problems(exported) == []
+
+
+def test_command_warns_of_the_environment_and_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text("TOPICBERG_PREFX=shop\n")
+    monkeypatch.setattr("topicberg.settings.ENV_FILE", file)
+    monkeypatch.setenv("TOPICBERG_DEPLOYMNT", "cloud")
+    shown = CliRunner().invoke(app, ["topics", "list"])
+    assert shown.exit_code == 0
+    for name in ("PREFIX", "DEPLOYMENT"):
+        assert f"did you mean TOPICBERG_{name}?" in shown.stderr
