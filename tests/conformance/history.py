@@ -9,7 +9,7 @@ import json
 import random
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -509,8 +509,8 @@ class History:
         judge = Judge(self.judge.value, self.judge.key, False, self.judge.foreign)
         judge.follow()
         assert judge.columns is not None
-        for record in self.read:
-            record.outcome = judge.outcome(record.key, record.value)
+        read = self.read  # dead letters are by the outcomes of the topic's own table
+        self.read = [replace(one, outcome=judge.outcome(one.key, one.value)) for one in read]
         identifier = history_table(self.spec)
 
         class HistorySpec(TopicSpec):
@@ -525,6 +525,7 @@ class History:
         self._drain()
         rows = self._rows(identifier)
         self._check_append(rows, judge.columns)
+        self.read = read
 
     def _check_append(self, rows: list[Row], columns: Shape) -> None:
         found = {(row["$$partition"], row["$$offset"]): row for row in rows}

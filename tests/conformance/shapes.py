@@ -267,17 +267,31 @@ class _Placing:
                 self.sure = False  # its schema may be refused as a whole
                 if value[name] is not None:
                     open_columns[names[writer.numbers[name]]] = ANYTHING
-        return {
-            name: self.place(
-                value[source],
-                writer.children[source],
-                columns.children[name],
-                latest.children.get(name) if latest else None,
-                _join(path, name if name == source else f"{name}|{source}"),
-            )
-            for name, source in sources.items()
-            if source is not None
-        } | {name: one for name, one in open_columns.items() if name in columns.children}
+        row: dict[str, Value] = {}
+        wrong, doubtful, is_sure = list[Malformed](), list[str](), self.sure
+        for name, source in sources.items():
+            if source is None:
+                continue
+            called = name if name == source else f"{name}|{source}"
+            self.sure = True
+            try:
+                row[name] = self.place(
+                    value[source],
+                    writer.children[source],
+                    columns.children[name],
+                    latest.children.get(name) if latest else None,
+                    _join(path, called),
+                )
+            except Malformed as one:
+                wrong.append(one)
+            else:
+                doubtful += [] if self.sure else [called]
+            is_sure &= self.sure
+        self.sure = is_sure
+        if wrong:  # a reason names one of them
+            named = [*((one.field or "").split(".")[-1] for one in wrong), *doubtful]
+            raise Malformed(str(wrong[0]), "|".join(named)) if len(named) > 1 else wrong[0]
+        return row | {name: one for name, one in open_columns.items() if name in columns.children}
 
     def fields(
         self, value: Value, writer: Shape, columns: Shape, latest: Shape | None, path: str

@@ -497,6 +497,14 @@ class _MisfitError(Exception):
     def __init__(self, field: Any, problem: str) -> None:
         super().__init__(problem)
         self.field: str = field.full_name
+        self.message = field.containing_type
+
+    def of_inner(self, field: Any) -> _MisfitError:
+        """Return the problem as that of the user's field, not of a message that stands for it."""
+        if self.message is not field.message_type:
+            return self
+        part = self.field.rpartition(".")[2]
+        return _MisfitError(field, f"has a {part} that {self}" if _is_map(field) else str(self))
 
 
 def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protobuf_wire.Message:
@@ -563,7 +571,10 @@ def _field(
             NestedField(kind.value_id, "value", kind.value_type, required=False),
         ]
         twin_entry = twin.message_type if twin is not None and _is_map(twin) else None
-        inner = _message(field.message_type, twin_entry, entry)
+        try:
+            inner = _message(field.message_type, twin_entry, entry)
+        except _MisfitError as misfit:
+            raise misfit.of_inner(field) from None
         return protobuf_wire.Field(type=_arrow_type(kind), is_map=True, message=inner, **facts)
     element = kind
     if field.is_repeated:
@@ -598,7 +609,11 @@ def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Me
     if inner.full_name in _SPECIAL or inner.full_name == _DECIMAL:
         special = "decimal" if inner.full_name == _DECIMAL else _SPECIAL[inner.full_name][0]
         if special == "wrapper":
-            return _message(inner, None, [NestedField(1, "value", column, required=False)]), special
+            own = [NestedField(1, "value", column, required=False)]
+            try:
+                return _message(inner, None, own), special
+            except _MisfitError as misfit:
+                raise misfit.of_inner(field) from None
         natural = _value_type("the writer's schema", field, itertools.count(1), ())
         assert natural is not None  # noqa: S101  it is of the table above
         _check_fits(field, natural, column)
