@@ -68,7 +68,7 @@ RECORDS = 10
 PATIENCE_SECONDS = 1800.0
 SETTLE_SECONDS = 15.0
 SERVICES = ("tableflow", "kafka", "schema_registry", "iceberg_rest", "s3", "spark")
-ALL_SERVICES = (*SERVICES, "aws", "snowflake", "confluent")
+ALL_SERVICES = (*SERVICES, "access_proxy", "aws", "snowflake", "confluent")
 """With those that only Dagster uses."""
 DAGSTER = {"api grpc": "code server", "_daemon": "daemon", "forkserver": "runs", "webserver": "UI"}
 SPEC = """\

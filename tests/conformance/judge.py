@@ -102,7 +102,13 @@ class Judge:
                 fields = fields_of(writer.shape, side.shape)
                 if writer.kind != "PROTOBUF" and (name := twin(self.columns, fields)):
                     raise Malformed(f"the schema's field {name} has no column")
-                decoded = writer.decode(raw[WIRE_BYTES:])
+                try:
+                    decoded = writer.decode(raw[WIRE_BYTES:])
+                except Malformed as malformed:
+                    if writer.shape == side.shape:
+                        raise
+                    # A reason may name another field, whose value does not fit its column.
+                    raise Malformed(str(malformed)) from None
                 loose |= not decoded.canonical
                 halves.append(Half(decoded.value, writer.shape, side.shape))
             result = placed(self.columns, *halves)

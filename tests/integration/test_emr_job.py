@@ -205,7 +205,7 @@ def contents(table: TableName) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_0_the_end_of_create_leads_to_snowflake(
+def test_the_end_of_create_leads_to_snowflake(
     stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:
     """As in the cloud, where no Spark Connect is: only job runs compute."""
@@ -224,7 +224,7 @@ def test_0_the_end_of_create_leads_to_snowflake(
     assert service.operations().count("StartJobRun") == 1
 
 
-def test_1_both_ways_write_the_same(
+def test_both_ways_write_the_same(
     stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:
     lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
@@ -258,7 +258,7 @@ def test_1_both_ways_write_the_same(
     assert service.operations().count("StartJobRun") == 1
 
 
-def test_2_job_run_merges_an_upsert_view(
+def test_job_run_merges_an_upsert_view(
     stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:
     """Once with all records, and once with those that are new."""

@@ -129,7 +129,7 @@ def test_secret_in_a_response_is_redacted_from_the_error(server: Server) -> None
     assert "s3cret" not in repr(server.api())
 
 
-def test_429_waits_as_long_as_its_header_requests(server: Server) -> None:
+def test_waits_as_long_as_its_header_requests(server: Server) -> None:
     server.will(429, b"<html/>", Retry_After="7")
     server.will(429, X_RateLimit_Reset="3")
     server.will(201, {"id": "a"})

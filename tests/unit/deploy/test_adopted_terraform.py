@@ -20,7 +20,7 @@ SECRET = f"/snowflake_resource/{USER}"
 OLD = rsa.generate()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
     with in_this_process(tmp_path_factory.mktemp("flink")) as vendors:
         terraform(vendors)
@@ -87,7 +87,14 @@ def terraform(vendors: Vendors) -> None:
         vendors.sql(statement, owner)
 
 
-def test_0_plan_replaces_only_pointers(vendors: Vendors) -> None:
+def test_what_terraform_made_is_adopted(vendors: Vendors) -> None:
+    check_plan(vendors)
+    check_create(vendors)
+    check_delete(vendors)
+
+
+def check_plan(vendors: Vendors) -> None:
+    """Only pointers are replaced."""
     plan = vendors.plan(*TOPICS, prefix=USER)
     for key in (
         *("confluent/environment", "confluent/cluster", "snowflake/database"),
@@ -99,7 +106,8 @@ def test_0_plan_replaces_only_pointers(vendors: Vendors) -> None:
     assert not {key for key, step in plan.items() if step.action == "delete"}
 
 
-def test_1_create_adopts_and_keeps_what_others_use(vendors: Vendors) -> None:
+def check_create(vendors: Vendors) -> None:
+    """It adopts, and keeps what others use."""
     context = vendors.create(*TOPICS, prefix=USER)
     cloud = context.cloud
     assert len([*cloud.pages("/org/v2/environments")]) == 1
@@ -122,6 +130,7 @@ def test_1_create_adopts_and_keeps_what_others_use(vendors: Vendors) -> None:
     assert waits == set(context.waiting)
 
 
-def test_2_delete_leaves_what_deploy_does_not_know(vendors: Vendors) -> None:
+def check_delete(vendors: Vendors) -> None:
+    """It leaves what deploy does not know."""
     assert vendors.delete(*TOPICS, prefix=USER) == {}
     assert {f"bucket {USER}-c0ffee", "Glue database airlines"} <= vendors.left()
