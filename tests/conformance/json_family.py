@@ -269,7 +269,7 @@ def _of_union(members: list[Schema], value: Any, root: Schema, path: str) -> Val
             if "const" in inner
         }
         if isinstance(value, dict) and any(
-            value.get(name) != wanted for name, wanted in constants.items()
+            value.get(name, wanted) != wanted for name, wanted in constants.items()
         ):
             continue
         try:

@@ -82,7 +82,6 @@ class Shape:
 
 
 _WIDER = {("int", "long"), ("float", "double")}
-_MAX_FLOAT = (2 - 2**-23) * 2.0**127
 _STRUCTS = ("struct", "union")
 
 
@@ -351,6 +350,9 @@ class _Placing:
         if column.kind != "union":
             return self.place(value, writer, column, latest, path)
         target = _branch(writer, latest) or member
+        if writer.kind in _TIMES and "long" in {one.kind for one in column.children.values()}:
+            self.sure = False  # Avro reads a time as the number that it is sent as
+            return ANYTHING
         if target not in column.children:
             raise Malformed(f"{column} has no member for {writer}", path)
         newest = latest.children.get(target) if latest and latest.kind == "union" else None
@@ -375,10 +377,8 @@ class _Placing:
             if writer.precision > column.precision:
                 self.sure = False
             return value
-        if have == want == "float" and not math.isinf(value):  # JSON's text may be more exact
-            return (
-                self.number(value, have, want, path) if abs(value) > _MAX_FLOAT else _nearest(value)
-            )
+        if have == want == "float":  # JSON's text may be more exact
+            return _nearest(value, path)
         if have == want or (have, want) in _WIDER:
             return value
         numbers = {"int", "long", "float", "double"}
@@ -401,9 +401,7 @@ class _Placing:
         if want in ("float", "double"):
             wanted: float = float(value)
             if want == "float":
-                if math.isfinite(wanted) and abs(wanted) > _MAX_FLOAT:
-                    raise Malformed(f"{value} is out of range", path)
-                wanted = _nearest(wanted)
+                wanted = _nearest(wanted, path)
             if have in ("float", "double") or wanted != value:
                 self.sure = False
             if not math.isnan(wanted) and wanted != value:
@@ -417,9 +415,12 @@ class _Placing:
         return value
 
 
-def _nearest(value: float) -> float:
+def _nearest(value: float, path: str) -> float:
     """The nearest number of 32 bits."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        raise Malformed(f"{value} is out of range", path) from None
 
 
 def _sources(writer: Shape, columns: Shape, latest: Shape | None) -> dict[str, str | None]:
@@ -483,6 +484,8 @@ def _converts(writer: Shape, column: Shape) -> bool:
 
 def _shaped_alike(writer: Shape, column: Shape) -> bool:
     if writer.kind == column.kind and writer.kind in _STRUCTS:
+        if writer.numbers is not None and not writer.children.keys() <= column.children.keys():
+            return False  # renamed: which column a field's number has, a name does not say
         return all(
             _shaped_alike(child, column.children[name])
             for name, child in writer.children.items()
@@ -491,6 +494,10 @@ def _shaped_alike(writer: Shape, column: Shape) -> bool:
     return fits(writer, column) and all(
         _shaped_alike(child, column.children[name]) for name, child in writer.children.items()
     )
+
+
+_TIMES = frozenset({"timestamp", "timestamptz", "time", "date"})
+"""Kinds that Avro sends as integers."""
 
 
 def _branch(writer: Shape, latest: Shape | None) -> str | None:

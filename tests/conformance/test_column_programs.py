@@ -6,11 +6,13 @@ the reference's value.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import random
 from typing import Any
 
+import fastavro
 import numpy as np
 import pytest
 from avro_oracle import AvroSchema
@@ -31,12 +33,14 @@ PREFIX = wire_prefix(NUMBER)
 class Decoder:
     """The program of one schema."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, latest: Any = None) -> None:
+        """:param latest: a later version, which the table follows; None: there is none"""
         registered = RegisteredSchema(NUMBER, "AVRO", json.dumps(schema))
+        newest = RegisteredSchema(NUMBER + 1, "AVRO", json.dumps(latest or schema))
         fields = avro.fields("test", registered, itertools.count(1))
         self.shape, code = Shape(fields), Code()
         places = {place.name: place for place in self.shape.places}
-        avro.program(code, places, registered, registered, fields)
+        avro.program(code, places, registered, newest, fields)
         self.programs = Programs.of(code, [(NUMBER, 0)])
         self.buffers = Buffers(self.shape, 64, 256 * 1024)
 
@@ -72,6 +76,24 @@ def expected(oracle: AvroSchema, payload: bytes) -> Any:
         return oracle.decode(payload)
     except Malformed:
         return None
+
+
+@pytest.mark.parametrize(
+    ("was", "became", "value"),
+    [("double", "float", 1e308), ("long", "int", 2**62), ("float", "int", 1.5)],
+)
+def test_member_of_a_union_that_was_narrowed_keeps_its_values(
+    was: str, became: str, value: float
+) -> None:
+    """As those of a field that is not a union: the column is still of the wider type."""
+    old, new = (
+        {"type": "record", "name": "R", "fields": [{"name": "u", "type": ["string", kind]}]}
+        for kind in (was, became)
+    )
+    buffer = io.BytesIO()
+    fastavro.schemaless_writer(buffer, fastavro.parse_schema(old), {"u": value})
+    rows = Decoder(old, new).rows([buffer.getvalue()])
+    assert rows == [{"u": {"member0": None, "member1": value}}]
 
 
 @pytest.mark.parametrize("start", range(0, 400, 50))

@@ -524,4 +524,7 @@ def _match(branch: Type, options: Sequence[Type]) -> int | None:
     if alike:
         return alike[0]
     wider = _PROMOTED.get(branch.kind, ())
-    return next((index for index, one in enumerate(options) if one.kind in wider), None)
+    promoted = [index for index, one in enumerate(options) if one.kind in wider]
+    # The latest version narrowed it; the column may still be of the wider type.
+    narrowed = [n for n, one in enumerate(options) if branch.kind in _PROMOTED.get(one.kind, ())]
+    return next(iter((*promoted, *narrowed)), None)

@@ -1,13 +1,13 @@
 """The process of the access proxy: it admits one user of the machine, without a login.
 
-Kafka and the registry ask everybody for a login. This process has both logins. It accepts
+Kafka and the registry ask every client for a login. This process has both logins. It accepts
 connections at the addresses that clients know, checks which user a connection belongs to
 (:mod:`topicberg.security.peers`), and connects it. So a client of the stack's user, or of root,
-needs an address only, and every other user of the machine gets nothing.
+needs an address only, and no other user of the machine is served.
 
 - Kafka: the proxy logs in for the connection, then passes bytes in both directions.
 - Schema registry: the proxy checks each request (:mod:`topicberg.security.guard`), so that a web
-  page gets nothing either, and adds the token.
+  page is not served either, and adds the token.
 
 topicberg's own clients log in by themselves and do not use the proxy for Kafka, so it costs no
 throughput. Where the operating system does not report users (macOS), every user is admitted.
@@ -21,14 +21,17 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
+import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing, suppress
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from topicberg.security import peers
@@ -39,60 +42,110 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 CHUNK = 256 * 1024
 """Bytes that are passed on at once, and that are held for a slow receiver."""
-LOGIN_SECONDS = 30.0
+LOGIN_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 30.0, 60.0, 5.0
 REPORT_SECONDS = 60.0
-"""Refusals within this time are one line of the log."""
+"""The same problem is logged once in this time."""
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE = (17, 1), (36, 0)
 """API keys and versions."""
 _OF_CONNECTION = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"}
-    | {"transfer-encoding", "upgrade", "content-length", "host", "authorization"}
+    | {"transfer-encoding", "upgrade", "content-length", "expect", "authorization"}
 )
-"""Headers that are not passed on: RFC 9110, 7.6.1, and those that the proxy sets."""
+"""Headers that are not passed on: RFC 9110, 7.6.1, and those that the proxy handles."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Serve = Callable[[socket.socket], Awaitable[object]]
+
+
+class Reports:
+    """Warnings, each of them once a minute."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+
+    def warn(self, what: str, reason: object) -> None:
+        now = time.monotonic()
+        if now - self._last.get(what, -REPORT_SECONDS) >= REPORT_SECONDS:
+            self._last[what] = now
+            logger.warning("%s: %s", what, reason)
+
+
+async def accept(listener: socket.socket, serve: Serve, reports: Reports) -> None:
+    """Accept connections, and serve those of this user, until the task is cancelled."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as connections:
+        while True:
+            try:
+                client, address = await loop.sock_accept(listener)
+            except OSError as error:  # too many open files
+                reports.warn("a connection cannot be accepted", error)
+                await asyncio.sleep(0.5)
+                continue
+            if _is_admitted(client):
+                connections.create_task(_served(client, serve))
+            else:
+                reports.warn("refused a process of another user", f"its port is {address[1]}")
+                client.close()
+
+
+def _is_admitted(client: socket.socket) -> bool:
+    try:
+        return not peers.is_supported() or peers.is_own_socket(client)
+    except OSError:  # it has left
+        return False
+
+
+async def _served(client: socket.socket, serve: Serve) -> None:
+    try:
+        client.setblocking(False)
+        await serve(client)
+    except OSError as error:
+        logger.debug("a connection ended: %s", error)
 
 
 class KafkaProxy:
     """Connects clients with a listener of the broker, on which it logs in for them."""
 
-    def __init__(self, port: int, user: str, password: str) -> None:
+    def __init__(self, port: int, user: str, password: str, reports: Reports) -> None:
         self._port, self._user, self._password = port, user, password
-        self._reported = -REPORT_SECONDS
+        self._reports = reports
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, client: socket.socket) -> None:
         """Serve one connection until either side closes it."""
+        reader, writer = await asyncio.open_connection(sock=client, limit=CHUNK)
         with closing(writer):
-            address = writer.get_extra_info("peername")
-            if not _is_admitted(address, writer.get_extra_info("sockname")):
-                self._report(address)
-                return
             try:
                 async with asyncio.timeout(LOGIN_SECONDS):
                     broker = await asyncio.open_connection(HOST, self._port, limit=CHUNK)
-                    await _log_in(broker, self._user, self._password)
-            except (OSError, asyncio.IncompleteReadError) as error:
-                logger.warning("Kafka does not accept a connection: %s", error or "time-out")
+            except OSError as error:  # also a time-out
+                self._reports.warn("Kafka cannot be reached", str(error) or "time-out")
                 return
             with closing(broker[1]):
-                ways = [
-                    asyncio.ensure_future(_copy(reader, broker[1])),
-                    asyncio.ensure_future(_copy(broker[0], writer)),
-                ]
                 try:
-                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for way in ways:
-                        way.cancel()
+                    async with asyncio.timeout(LOGIN_SECONDS):
+                        await _log_in(broker, self._user, self._password)
+                except (OSError, EOFError, struct.error) as error:
+                    self._reports.warn("Kafka refuses the proxy", str(error) or "time-out")
+                    return
+                await _connect((reader, writer), broker)
 
-    def _report(self, address: peers.Address) -> None:
-        if time.monotonic() - self._reported > REPORT_SECONDS:
-            self._reported = time.monotonic()
-            logger.warning("refused: %s:%d is a process of another user", *address)
+
+async def _connect(client: Streams, broker: Streams) -> None:
+    """Pass on bytes in both directions until one side closes its connection."""
+    ways = [
+        asyncio.ensure_future(_copy(client[0], broker[1])),
+        asyncio.ensure_future(_copy(broker[0], client[1])),
+    ]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
+    with suppress(OSError):
         while data := await source.read(CHUNK):
             target.write(data)
             await target.drain()
@@ -101,10 +154,15 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 async def _log_in(broker: Streams, user: str, password: str) -> None:
     """Log in with SASL PLAIN.
 
-    :raises ConnectionRefusedError: Kafka refuses the login
+    :raises OSError: Kafka refuses the login, or it is not the stack's
+    :raises EOFError: it closes the connection
     """
     mechanism = b"PLAIN"
     await _call(broker, _SASL_HANDSHAKE, struct.pack(">h", len(mechanism)) + mechanism)
+    # Only now: a connection that the other side has not accepted yet belongs to no user.
+    ends = (broker[1].get_extra_info(end) for end in ("peername", "sockname"))
+    if peers.is_supported() and not peers.is_own(*ends):
+        raise ConnectionRefusedError("another user's process has its port")
     text = f"\0{user}\0{password}".encode()
     await _call(broker, _SASL_AUTHENTICATE, struct.pack(">i", len(text)) + text)
 
@@ -118,36 +176,48 @@ async def _call(broker: Streams, api: tuple[int, int], body: bytes) -> None:
     (size,) = struct.unpack(">i", await reader.readexactly(4))
     _, code = struct.unpack_from(">ih", await reader.readexactly(size))
     if code:
-        raise ConnectionRefusedError(f"it refuses the proxy's login (error {code})")
+        raise ConnectionRefusedError(f"it refuses the login (error {code})")
 
 
 class RegistryProxy:
     """Passes requests on to the registry, with a token."""
 
     def __init__(self, port: int, token: str, session: aiohttp.ClientSession) -> None:
-        self._root, self._token, self._session = f"http://{HOST}:{port}", token, session
-        self._guard = Guard(same_user=True)
+        self._port, self._token, self._session = port, token, session
+        self._guard = Guard()
+        self._server = web.Server(self.answer, access_log=None, auto_decompress=False)
 
-    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def serve(self, client: socket.socket) -> None:
+        """Begin to serve a connection."""
+        await asyncio.get_running_loop().connect_accepted_socket(self._server, client)
+
+    async def close(self) -> None:
+        await self._server.shutdown(STOP_SECONDS)
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request: 403 if it is refused, 502 if the registry does not answer."""
         if reason := self._guard.refusal(_checked(request)):
             return _text(403, f"refused: {reason}")
         if not request.raw_path.startswith("/"):
             return _text(400, "the target of a request must be a path")
-        headers = [*_passed_on(request.headers), ("Authorization", f"Bearer {self._token}")]
+        if peers.is_supported() and not peers.is_own_server(self._port):
+            return _text(502, "the schema registry does not run")
+        if request.headers.get("expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        headers = _passed_on(request.headers)
+        headers["Authorization"] = f"Bearer {self._token}"
         try:
             async with self._session.request(
                 request.method,
-                URL(self._root + request.raw_path, encoded=True),
+                URL(f"http://{HOST}:{self._port}{request.raw_path}", encoded=True),
                 headers=headers,
                 data=request.content if request.can_read_body else None,
                 allow_redirects=False,
             ) as answer:
-                found = [*_passed_on(answer.headers), *PROTECTION.items()]
-                return web.Response(
-                    status=answer.status, body=await answer.read(), headers=dict(found)
-                )
-        except aiohttp.ClientError:
+                found = _passed_on(answer.headers)
+                found.update(PROTECTION)
+                return web.Response(status=answer.status, body=await answer.read(), headers=found)
+        except (aiohttp.ClientError, TimeoutError):
             return _text(502, "the schema registry does not answer")
 
 
@@ -155,23 +225,19 @@ def _checked(request: web.BaseRequest) -> Request:
     headers: dict[str, list[str]] = {}
     for name, value in request.headers.items():
         headers.setdefault(name.lower(), []).append(value)
-    transport = request.transport
-    ends = [
-        transport.get_extra_info(end) if transport else None for end in ("peername", "sockname")
-    ]
-    return Request(request.method, headers, *ends)
+    return Request(request.method, headers)
 
 
-def _passed_on(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in headers.items() if name.lower() not in _OF_CONNECTION]
+def _passed_on(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    found = CIMultiDict[str]()
+    for name, value in headers.items():
+        if name.lower() not in _OF_CONNECTION:
+            found.add(name, value)
+    return found
 
 
 def _text(status: int, text: str) -> web.Response:
     return web.Response(status=status, text=text + "\n", headers=PROTECTION)
-
-
-def _is_admitted(client: peers.Address, server: peers.Address) -> bool:
-    return not peers.is_supported() or peers.is_own(client, server)
 
 
 async def run(kafka: tuple[int, int], registry: tuple[int, int]) -> None:
@@ -181,23 +247,41 @@ async def run(kafka: tuple[int, int], registry: tuple[int, int]) -> None:
     :param registry: the same of the registry
     :raises OSError: a port is taken
     """
-    secrets = {
-        name: os.environ.pop(f"TOPICBERG_PROXY_{name}")
+    user, password, token = (
+        os.environ.pop(f"TOPICBERG_PROXY_{name}")
         for name in ("KAFKA_USER", "KAFKA_PASSWORD", "REGISTRY_TOKEN")
-    }
+    )
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    brokers = KafkaProxy(kafka[1], secrets["KAFKA_USER"], secrets["KAFKA_PASSWORD"])
-    connections = await asyncio.start_server(brokers.serve, HOST, kafka[0], limit=CHUNK)
+    reports = Reports()
     async with _session() as session:
-        registries = RegistryProxy(registry[1], secrets["REGISTRY_TOKEN"], session)
-        runner = web.ServerRunner(web.Server(registries.serve, access_log=None))
-        await runner.setup()
-        await web.TCPSite(runner, HOST, registry[0]).start()
-        await stopped.wait()
-        await runner.cleanup()
-    connections.close()  # the end of the loop cancels those that are open
+        registries = RegistryProxy(registry[1], token, session)
+        brokers = KafkaProxy(kafka[1], user, password, reports)
+        serving = [
+            asyncio.ensure_future(accept(listener(port), serve, reports))
+            for port, serve in ((kafka[0], brokers.serve), (registry[0], registries.serve))
+        ]
+        await asyncio.wait(
+            [asyncio.ensure_future(stopped.wait()), *serving], return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in serving:
+            task.cancel()
+        ended = await asyncio.gather(*serving, return_exceptions=True)
+        await registries.close()
+    for problem in ended:
+        if isinstance(problem, Exception):
+            raise problem
+
+
+def listener(port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    :raises OSError: the port is taken
+    """
+    listening = socket.create_server((HOST, port), backlog=512)
+    listening.setblocking(False)
+    return listening
 
 
 def _session() -> aiohttp.ClientSession:
@@ -206,6 +290,7 @@ def _session() -> aiohttp.ClientSession:
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
     )
 
 
@@ -215,6 +300,8 @@ def main() -> None:
         parser.add_argument(name, type=int, nargs=2, required=True, metavar=("PORT", "TARGET"))
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection takes two
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65_536), most))
     asyncio.run(run(tuple(arguments.kafka), tuple(arguments.registry)))
 
 

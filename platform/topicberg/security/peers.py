@@ -15,8 +15,12 @@ from pathlib import Path
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """The second file includes IPv4 connections of clients whose sockets support both."""
-_ESTABLISHED = "01"
+_ESTABLISHED, _LISTEN = "01", "0A"
 """In every other state the process may have closed the socket, which is then listed as root's."""
+_NO_PROCESS = "0"
+"""The inode of a socket that its process has closed or not yet accepted: it is listed as root's."""
+
+_ADDRESSES = ("127.0.0.1", "0.0.0.0")  # noqa: S104  where a server of this machine may listen
 
 Address = tuple[str, int]
 """IP address and port."""
@@ -39,8 +43,8 @@ def owner(client: Address, server: Address) -> int | None:
         except OSError:
             continue
         for line in lines:
-            _, local, remote, state, _, _, _, uid, *_ = line.split()
-            if state == _ESTABLISHED and (local, remote) in pairs:
+            _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+            if state == _ESTABLISHED and inode != _NO_PROCESS and (local, remote) in pairs:
                 return int(uid)
     return None
 
@@ -48,6 +52,31 @@ def owner(client: Address, server: Address) -> int | None:
 def is_own(client: Address, server: Address) -> bool:
     """Return whether the client is a process of this process's user, or of root."""
     return owner(client, server) in (os.geteuid(), 0)
+
+
+def is_own_socket(accepted: socket.socket) -> bool:
+    """Return whether the client of an accepted connection is a process of this user, or of root.
+
+    Another process may get the port of a client that has left; so the connection must be open
+    after the table was read.
+    """
+    if not is_own(accepted.getpeername(), accepted.getsockname()):
+        return False
+    state = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state == int(_ESTABLISHED, 16)
+
+
+def is_own_server(port: int) -> bool:
+    """Return whether what listens on a port of this machine is of this user, or of root."""
+    for line in _TABLES[0].read_text().splitlines()[1:]:
+        _, local, _, state, _, _, _, uid, *_ = line.split()
+        if state == _LISTEN and local.endswith(f":{port:04X}") and _is_local(local):
+            return int(uid) in (os.geteuid(), 0)
+    return False
+
+
+def _is_local(local: str) -> bool:
+    return local.rpartition(":")[0] in (_words(socket.inet_aton(one)) for one in _ADDRESSES)
 
 
 def _v4(address: Address) -> str:
