@@ -87,7 +87,8 @@ def _supervisor() -> Any:
 def _address(component: str) -> tuple[str, int]:
     context = state.load_context(settings())
     assert context is not None
-    return "127.0.0.1", context.ports[component]
+    behind = {"kafka": "kafka_own", "schema_registry": "schema_registry_server"}
+    return "127.0.0.1", context.ports[behind.get(component, component)]
 
 
 @contextmanager

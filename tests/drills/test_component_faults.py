@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 HOLD_SECONDS = 15.0
 RECOVERY_SECONDS = 300.0
 COMPONENTS = (
-    *("kafka", "schema_registry", "s3", "iceberg_rest", "spark"),
+    *("kafka", "schema_registry", "access_proxy", "s3", "iceberg_rest", "spark"),
     *("aws", "snowflake", "confluent", "tableflow"),
 )
 PUBLISHERS = ("aws", "snowflake")

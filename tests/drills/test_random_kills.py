@@ -27,7 +27,16 @@ pytestmark = [
     pytest.mark.timeout(int(MINUTES * 60 + 900)),
 ]
 
-SERVICES = ("kafka", "schema_registry", "s3", "iceberg_rest", "spark", "tableflow", "aws")
+SERVICES = (
+    "kafka",
+    "schema_registry",
+    "access_proxy",
+    "s3",
+    "iceberg_rest",
+    "spark",
+    "tableflow",
+    "aws",
+)
 
 
 def test_random_kills(stack: Endpoints) -> None:

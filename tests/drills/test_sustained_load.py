@@ -32,7 +32,16 @@ pytestmark = [
     pytest.mark.timeout(int(MINUTES * 60 + 1200)),
 ]
 
-COMPONENTS = ("kafka", "schema_registry", "s3", "iceberg_rest", "spark", "tableflow", "aws")
+COMPONENTS = (
+    "kafka",
+    "schema_registry",
+    "access_proxy",
+    "s3",
+    "iceberg_rest",
+    "spark",
+    "tableflow",
+    "aws",
+)
 HOLD_SECONDS = 5.0
 MEBIBYTE = 1024 * 1024
 GROWTH, SLACK = 1.2, 64 * MEBIBYTE

@@ -62,13 +62,16 @@ for port in {ports!r}:
         ("DELETE", "/apis/ccompat/v7/subjects/x"), ("GET", "//apis/ccompat/v7/subjects"),
     ):
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request(method, path, b"{{}}", {{"Content-Type": "application/json"}})
-        print(connection.getresponse().status)
+        try:
+            connection.request(method, path, b"{{}}", {{"Content-Type": "application/json"}})
+            print(connection.getresponse().status)
+        except OSError:
+            print("closed")
 """,
         "http.client",
     )
-    assert set(found.split()) <= {"401", "403", "404"}
-    assert found.split()[:6] == ["403"] * 6
+    assert set(found.split()) <= {"closed", "401", "404"}
+    assert found.split()[:6] == ["closed"] * 6
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""Variables that look like settings but are none: a misspelled one would be ignored."""
+"""Variables that look like settings and are not: a misspelled one would be ignored."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ _OTHERS = frozenset(
 )
 """Names that no model reads: what is read before all models, and what `topicberg env` prints."""
 _INTERNAL = ("TOPICBERG_TEST_", "TOPICBERG_STAND_IN_", "TOPICBERG_PROXY_", "TOPICBERG_STACK")
+
+
+_OF_KUBERNETES = re.compile(r"TOPICBERG(_\w+)?_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
+"""What it sets in a pod for each service whose name begins like ours."""
 
 
 def known() -> set[str]:
@@ -47,7 +52,11 @@ def problems(given: Iterable[str]) -> list[str]:
 
     common = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OTHERS
     suspects = {name.upper() for name in given if name.upper().startswith(PREFIX)}
-    suspects = {name for name in suspects - common if not name.startswith(_INTERNAL)}
+    suspects = {
+        name
+        for name in suspects - common
+        if not name.startswith(_INTERNAL) and not _OF_KUBERNETES.fullmatch(name)
+    }
     if not suspects:
         return []
     names = known()

@@ -16,6 +16,10 @@ class IncompatibleSchemaError(TopicbergError):
     """The registry refuses a schema beside the versions that its subject has."""
 
 
+_GATEWAY = (502, 503, 504)
+"""Status of a proxy whose server does not answer."""
+
+
 @contextmanager
 def registry_errors(what: str) -> Iterator[None]:
     """Turn the registry client's errors into one clear error that names ``what``.
@@ -37,6 +41,12 @@ def registry_errors(what: str) -> Iterator[None]:
                 f"({error.http_status_code})",
                 hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, "
                 "whichever you use, and what it may do",
+            ) from error
+        if error.http_status_code in _GATEWAY:
+            raise UnreachableError(
+                f"the schema registry does not answer ({what}): {error.http_status_code} "
+                "from the proxy before it",
+                hint="run `topicberg status` to see whether it runs",
             ) from error
         kind = IncompatibleSchemaError if error.http_status_code == CONFLICT else TopicbergError
         raise kind(

@@ -303,7 +303,7 @@ class Endpoints(LakeEndpoints):
 
         :param writes: the client writes records, or creates and changes topics
         """
-        address, login = self._kafka(writes)
+        address, login = self.kafka_listener(writes)
         return {"bootstrap.servers": address, **login.librdkafka()}
 
     def kafka_tuning(self, client: Client) -> dict[str, str]:
@@ -319,7 +319,8 @@ class Endpoints(LakeEndpoints):
         """Return the login for reading, or the one for writing."""
         return self.kafka_writer if writes and self.kafka_writer else self.kafka_login
 
-    def _kafka(self, writes: bool) -> tuple[str, KafkaLogin]:
+    def kafka_listener(self, writes: bool = False) -> tuple[str, KafkaLogin]:
+        """Return the address and the login of topicberg's own clients."""
         if self.kafka_own and self.kafka_own.proxy == self.kafka_bootstrap:
             return self.kafka_own.bootstrap, self.kafka_own.login
         return self.kafka_bootstrap, self.kafka_account(writes)
@@ -330,7 +331,7 @@ class Endpoints(LakeEndpoints):
 
     def kafka_java_config(self) -> dict[str, str]:
         """Return configuration for Kafka's clients in Java."""
-        address, login = self._kafka(writes=False)
+        address, login = self.kafka_listener()
         return {"bootstrap.servers": address, **login.spark()}
 
     def kafka_admin(self) -> AdminClient:

@@ -325,9 +325,9 @@ def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
         account.client.poll(0)  # calls the callback
         if account.refusal is None or account.refusal[0] < recent:
             continue
-        login = endpoints.kafka_login
+        address, login = endpoints.kafka_listener()
         reason = next(iter(account.refusal[1].splitlines()), "")[-300:]
-        message = f"the login to Kafka at {endpoints.kafka_bootstrap} failed"
+        message = f"the login to Kafka at {address} failed"
         if _NO_TOKEN.search(reason):
             return UnreachableError(
                 f"{message} ({login.auth}, {what}): the OAuth server {login.token_uri} does not "

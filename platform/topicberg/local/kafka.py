@@ -11,11 +11,21 @@ import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.local import jars, state
-from topicberg.local.service import KAFKA_USER, Context, Service, java, jvm, log4j, write_file
+from topicberg.local.service import (
+    KAFKA_USER,
+    Context,
+    Service,
+    check_owner,
+    java,
+    jvm,
+    log4j,
+    write_file,
+)
 
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -82,7 +92,7 @@ def service(context: Context) -> Service:
         name="kafka",
         command=java(context, "kafka", options, ["kafka.Kafka", str(properties)], class_path),
         url=f"127.0.0.1:{context.ports['kafka']}",
-        port=context.ports["kafka"],
+        port=context.ports["kafka_own"],
         start_order=10,
         prepare=format_storage,
         healthy=_healthy,
@@ -116,4 +126,5 @@ def _check(meta: Path) -> None:
 def _healthy(endpoints: Endpoints) -> None:
     from confluent_kafka.admin import AdminClient
 
+    check_owner("Kafka", urlsplit(f"//{endpoints.kafka_listener()[0]}").port)
     AdminClient({**endpoints.kafka_config(), "log_level": 0}).list_topics(timeout=2)

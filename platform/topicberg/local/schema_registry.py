@@ -12,7 +12,7 @@ import requests
 
 from topicberg.endpoints import Endpoints
 from topicberg.local import jars, state
-from topicberg.local.service import Context, Service, java, jvm
+from topicberg.local.service import Context, Service, check_owner, java, jvm
 
 API = "/apis/ccompat/v7"
 
@@ -37,6 +37,7 @@ def service(context: Context) -> Service:
         runner.parent.rename(home)
 
     def healthy(_: Endpoints) -> None:
+        check_owner("the schema registry", context.ports["schema_registry_server"])
         headers = context.credentials.registry_login.headers()
         url = f"{context.url('schema_registry_server')}{API}/subjects"
         requests.get(url, headers=headers, timeout=2).raise_for_status()
@@ -72,7 +73,7 @@ def service(context: Context) -> Service:
             "QUARKUS_OIDC_PUBLIC_KEY": context.credentials.registry_public_key,
         },
         url=context.url("schema_registry") + API,
-        port=context.ports["schema_registry"],
+        port=context.ports["schema_registry_server"],
         start_order=10,
         prepare=prepare,
         healthy=healthy,

@@ -18,6 +18,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
+from topicberg.security import peers
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
 
@@ -181,6 +182,15 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)
     prepare: Callable[[], object] | None = None
     stop_seconds: int = 20
+
+
+def check_owner(what: str, port: int | None) -> None:
+    """Check that a port is not another user's before a secret is sent to it.
+
+    :raises StackError: it is, or nothing listens
+    """
+    if peers.is_supported() and port is not None and not peers.is_own_server(port):
+        raise StackError(f"no process of this user listens on the port {port} of {what}")
 
 
 def write_file(path: Path, text: str) -> Path:

@@ -20,7 +20,7 @@ _ESTABLISHED, _LISTEN = "01", "0A"
 _NO_PROCESS = "0"
 """The inode of a socket that its process has closed or not yet accepted: it is listed as root's."""
 
-_ADDRESSES = ("127.0.0.1", "0.0.0.0")  # noqa: S104  where a server of this machine may listen
+_LISTENING = ("127.0.0.1", "0.0.0.0", "::")  # noqa: S104  where a server may listen
 
 Address = tuple[str, int]
 """IP address and port."""
@@ -68,15 +68,13 @@ def is_own_socket(accepted: socket.socket) -> bool:
 
 def is_own_server(port: int) -> bool:
     """Return whether what listens on a port of this machine is of this user, or of root."""
-    for line in _TABLES[0].read_text().splitlines()[1:]:
-        _, local, _, state, _, _, _, uid, *_ = line.split()
-        if state == _LISTEN and local.endswith(f":{port:04X}") and _is_local(local):
-            return int(uid) in (os.geteuid(), 0)
+    places = {form((address, port)) for address in _LISTENING for form in (_v4, _v6)}
+    for table in _TABLES:
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            _, local, _, state, _, _, _, uid, *_ = line.split()
+            if state == _LISTEN and local in places:
+                return int(uid) in (os.geteuid(), 0)
     return False
-
-
-def _is_local(local: str) -> bool:
-    return local.rpartition(":")[0] in (_words(socket.inet_aton(one)) for one in _ADDRESSES)
 
 
 def _v4(address: Address) -> str:

@@ -1,4 +1,4 @@
-"""A misspelled setting is said; those of the documentation are all known."""
+"""A misspelled setting gets a warning; those of the documentation are all known."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def test_misspelled_setting_is_named(name: str, meant: str) -> None:
     assert variables.problems([name, "PATH"]) == [
         f"{name.upper()} is not a setting of topicberg; {meant}"
     ]
+
+
+def test_services_of_kubernetes_get_no_warning() -> None:
+    ours = ["TOPICBERG_PORT", "TOPICBERG_SERVICE_HOST", "TOPICBERG_SERVICE_PORT_GRPC"]
+    assert variables.problems([*ours, "TOPICBERG_ENGINE_PORT_9464_TCP_ADDR"]) == []
 
 
 def test_settings_of_the_documentation_are_known() -> None:
