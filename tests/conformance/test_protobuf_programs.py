@@ -194,7 +194,7 @@ def test_every_kind_of_field_equals_that_of_arrays() -> None:
 
     payloads: list[bytes] = []
     for _ in range(400):
-        record = {
+        record: dict[str, Any] = {
             **{name: whole(32) for name in "aeiq"},
             **{name: whole(64) for name in ("b", "f", "j", "aa")},
             **{name: whole(32, signed=False) for name in "cg"},
