@@ -31,10 +31,7 @@ for _module in (
     import_module(f"topicberg.cli.{_module}").register(app)
 
 
-@app.callback()
-def _begin() -> None:
-    if "--help" in sys.argv:  # it must not wait for imports
-        return
+def _warn_of_variables() -> None:
     from topicberg.cli import variables
 
     for line in variables.problems(variables.given()):
@@ -44,6 +41,8 @@ def _begin() -> None:
 def main() -> None:
     """Run the command line; an expected error becomes one clear message and exit code 2."""
     try:
+        if sys.argv[1:] and "--help" not in sys.argv:  # help must not wait for imports
+            _warn_of_variables()
         app()
     except TopicbergError as error:
         echo(f"error: {error}", fg="red", err=True)

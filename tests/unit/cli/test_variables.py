@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from topicberg.cli import app, variables
+from topicberg import cli
 from topicberg.cli import stack as commands
+from topicberg.cli import variables
 from topicberg.settings import PROJECT_ROOT
 
 _NAME = re.compile(r"^(?:export )?(TOPICBERG_[A-Z0-9_]+)=", re.MULTILINE)
@@ -51,13 +51,16 @@ def test_variables_that_the_stack_gives_are_known() -> None:
 
 
 def test_command_warns_of_the_environment_and_the_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / ".env"
     file.write_text("TOPICBERG_PREFX=shop\n")
     monkeypatch.setattr("topicberg.settings.ENV_FILE", file)
     monkeypatch.setenv("TOPICBERG_DEPLOYMNT", "cloud")
-    shown = CliRunner().invoke(app, ["topics", "list"])
-    assert shown.exit_code == 0
+    monkeypatch.setattr("sys.argv", ["topicberg", "topics", "list"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    shown = capsys.readouterr().err
     for name in ("PREFIX", "DEPLOYMENT"):
-        assert f"did you mean TOPICBERG_{name}?" in shown.stderr
+        assert f"did you mean TOPICBERG_{name}?" in shown
