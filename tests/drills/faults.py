@@ -87,8 +87,12 @@ def _supervisor() -> Any:
 def _address(component: str) -> tuple[str, int]:
     context = state.load_context(settings())
     assert context is not None
-    behind = {"kafka": "kafka_own", "schema_registry": "schema_registry_server"}
-    return "127.0.0.1", context.ports[behind.get(component, component)]
+    ports = {
+        "kafka": "kafka_own",
+        "schema_registry": "schema_registry_server",
+        "access_proxy": "schema_registry",
+    }
+    return "127.0.0.1", context.ports[ports.get(component, component)]
 
 
 @contextmanager
