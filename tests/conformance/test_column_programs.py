@@ -27,6 +27,7 @@ from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, 
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
 NUMBER = 7
+TIME = {"type": "int", "logicalType": "date"}
 PREFIX = wire_prefix(NUMBER)
 
 
@@ -87,7 +88,7 @@ def test_member_of_a_union_that_was_narrowed_keeps_its_values(
 ) -> None:
     """As those of a field that is not a union: the column is still of the wider type."""
     old, new = (
-        {"type": "record", "name": "R", "fields": [{"name": "u", "type": ["string", kind]}]}
+        {"type": "record", "name": "R", "fields": [{"name": "u", "type": [TIME, kind]}]}
         for kind in (was, became)
     )
     buffer = io.BytesIO()

@@ -525,6 +525,12 @@ def _match(branch: Type, options: Sequence[Type]) -> int | None:
         return alike[0]
     wider = _PROMOTED.get(branch.kind, ())
     promoted = [index for index, one in enumerate(options) if one.kind in wider]
+    if promoted:
+        return promoted[0]
     # The latest version narrowed it; the column may still be of the wider type.
-    narrowed = [n for n, one in enumerate(options) if branch.kind in _PROMOTED.get(one.kind, ())]
-    return next(iter((*promoted, *narrowed)), None)
+    narrowed = [
+        (_PROMOTED[one.kind].index(branch.kind), index)
+        for index, one in enumerate(options)
+        if branch.kind in _PROMOTED.get(one.kind, ()) and one.logical == branch.logical
+    ]
+    return min(narrowed)[1] if narrowed else None
