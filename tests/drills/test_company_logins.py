@@ -280,6 +280,7 @@ class Daemon:
 def in_snowflake(stack: Endpoints, config: Settings) -> None:
     """What ``topicberg deploy`` makes in Snowflake and in Secrets Manager."""
     pair, names = rsa.generate(), Names(config.prefix)
+    role = config.snowflake_name(snowflake.QUERY_ROLE)
     with Snowflake().connection() as connection:
         for statement in (
             *snowflake.bootstrap(config),
@@ -287,6 +288,8 @@ def in_snowflake(stack: Endpoints, config: Settings) -> None:
             f"CREATE USER COMPANY TYPE = SERVICE DEFAULT_ROLE = ACCOUNTADMIN DEFAULT_WAREHOUSE = "
             f"COMPUTE_WH RSA_PUBLIC_KEY = '{pair.public}'",
             "GRANT ROLE ACCOUNTADMIN TO USER COMPANY",
+            f"CREATE ROLE {role}",
+            f"GRANT ROLE {role} TO USER COMPANY",
         ):
             connection.cursor().execute(statement)
     secret = rsa.with_pair({}, 1, pair) | {
@@ -300,8 +303,9 @@ def in_snowflake(stack: Endpoints, config: Settings) -> None:
 
 def long_lived(stack: Endpoints) -> set[str]:
     """Every key of the stack that does not expire."""
+    own = stack.kafka_own
     found = (
-        *(stack.s3_access_key, stack.s3_secret_key, stack.aws_access_key, stack.aws_secret_key),
+        *(stack.s3_secret_key, stack.aws_secret_key, own and own.login.api_secret),
         *(stack.iceberg_rest_token, stack.snowflake.password),
     )
     return {each.get_secret_value() for each in found if each}
@@ -377,7 +381,7 @@ def test_company_with_logins_of_a_minute(
             keys = long_lived(own.stack)
             for pid in (engine.pid, spark.pid, os.getpid()):
                 environment = psutil.Process(pid).environ() if pid != os.getpid() else os.environ
-                assert not keys & set(environment.values())
+                assert not {name for name, value in environment.items() if value in keys}
                 assert "AWS_SECRET_ACCESS_KEY" not in environment
             killer.start()
             until = time.monotonic() + MINUTES * 60
