@@ -8,6 +8,7 @@ import copy
 import json
 import math
 import random
+import struct
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
@@ -284,6 +285,11 @@ def _number(schema: Schema, value: float, root: Schema, path: str) -> Value:
     kind = _shape(schema, root).kind
     if kind in ("float", "double"):
         number = float(value) if abs(value) < 1.8e308 else math.inf
+        if kind == "float" and math.isfinite(number):
+            try:
+                (number,) = struct.unpack("<f", struct.pack("<f", number))
+            except OverflowError:
+                number = math.inf
         if not math.isfinite(number):
             raise Malformed("out of range", path)
         return number
@@ -329,13 +335,15 @@ def _bytes(value: str, path: str) -> bytes:
 def _decimal(schema: Schema, value: Any, path: str) -> Decimal:
     facts = schema["connect.parameters"]
     precision, scale = int(facts["connect.decimal.precision"]), int(facts["scale"])
-    if isinstance(value, str) and schema["type"] == "string":
+    if isinstance(value, str):
         unscaled = int.from_bytes(_bytes(value, path), "big", signed=True)
         number = Decimal((unscaled < 0, tuple(map(int, str(abs(unscaled)))), -scale))
-    elif schema["type"] == "number" and isinstance(value, (int, float)) and value is not True:
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
         if abs(value) >= 10 ** (precision - scale):
             raise Malformed(f"{value} exceeds the precision", path)
         number = Decimal(repr(value)).quantize(Decimal(1).scaleb(-scale), context=_CONTEXT)
+        if number != Decimal(repr(value)):
+            raise Malformed(f"{value} exceeds the scale", path)
     else:
         raise Malformed(f"{value!r} is not of type {schema['type']}", path)
     if len(number.as_tuple().digits) > precision:

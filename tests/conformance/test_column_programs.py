@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -21,8 +23,9 @@ from shapes import Malformed, Refused, difference
 
 from topicberg.errors import TableflowError
 from topicberg.formats import avro
-from topicberg.formats.columnar.avro import decode
 from topicberg.formats.columnar.columns import Buffers
+from topicberg.formats.columnar.decoding import decode
+from topicberg.formats.columnar.memory import forget_stale
 from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
@@ -42,7 +45,7 @@ class Decoder:
         self.shape, code = Shape(fields), Code()
         places = {place.name: place for place in self.shape.places}
         avro.program(code, places, registered, newest, fields)
-        self.programs = Programs.of(code, [(NUMBER, 0)])
+        self.programs = Programs.of(code, [(NUMBER, 0)], "AVRO")
         self.buffers = Buffers(self.shape, 64, 256 * 1024)
 
     def rows(self, payloads: list[bytes]) -> list[dict[str, Any]]:
@@ -146,3 +149,16 @@ def test_damaged_records_are_refused_or_equal_the_reference(start: int) -> None:
             why = difference(wanted, rows[0])
             assert why is None, f"seed {seed}: {payload.hex()}: {why}"
     assert refused > 50
+
+
+def test_stored_code_is_deleted_if_a_source_is_newer(tmp_path: Path) -> None:
+    stored, source = tmp_path / "__pycache__" / "a.nbi", tmp_path / "b.py"
+    stored.parent.mkdir()
+    for file, time in ((source, 1_000), (stored, 2_000)):
+        file.touch()
+        os.utime(file, (time, time))
+    forget_stale(tmp_path)
+    assert stored.exists()
+    os.utime(source, (3_000, 3_000))
+    forget_stale(tmp_path)
+    assert not stored.exists()

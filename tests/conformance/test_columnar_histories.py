@@ -1,4 +1,4 @@
-"""Random histories of Avro and Protobuf topics in columns, without a stack, judged by the oracle.
+"""Random histories of topics in columns, without a stack, judged by the oracle.
 
 The columnar path may refuse any batch, which Spark then decodes. What it accepts must be exactly
 what the oracle says, for each version after any evolution, for keys, tombstones and malformed
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from avro_family import AvroFamily
+from json_family import JsonFamily
 from judge import Judge, Outcome, Side, wire
 from protobuf_family import ProtobufFamily
 from shapes import Refused, difference, extended
@@ -35,7 +36,7 @@ from topicberg.topics import TopicSpec
 
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", 40))
-FAMILIES: dict[str, Any] = {"AVRO": AvroFamily, "PROTOBUF": ProtobufFamily}
+FAMILIES: dict[str, Any] = {"AVRO": AvroFamily, "JSON": JsonFamily, "PROTOBUF": ProtobufFamily}
 RECORDS = 40
 TEXT_BYTES = 256 * 1024
 
@@ -58,7 +59,7 @@ class Topic:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.kind = ("AVRO", "PROTOBUF")[seed % 2]
+        self.kind = list(FAMILIES)[seed % 3]
         self.family: Family = FAMILIES[self.kind](rng)
         self.has_key = rng.random() < 0.3
         self.judge = Judge(Side(), Side() if self.has_key else None, upsert=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import uuid
 from collections.abc import Callable
@@ -169,6 +170,52 @@ def test_protobuf_in_columns_equals_sparks_rows(make_topic: Callable[..., Topic]
         assert len(found) == 151
         # NaN is not equal to itself.
         assert repr(found) == repr(by_spark(topic))
+
+
+def test_json_in_columns_equals_sparks_rows(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(KEPT, schema={"format": "json", "file": "from-the-registry"})
+    text, time = {"type": "string"}, {"type": "integer", "connect.type": "int64"}
+    line = {"type": "object", "properties": {"sku": text, "counts": {"items": {"type": "integer"}}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "connect.type": "int32"},
+            "note": {"oneOf": [{"type": "null"}, text]},
+            "price": {"type": "number"},
+            "ratio": {"type": "number", "connect.type": "float32"},
+            "at": {**time, "title": "org.apache.kafka.connect.data.Timestamp"},
+            "lines": {"type": "array", "items": line},
+            "raw": {**text, "connect.type": "bytes"},
+        },
+    }
+    registry = topic.endpoints.schema_registry_client()
+    number = registry.register_schema(topic.spec.value_subject, Schema(json.dumps(schema), "JSON"))
+    rng = random.Random(5)
+    values: list[bytes | None] = [None]
+    for count in range(600):
+        row = {
+            "id": count,
+            "note": rng.choice((None, "", "5", 'ü🙂"\\\n', "x" * rng.randrange(40))),
+            "price": rng.gauss(0, 1e6),
+            "ratio": rng.random(),
+            "at": rng.randrange(-(10**13), 10**13),
+            "lines": [{"sku": f"s{rng.randrange(9)}", "counts": rng.choice(([], [1, None, -7]))}],
+            "raw": "AQID",
+            "other": {"is": ["not", "declared", 1e-7, True]},
+        }
+        kept = {name: value for name, value in row.items() if rng.random() < 0.9}
+        encoded = json.dumps(kept, ensure_ascii=rng.random() < 0.5).encode()
+        values.append(wire_prefix(number) + encoded)
+    produce(topic, values, 6)
+    topic.ingest()
+    assert is_columnar(topic)
+    found = in_order(topic)
+    assert len(found) == 601
+    assert found == by_spark(topic)
+    topic.send_raw([wire_prefix(number) + b'{"id": 1.0}', wire_prefix(number) + b'{"id": 2}'])
+    topic.ingest()
+    assert not is_columnar(topic)
+    assert {1, 2} <= {row["id"] for row in topic.rows("id")}
 
 
 @pytest.mark.parametrize("mode", ["SKIP", "SUSPEND"])

@@ -33,6 +33,8 @@ for _module in (
 
 @app.callback()
 def _begin() -> None:
+    if "--help" in sys.argv:  # it must not wait for imports
+        return
     from topicberg.cli import variables
 
     for line in variables.problems(variables.given()):

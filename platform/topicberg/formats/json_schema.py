@@ -18,9 +18,12 @@
   column when another version of the schema has other members before it; a value of a member that
   has no column makes the record malformed.
 
-Most records are read fast, with one call of ``from_json``. It refuses ``1.0`` for an integer and
-accepts any value as a string; records where that matters are read a second time, with variants,
-which distinguish the types of values.
+Most records of an append topic are decoded in columns, by a program (:mod:`.json_program`). Spark's
+expression is what it must be equal to, and decodes everything else.
+
+In Spark, most records are read fast, with one call of ``from_json``. It refuses ``1.0`` for an
+integer and accepts any value as a string; records where that matters are read a second time, with
+variants, which distinguish the types of values.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.types import NestedField, StructType
 
 from topicberg.errors import TableflowError
-from topicberg.formats import json_nodes, json_reasons, json_sql
+from topicberg.formats import json_nodes, json_program, json_reasons, json_sql
 from topicberg.formats.columnar.program import Code, NotCoveredError, Place
 from topicberg.formats.json_nodes import read_node
 from topicberg.formats.json_plan import Plan, fields_of, fit
@@ -134,8 +137,12 @@ def program(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> None:
-    """Append nothing: there are no programs; see :class:`topicberg.formats.Format`."""
-    raise NotCoveredError("this format is decoded by Spark")
+    """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
+    plan = _plan(writer, latest, ByIdentity(fields))
+    if writer.wrapped_as is None:
+        json_program.emit_record(code, plan, places)
+    else:  # the record is the value of the only property
+        json_program.emit(code, plan.children[writer.wrapped_as], places[writer.wrapped_as])
 
 
 def of_arrays(
@@ -144,8 +151,8 @@ def of_arrays(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> Callable[[pa.Array], pa.Array]:
-    """Return nothing: this format is decoded by Spark; see :class:`topicberg.formats.Format`."""
-    raise NotCoveredError("this format is decoded by Spark")
+    """Return nothing: there are programs; see :class:`topicberg.formats.Format`."""
+    raise NotCoveredError("there are programs")
 
 
 def explain(

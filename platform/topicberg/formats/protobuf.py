@@ -60,8 +60,15 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED, limits, protobuf_reasons, protobuf_wire, protoc
-from topicberg.formats.columnar.program import Code, NotCoveredError, Place
+from topicberg.formats import (
+    DECODED,
+    limits,
+    protobuf_program,
+    protobuf_reasons,
+    protobuf_wire,
+    protoc,
+)
+from topicberg.formats.columnar.program import Code, Place, Shape
 from topicberg.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
@@ -193,8 +200,9 @@ def program(
     fields: Sequence[NestedField],
     message: str | None = None,
 ) -> None:
-    """Append nothing: arrays are decoded as a whole; see :class:`topicberg.formats.Format`."""
-    raise NotCoveredError("arrays are decoded as a whole")
+    """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
+    own, plan, prefixes = reader(writer, latest, fields, message)
+    protobuf_program.emit_record(code, plan, prefixes, places, len(Shape(own).all))
 
 
 def of_arrays(

@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats import DECODED, format_of
+from topicberg.formats import DECODED, Format, format_of
 from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
 from topicberg.formats.subjects import WIRE_BYTES
 from topicberg.iceberg.data_files import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
+Found = TypeVar("Found")
 
 TASK_RECORDS, TASK_BYTES = 500_000, 128 * 1024 * 1024
 """What one task of Spark reads."""
@@ -148,7 +149,7 @@ class Columnar:
 
 @dataclass(frozen=True)
 class Decoder:
-    """How a key or a value is decoded: by programs, or by a function for the arrays of a writer."""
+    """How a key or a value is decoded: by programs, else by functions of the arrays of a writer."""
 
     fields: tuple[NestedField, ...]
     programs: Programs | None = None
@@ -197,32 +198,61 @@ def _programs(half: Half, fields: Sequence[NestedField]) -> Decoder:
             except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
                 continue
     of_half = tuple(one for one in fields if one.name in names)
-    code, writers = Code(), list[tuple[int, int]]()
     functions: dict[int, Callable[[pa.Array], pa.Array]] = {}
-    has_programs = latest.schema_type == "AVRO"
-    places = {one.name: one for one in Shape(of_half).places} if has_programs else {}
-    for number, writer in half.subject.schemas.items():
-        if writer.schema_type != latest.schema_type or writer.wrapped_as is not None:
-            continue
-        begin, it = code.mark(), format_of(writer)
-        given = writer, latest, of_half, half.message
+    if latest.schema_type == "PROTOBUF":
+        functions = _of_writers(half, of_half, lambda it, *given: it.of_arrays(*given))
+    try:
+        return Decoder(of_half, _compiled_programs(half, of_half), functions)
+    except NotCoveredError:
+        if not functions:
+            raise
+        return Decoder(of_half, functions=functions)
+
+
+def _compiled_programs(half: Half, fields: Sequence[NestedField]) -> Programs:
+    """:raises NotCoveredError: the latest schema has no program"""
+    assert half.subject is not None  # noqa: S101  see the caller
+    code, places = Code(), {one.name: one for one in Shape(fields).places}
+
+    def program(it: Format, *given: Any) -> int:
+        begin = code.mark()
         try:
-            check_names(writer, it.written(writer, latest, half.message), of_half)
-            if has_programs:
-                it.program(code, places, *given)
-                writers.append((number, begin[0]))
-            else:
-                functions[number] = it.of_arrays(*given)
+            it.program(code, places, *given)
+        except Exception:
+            code.reset(begin)
+            raise
+        return begin[0]
+
+    starts = _of_writers(half, fields, program)
+    return Programs.of(code, list(starts.items()), half.subject.latest.schema_type)
+
+
+def _of_writers(
+    half: Half, fields: Sequence[NestedField], find: Callable[..., Found]
+) -> dict[int, Found]:
+    """Return what decodes the records of each version, by its id.
+
+    :param find: of a format, and what the functions of a format are given
+    :raises NotCoveredError: nothing decodes those of the latest one
+    """
+    assert half.subject is not None  # noqa: S101  see the caller
+    latest, found = half.subject.latest, dict[int, Found]()
+    for number, writer in half.subject.schemas.items():
+        if writer.schema_type != latest.schema_type:
+            continue
+        it = format_of(writer)
+        try:
+            check_names(writer, it.written(writer, latest, half.message), fields)
+            found[number] = find(it, writer, latest, fields, half.message)
         except (
             *(NotCoveredError, TableflowError, ValueError),
             *(KeyError, TypeError, RecursionError),
         ) as error:
             if number == latest.schema_id:
                 raise NotCoveredError(f"schema {number} is not covered: {error}") from error
-            code.reset(begin)
-    if not any(number == latest.schema_id for number in (*functions, *dict(writers))):
+    if latest.schema_id not in found:
         raise NotCoveredError(f"schema {latest.schema_id} is not covered")
-    return Decoder(of_half, Programs.of(code, writers) if has_programs else None, functions)
+    return found
 
 
 def _check_apart(layout: Layout, key: set[str]) -> None:
@@ -336,13 +366,15 @@ def _half(
     """
     import pyarrow as pa
 
-    from topicberg.formats.columnar.avro import decode
     from topicberg.formats.columnar.columns import columns_of
+    from topicberg.formats.columnar.decoding import decode
 
     if decoder.programs is None or buffers is None:
         return _by_function(decoder, data, offsets, present, first, to)
     buffers.clear()
     reached = decode(decoder.programs, buffers, data, offsets[: to + 1], present, first)
+    if reached == first and decoder.functions:  # the record is unusual
+        return _by_function(decoder, data, offsets, present, first, to)
     try:
         return reached, columns_of(buffers.arrays(), buffers.shape)
     except pa.ArrowInvalid as error:
@@ -571,7 +603,7 @@ def is_ready() -> bool:
 
 
 def compile_all() -> None:
-    """Compile what executes programs, or load it from disk: about 10 s, or half a second."""
+    """Compile what executes programs, or load it from disk: about 15 s, or half a second."""
     try:
         from topicberg.formats.columnar.check import check
         from topicberg.kafka.fetch import compile_gather

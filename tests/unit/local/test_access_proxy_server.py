@@ -18,15 +18,10 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import UnreachableError
 from topicberg.local import access_proxy_server as proxy
-from topicberg.local.ports import is_free
 from topicberg.security import peers
 
 needs_users = pytest.mark.skipif(not peers.is_supported(), reason="no owners of sockets are listed")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-def port() -> int:
-    return next(one for one in range(23_000 + os.getpid() % 4_000, 32_000) if is_free(one))
 
 
 class Broker:
@@ -52,7 +47,7 @@ def through_kafka(test: Callable[[int, Broker], Awaitable[None]], broker: Broker
         server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
         reports = proxy.Reports()
         kafka = proxy.KafkaProxy(server.sockets[0].getsockname()[1], "user", "secret", reports)
-        listener = proxy.listener(port())
+        listener = proxy.listener(0)
         accepting = asyncio.ensure_future(proxy.accept(listener, kafka.serve, reports))
         try:
             await test(listener.getsockname()[1], broker)
@@ -133,12 +128,14 @@ def through_registry(test: Callable[[str], Awaitable[None]], answer: Handler | N
     """:param answer: of the registry; None: it does not run"""
 
     async def run() -> None:
-        listener = proxy.listener(port())
-        behind = port()
+        listener, unused = proxy.listener(0), proxy.listener(0)
+        behind = unused.getsockname()[1]
+        unused.close()
         backend = web.ServerRunner(web.Server(answer, auto_decompress=False)) if answer else None
         if backend is not None:
             await backend.setup()
-            await web.TCPSite(backend, "127.0.0.1", behind).start()
+            await web.TCPSite(backend, "127.0.0.1", 0).start()
+            behind = backend.addresses[0][1]
         async with proxy._session() as session:
             registry = proxy.RegistryProxy(behind, "token", session)
             reports = proxy.Reports()

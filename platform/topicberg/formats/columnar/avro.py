@@ -5,11 +5,10 @@ Source: Avro's specification, "Binary Encoding".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from topicberg.formats.columnar.memory import (
+    address,
     compiled,
     copy,
     load_int32,
@@ -19,56 +18,19 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 from topicberg.formats.columnar.program import MAX_NESTED, AvroOp
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from topicberg.formats.columnar.columns import Buffers
-    from topicberg.formats.columnar.program import Programs
+from topicberg.formats.columnar.records import (
+    WIRE_BYTES,
+    end_value,
+    schema_of,
+    start_of,
+    tables,
+)
 
 _END, _FAIL, _JUMP, _UNION, _PRESENT = (int(AvroOp(n)) for n in range(5))
 _LONG, _INT, _BOOLEAN, _FLOAT, _DOUBLE = (int(AvroOp(n)) for n in range(5, 10))
 _WIDER, _NEAREST_FLOAT, _NEAREST_DOUBLE = (int(AvroOp(n)) for n in range(10, 13))
 _TEXT, _FIXED, _ENUM, _DECIMAL, _ARRAY, _ITEM = (int(AvroOp(n)) for n in range(13, 19))
 _SKIP_NUMBER, _SKIP_TEXT, _SKIP_BYTES, _SKIP_ENUM = (int(AvroOp(n)) for n in range(19, 23))
-_WIRE_BYTES = 5
-
-
-def decode(
-    programs: Programs,
-    buffers: Buffers,
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    present: NDArray[np.uint8],
-    first: int = 0,
-) -> int:
-    """Decode records into buffers.
-
-    :param data: the bytes of all keys, or all values, with the wire format's five bytes
-    :param offsets: where each record begins, and where the last one ends
-    :param present: 0 for a record without bytes, whose columns are null
-    :param first: the record to begin with
-    :returns: the record that was not decoded, or how many there are: the buffers are full, or, if
-        it is the first one, it is not covered
-    """
-    starts, rows = buffers.shape.ends()
-    done: int = _decode(
-        data,
-        offsets,
-        present,
-        programs.instructions,
-        programs.targets,
-        *programs.texts,
-        programs.writers,
-        buffers.addresses,
-        buffers.used,
-        buffers.counts,
-        buffers.rooms,
-        starts,
-        rows,
-        first,
-    )
-    return done
 
 
 @compiled
@@ -97,7 +59,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decode(  # type: ignore[no-untyped-def]
+def execute(  # type: ignore[no-untyped-def]
     data,
     offsets,
     present,
@@ -114,32 +76,23 @@ def _decode(  # type: ignore[no-untyped-def]
     ends,
     first,
 ):
-    base = data.ctypes.data
-    text_base = texts.ctypes.data
-    values, valids, offs = addresses[0], addresses[1], addresses[2]
+    base = address(data)
+    text_base = address(texts)
+    values, valids = addresses[0], addresses[1]
     text_rooms, item_rooms = rooms[0], rooms[1]
+    _, ending = tables(addresses, used, counts, rooms, starts, ends)
     arrays = np.zeros((MAX_NESTED, 2), np.int64)  # items left, instruction
     last_id, last_start = np.int64(-1), np.int64(-1)
     records = min(len(offsets) - 1, first + item_rooms[0] - counts[0])
     for record in range(first, records):
         at, end = offsets[record], offsets[record + 1]
         if present[record]:
-            if end - at < _WIRE_BYTES or data[at] != 0:
-                return record
-            number = (
-                (np.int64(data[at + 1]) << 24)
-                | (np.int64(data[at + 2]) << 16)
-                | (np.int64(data[at + 3]) << 8)
-                | np.int64(data[at + 4])
-            )
+            number = schema_of(data, at, end)
             if number != last_id:
-                last_id, last_start = number, np.int64(-1)
-                for writer in range(len(writers)):
-                    if writers[writer, 0] == number:
-                        last_start = writers[writer, 1]
-                if last_start < 0:
-                    return record
-            at += _WIRE_BYTES
+                last_id, last_start = number, start_of(writers, number)
+            if number < 0 or last_start < 0:
+                return record
+            at += WIRE_BYTES
             pc = last_start
             depth = 0
             while True:
@@ -228,12 +181,7 @@ def _decode(  # type: ignore[no-untyped-def]
                         arrays[depth, 0], arrays[depth, 1] = 0, pc - 1
                         depth += 1
                     elif domain > 0:
-                        place = counts[domain]
-                        for row in range(starts[domain], starts[domain + 1]):
-                            varying, items = ends[row, 0], ends[row, 1]
-                            till = used[varying] if items < 0 else counts[items]
-                            store_int32(offs[varying] + 4 * (place + 1), np.int32(till))
-                        counts[domain] = place + 1
+                        end_value(domain, *ending)
                     array = arrays[depth - 1, 1]
                     if arrays[depth - 1, 0] == 0:
                         found, at = _number(data, at, end)
@@ -317,10 +265,5 @@ def _decode(  # type: ignore[no-untyped-def]
                         return record
                 else:
                     return record
-        place = counts[0]
-        for row in range(starts[0], starts[1]):
-            varying, items = ends[row, 0], ends[row, 1]
-            till = used[varying] if items < 0 else counts[items]
-            store_int32(offs[varying] + 4 * (place + 1), np.int32(till))
-        counts[0] = place + 1
+        end_value(0, *ending)
     return records

@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import struct
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
-from pyiceberg.types import StringType
+import pyarrow as pa
+from pyiceberg.types import DoubleType, NestedField, StringType
 
-from topicberg.formats import avro
-from topicberg.formats.columnar.avro import decode
+from topicberg.formats import Format, avro, json_schema
 from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.program import Code, Programs, Shape
+from topicberg.formats.columnar.decoding import decode
+from topicberg.formats.columnar.program import Code, Language, Programs, Shape
+from topicberg.formats.protobuf_program import emit_record
+from topicberg.formats.protobuf_wire import Field, Message
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+
+_DOUBLE = 1.7976931348623157
+_FIELDS = (
+    NestedField(1, "a", StringType(), required=False),
+    NestedField(2, "b", DoubleType(), required=False),
+)
 
 
 def check() -> None:
-    """Decode one record.
+    """Decode one record of each format.
 
     :raises RuntimeError: the result is wrong
     """
-    text = json.dumps(
-        {"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "string"]}]}
+    double = struct.pack("<d", _DOUBLE)
+    fields: list[object] = [
+        {"name": "a", "type": ["null", "string"]},
+        {"name": "b", "type": "double"},
+    ]
+    schema = {"type": "record", "name": "r", "fields": fields}
+    _check("AVRO", partial(_of_format, avro, schema), b"\x02\x04ok" + double)
+    properties = {"a": {"type": "string"}, "b": {"type": "number"}}
+    _check(
+        "JSON",
+        partial(_of_format, json_schema, {"properties": properties}),
+        b'{"a": "ok", "b": %a}' % _DOUBLE,
     )
-    schema = RegisteredSchema(1, "AVRO", text)
-    fields = avro.fields("check", schema, itertools.count(1))
-    shape, code = Shape(fields), Code()
-    avro.program(code, {place.name: place for place in shape.places}, schema, schema, fields)
-    assert isinstance(fields[0].field_type, StringType)  # noqa: S101
-    record = wire_prefix(1) + b"\x02\x04ok"
-    buffers = Buffers(shape, 1, 1024)
-    data = np.frombuffer(record, np.uint8).copy()
-    offsets, present = np.array([0, len(record)], np.int64), np.ones(1, np.uint8)
-    done = decode(Programs.of(code, [(1, 0)]), buffers, data, offsets, present)
-    if done != 1 or buffers.arrays()[0].to_pylist() != ["ok"]:
-        raise RuntimeError("compiled code decodes a record incorrectly on this machine")
+    _check("PROTOBUF", _of_message, b"\0\x0a\x02ok\x11" + double)
+
+
+def _of_format(its_format: Format, schema: object, code: Code, shape: Shape) -> None:
+    language: Language = "AVRO" if its_format is avro else "JSON"
+    registered = RegisteredSchema(1, language, json.dumps(schema))
+    places = {place.name: place for place in shape.places}
+    its_format.program(code, places, registered, registered, _FIELDS)
+
+
+def _of_message(code: Code, shape: Shape) -> None:
+    """Append a program without protoc, which takes long."""
+    types = pa.string(), pa.float64()
+    fields = Field("a", 1, "string", 0, types[0]), Field("b", 2, "double", 1, types[1])
+    places = {place.name: place for place in shape.places}
+    emit_record(code, Message(fields, ("a", "b"), types), [b"\0"], places, len(fields))
+
+
+def _check(language: Language, program: Callable[[Code, Shape], None], payload: bytes) -> None:
+    shape, code = Shape(_FIELDS), Code()
+    program(code, shape)
+    programs, buffers = Programs.of(code, [(1, 0)], language), Buffers(shape, 1, 1024)
+    data = np.frombuffer(wire_prefix(1) + payload, np.uint8).copy()
+    offsets, present = np.array([0, len(data)], np.int64), np.ones(1, np.uint8)
+    done = decode(programs, buffers, data, offsets, present)
+    found = [column.to_pylist() for column in buffers.arrays()]
+    if done != 1 or found != [["ok"], [_DOUBLE]]:
+        raise RuntimeError(
+            f"compiled code decodes a record of {language} incorrectly on this machine"
+        )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,10 @@ WIDTH = 6
 
 MAX_NESTED = 16
 """Arrays in arrays."""
+
+
+Language = Literal["AVRO", "JSON", "PROTOBUF"]
+"""The formats that have programs."""
 
 
 class NotCoveredError(Exception):
@@ -74,6 +79,93 @@ _STORES: tuple[tuple[type[IcebergType], Store], ...] = (
     (StructType, Store.NONE),
     (ListType, Store.ITEMS),
 )
+
+
+class JsonOp(IntEnum):
+    """Instructions for JSON, one for each value; their arguments in brackets.
+
+    A null, or a property that is missing, leaves the value's place without a value.
+    """
+
+    OBJECT = 0
+    """[first of the targets, properties, first of their names]. After the targets of the properties
+    follows that of all others; it is negative, so that their values are skipped."""
+    ARRAY = 1
+    """[domain of the items, instruction of an item]"""
+    TEXT = 2
+    LONG = 3
+    """[least, most, factor]; a whole number times the factor."""
+    INT = 4
+    """[least, most]"""
+    BOOLEAN = 5
+    DOUBLE = 6
+    FLOAT = 7
+    WIDER = 8
+    """A float as a double."""
+    WHOLE_DOUBLE = 9
+    """[least, most]; a whole number."""
+    WHOLE_FLOAT = 10
+    """[least, most]"""
+    BINARY = 11
+    """Base64."""
+    DECIMAL = 12
+    """[scale; high and low half of the least value that is too large]; a number, or base64."""
+    TIME = 13
+    """A time of RFC 3339."""
+
+
+class ProtobufOp(IntEnum):
+    """Instructions for Protobuf; their arguments in brackets.
+
+    The first ones read a value, the last ones are executed at the end of a message, for fields that
+    it does not have.
+    """
+
+    RECORD = 0
+    """[first of the texts of message indexes, how many, bytes of the largest record]; the
+    instruction of its message follows."""
+    MESSAGE = 1
+    """[first of the targets of its fields, fields, first of the targets of its end]. A field has
+    four targets: tag, instruction, number of the field, number of its oneof; for the last two, -1:
+    it is repeated, it is in none. The first target of the end is the number of instructions."""
+    ITEM = 2
+    """[domain of the items, instruction of an item]"""
+    PACKED = 3
+    """[domain of the items, instruction of an item]; many of them."""
+    SKIP = 4
+    """A field without a column."""
+    NUMBER = 5
+    """[how it is encoded: see :class:`Encoding`, bytes of the column's value]"""
+    WIDER = 6
+    """A float as a double."""
+    TEXT = 7
+    ENUM = 8
+    """[symbols, first of the targets with pairs of number and text]"""
+    TIMESTAMP = 9
+    LIST = 10
+    """A list is never null."""
+    REQUIRED = 11
+    """[number of the field]"""
+    DEFAULT_NUMBER = 12
+    """[number of the field, bits of the value, bytes of the column's value]"""
+    DEFAULT_TEXT = 13
+    """[number of the field, text]"""
+
+
+class Encoding(IntEnum):
+    """How Protobuf writes a number."""
+
+    INT32 = 0
+    UINT32 = 1
+    SINT32 = 2
+    INT64 = 3
+    """Also without a sign."""
+    SINT64 = 4
+    BOOL = 5
+    FIXED32 = 6
+    SFIXED32 = 7
+    """Also of floats."""
+    FIXED64 = 8
 
 
 class AvroOp(IntEnum):
@@ -239,14 +331,16 @@ class Programs:
     """Offsets and bytes of the constant texts."""
     writers: NDArray[np.int64]
     """Rows of a schema id and where its program begins."""
+    language: Language
 
     @classmethod
-    def of(cls, code: Code, writers: Sequence[tuple[int, int]]) -> Programs:
+    def of(cls, code: Code, writers: Sequence[tuple[int, int]], language: Language) -> Programs:
         offsets = np.cumsum([0, *map(len, code.texts)], dtype=np.int64)
         return cls(
             np.array(code.instructions, np.int64).reshape(-1, WIDTH),
             np.array([*code.targets, 0], np.int64),
             # A copy can be written, as it can be in a task: compiled code is of one type.
-            (offsets, np.frombuffer(b"".join(code.texts) + b"\0", np.uint8).copy()),
+            (offsets, np.frombuffer(b"".join(code.texts) + bytes(8), np.uint8).copy()),
             np.array(writers, np.int64).reshape(-1, 2),
+            language,
         )

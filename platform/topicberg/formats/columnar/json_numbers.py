@@ -1,0 +1,227 @@
+"""Numbers of JSON text: exactly the value that the text has, or none.
+
+A double is correctly rounded, as Java's ``Double.parseDouble`` rounds it. Small numbers take one
+multiplication or division of doubles, which is exact. The others take the algorithm of Eisel and
+Lemire. Source: Daniel Lemire, "Number Parsing at a Gigabyte per Second", Software: Practice and
+Experience 51(8), 2021, section 5, and his library fast_float, ``decimal_to_binary.h``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topicberg.formats.columnar.memory import (
+    bits_of,
+    compiled,
+    double_of,
+    leading_zeros,
+    load_byte,
+    multiply_high,
+)
+
+MAX_DIGITS = 19
+"""The digits that fit 64 bits, whichever they are."""
+_MAX_EXPONENT = 999
+_LEAST_POWER, _LARGEST_POWER = -342, 308
+_EXACT_POWERS = np.array([float(f"1e{n}") for n in range(23)])
+"""The powers of ten that a double holds exactly."""
+_EXACT = np.uint64(2**53)
+_FIELD = 3
+"""Bits after a double's 53 that decide how it is rounded."""
+_REST = np.uint64(2**64 - 1) >> np.uint64(52 + _FIELD)
+_ONE, _TEN = np.uint64(1), np.uint64(10)
+
+
+def _power_of_five(exponent: int) -> tuple[int, int]:
+    """Return the upper and lower 64 bits of the 128 first ones of a power of five."""
+    power = 5 ** abs(exponent)
+    if exponent >= 0:
+        bits = power << 128 >> power.bit_length()
+    elif exponent >= -27:
+        bits = (1 << (power - 1).bit_length() + 127) // power + 1
+    else:
+        bits = (1 << 2 * (power - 1).bit_length() + 128) // power + 1
+        bits >>= bits.bit_length() - 128
+    return bits >> 64, bits & (2**64 - 1)
+
+
+POWERS = np.array(
+    [_power_of_five(n) for n in range(_LEAST_POWER, _LARGEST_POWER + 1)], dtype=np.uint64
+)
+
+
+@compiled
+def number(at, end):  # type: ignore[no-untyped-def]
+    """Read a number at its first character.
+
+    :param at: an address, as is ``end``
+    :returns: whether it is negative, its digits, how many of them follow the point, the exponent,
+        and the address after it, or -1: it is not a number, or has too many digits
+    """
+    none = (False, np.uint64(0), 0, 0, -1)
+    negative = at < end and load_byte(at) == 45
+    if negative:
+        at += 1
+    begin = at
+    digits, places, exponent = np.uint64(0), 0, np.int64(0)
+    while at < end and _is_digit(load_byte(at)):
+        digits = digits * _TEN + np.uint64(load_byte(at) - 48)
+        at += 1
+    size = at - begin
+    if size == 0 or (size > 1 and load_byte(begin) == 48):
+        return none
+    if load_byte(begin) == 48:
+        size = 0
+    if at < end and load_byte(at) == 46:
+        at += 1
+        begin = at
+        while at < end and _is_digit(load_byte(at)):
+            byte = load_byte(at)
+            digits = digits * _TEN + np.uint64(byte - 48)
+            if size > 0 or byte != 48:
+                size += 1
+            at += 1
+        places = at - begin
+        if places == 0 or places > _MAX_EXPONENT:
+            return none
+    if size > MAX_DIGITS:
+        return none
+    if at < end and (load_byte(at) | 32) == 101:
+        at += 1
+        minus = at < end and load_byte(at) == 45
+        if at < end and (load_byte(at) == 45 or load_byte(at) == 43):
+            at += 1
+        begin = at
+        while at < end and _is_digit(load_byte(at)) and at - begin <= 4:
+            exponent = exponent * 10 + np.int64(load_byte(at) - 48)
+            at += 1
+        if at == begin or exponent > _MAX_EXPONENT:
+            return none
+        if minus:
+            exponent = -exponent
+    return negative, digits, places, exponent, at
+
+
+@compiled
+def _is_digit(byte):  # type: ignore[no-untyped-def]
+    return 48 <= byte <= 57
+
+
+@compiled
+def whole(at, end, low, high):  # type: ignore[no-untyped-def]
+    """Return a whole number, and the address after it, or -1.
+
+    A point or an exponent is not part of it, and not what may follow a number either.
+    """
+    negative = at < end and load_byte(at) == 45
+    if negative:
+        at += 1
+    begin, found = at, np.int64(0)
+    while at < end and _is_digit(load_byte(at)):
+        found = found * 10 + np.int64(load_byte(at) - 48)
+        at += 1
+    size = at - begin
+    # A number of 19 digits may be negative now: then it is too large.
+    if size == 0 or size > MAX_DIGITS or (size > 1 and load_byte(begin) == 48) or found < 0:
+        return 0, -1
+    if negative:
+        found = -found
+    if found < low or found > high:
+        return 0, -1
+    return found, at
+
+
+@compiled
+def double(at, end):  # type: ignore[no-untyped-def]
+    """Return a number as the nearest double, and the address after it, or -1.
+
+    There is none for a negative zero, which a reader may have as zero.
+    """
+    negative, digits, places, exponent, at = number(at, end)
+    if at < 0 or (negative and digits == 0):
+        return 0.0, -1
+    found = nearest(digits, exponent - places)
+    if found < 0:
+        return 0.0, -1
+    return (-found if negative else found), at
+
+
+@compiled
+def nearest(digits, exponent):  # type: ignore[no-untyped-def]
+    """Return the double that is nearest to ``digits * 10**exponent``; -1.0: it is not known.
+
+    That is so for subnormal numbers and infinity.
+    """
+    if digits == 0:
+        return 0.0
+    if digits <= _EXACT and -22 <= exponent <= 22:
+        if exponent < 0:
+            return np.float64(digits) / _EXACT_POWERS[-exponent]
+        return np.float64(digits) * _EXACT_POWERS[exponent]
+    if exponent < _LEAST_POWER or exponent > _LARGEST_POWER:
+        return -1.0
+    zeros = leading_zeros(digits)
+    digits <<= np.uint64(zeros)
+    row = exponent - _LEAST_POWER
+    high, low = multiply_high(digits, POWERS[row, 0]), digits * POWERS[row, 0]
+    if high & _REST == _REST:  # what follows may carry
+        more = multiply_high(digits, POWERS[row, 1])
+        low += more
+        if more > low:
+            high += _ONE
+    if low == np.uint64(2**64 - 1) and not -27 <= exponent <= 55:
+        return -1.0
+    upper = high >> np.uint64(63)
+    shift = upper + np.uint64(64 - 52 - _FIELD)
+    mantissa = high >> shift
+    power = ((217706 * exponent) >> 16) + 63 + np.int64(upper) - zeros + 1023
+    if power <= 0:
+        return -1.0
+    may_be_halfway = low <= 1 and -4 <= exponent <= 23 and mantissa << shift == high
+    if may_be_halfway and (mantissa & np.uint64(3)) == 1:  # between two doubles: the even one
+        mantissa &= ~_ONE
+    mantissa = (mantissa + (mantissa & _ONE)) >> _ONE
+    if mantissa >= _EXACT:
+        mantissa = _EXACT >> _ONE
+        power += 1
+    if power >= 0x7FF:
+        return -1.0
+    bits = (np.uint64(power) << np.uint64(52)) | (mantissa & np.uint64(2**52 - 1))
+    return double_of(bits)
+
+
+@compiled
+def as_float(wide):  # type: ignore[no-untyped-def]
+    """Return the float that is nearest to the number that a double was read from, and whether.
+
+    A double that is halfway between two floats may have been rounded to be that.
+    """
+    in_range = wide == 0 or 1.2e-38 < abs(wide) < 3.4e38
+    return np.float32(wide), in_range and (bits_of(wide) & np.uint64(2**29 - 1)) != np.uint64(2**28)
+
+
+@compiled
+def scaled(at, end, scale):  # type: ignore[no-untyped-def]
+    """Return a decimal without exponent, times ``10**scale``: 128 bits, and the address after it.
+
+    :returns: the upper and the lower half, and the address, or -1: it has more places, or is
+        too large
+    """
+    negative, digits, places, exponent, at = number(at, end)
+    missing = scale - places
+    if at < 0 or exponent != 0 or missing < 0 or missing > MAX_DIGITS:
+        return np.int64(0), np.uint64(0), -1
+    factor = np.uint64(1)
+    for _ in range(missing):
+        factor *= _TEN
+    high, low = np.int64(multiply_high(digits, factor)), digits * factor
+    if negative:
+        high, low = negate(high, low)
+    return high, low, at
+
+
+@compiled
+def negate(high, low):  # type: ignore[no-untyped-def]
+    """Return the negative of a number of 128 bits."""
+    low = ~low + _ONE
+    return ~high + (np.int64(1) if low == 0 else np.int64(0)), low

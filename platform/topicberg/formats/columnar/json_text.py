@@ -1,0 +1,415 @@
+"""Strings of JSON text, and values that are skipped: strictly by RFC 8259, in valid UTF-8.
+
+The functions take the address of a byte, and that of the record's end; some read up to eight bytes
+beyond it. They inspect eight bytes at once; see "Bit Twiddling Hacks" by Sean Eron Anderson,
+"Determine if a word has a byte less than n".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topicberg.formats.columnar import json_numbers
+from topicberg.formats.columnar.memory import (
+    compiled,
+    load_byte,
+    load_word,
+    store_byte,
+    store_word,
+    trailing_zeros,
+)
+
+WORD = 8
+"""Bytes that are read at once."""
+MAX_SKIPPED = 60
+"""Arrays and objects in each other in a value that is skipped."""
+_EACH, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_QUOTES, _BACKSLASHES, _SPACES = (_EACH * np.uint64(byte) for byte in b'"\\ ')
+_DIGIT = np.full(256, 255, np.uint8)
+"""The values of base64's characters."""
+for _number, _character in enumerate(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+):
+    _DIGIT[_character] = _number
+_MONTHS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+_MAX_OFFSET = 14 * 60
+_MICROS = 1_000_000
+
+
+@compiled
+def space(at, end):  # type: ignore[no-untyped-def]
+    """Return the address of what follows white space."""
+    while at < end and load_byte(at) <= 32:
+        byte = load_byte(at)
+        if byte != 32 and byte != 10 and byte != 13 and byte != 9:
+            break
+        at += 1
+    return at
+
+
+@compiled
+def at_byte(at, end):  # type: ignore[no-untyped-def]
+    """Return the byte at an address, or 0: the record ends before it."""
+    return load_byte(at) if at < end else np.uint8(0)
+
+
+@compiled
+def is_word(at, end, text):  # type: ignore[no-untyped-def]
+    """Return whether a text is at an address."""
+    if end - at < len(text):
+        return False
+    is_same = True
+    for place in range(len(text)):
+        is_same = is_same and load_byte(at + place) == text[place]
+    return is_same
+
+
+@compiled
+def _special(word):  # type: ignore[no-untyped-def]
+    """Return a word whose lowest bit is in the first quotation mark, backslash or control code."""
+    quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
+    found = (word - _SPACES) & ~word
+    found |= (quotes - _EACH) & ~quotes
+    found |= (backslashes - _EACH) & ~backslashes
+    return found & _TOPS
+
+
+@compiled
+def text(at, end, target):  # type: ignore[no-untyped-def]
+    """Copy a string, without its escapes, to an address.
+
+    Up to eight bytes more are written than there are to the record's end.
+
+    :returns: the address after the copy, and the address after the string, or -1: it is none
+    """
+    if at_byte(at, end) != 34:
+        return target, -1
+    at += 1
+    while True:
+        while at < end:
+            word = load_word(at)
+            store_word(target, word)
+            special = _special(word)
+            if special == 0:
+                at += WORD
+                target += WORD
+            else:
+                step = trailing_zeros(special) >> 3
+                at += step
+                target += step
+                break
+        byte = at_byte(at, end)
+        if byte == 34:
+            return target, at + 1
+        if byte != 92:
+            return target, -1
+        code, at = _escaped(at, end)
+        if at < 0:
+            return target, -1
+        target = _encoded(code, target)
+
+
+@compiled
+def _escaped(at, end):  # type: ignore[no-untyped-def]
+    """Return the character of an escape, and the address after it, or -1."""
+    byte = at_byte(at + 1, end)
+    if byte == 117:
+        code = _hexadecimal(at + 2, end)
+        if 0xD800 <= code < 0xDC00:
+            if at_byte(at + 6, end) != 92 or at_byte(at + 7, end) != 117:
+                return 0, -1
+            low = _hexadecimal(at + 8, end)
+            if not 0xDC00 <= low < 0xE000:
+                return 0, -1
+            return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00, at + 12
+        if code <= 0 or 0xDC00 <= code < 0xE000:
+            return 0, -1
+        return code, at + 6
+    code = np.int64(byte)
+    if byte == 110:
+        code = 10
+    elif byte == 114:
+        code = 13
+    elif byte == 116:
+        code = 9
+    elif byte == 98:
+        code = 8
+    elif byte == 102:
+        code = 12
+    elif byte != 34 and byte != 92 and byte != 47:
+        return 0, -1
+    return code, at + 2
+
+
+@compiled
+def _hexadecimal(at, end):  # type: ignore[no-untyped-def]
+    """Return the value of four hexadecimal digits, or -1."""
+    if end - at < 4:
+        return -1
+    code = np.int64(0)
+    for place in range(at, at + 4):
+        digit = np.int64(load_byte(place))
+        if 48 <= digit <= 57:
+            digit -= 48
+        elif 97 <= (digit | 32) <= 102:
+            digit = (digit | 32) - 87
+        else:
+            return -1
+        code = code << 4 | digit
+    return code
+
+
+@compiled
+def _encoded(code, target):  # type: ignore[no-untyped-def]
+    """Write a character in UTF-8; return the address after it."""
+    if code < 0x80:
+        store_byte(target, np.uint8(code))
+        return target + 1
+    if code < 0x800:
+        store_byte(target, np.uint8(0xC0 | code >> 6))
+    elif code < 0x10000:
+        store_byte(target, np.uint8(0xE0 | code >> 12))
+        target += 1
+        store_byte(target, np.uint8(0x80 | code >> 6 & 0x3F))
+    else:
+        store_byte(target, np.uint8(0xF0 | code >> 18))
+        store_byte(target + 1, np.uint8(0x80 | code >> 12 & 0x3F))
+        store_byte(target + 2, np.uint8(0x80 | code >> 6 & 0x3F))
+        target += 2
+    store_byte(target + 1, np.uint8(0x80 | code & 0x3F))
+    return target + 2
+
+
+@compiled
+def passed(at, end, has_escapes):  # type: ignore[no-untyped-def]
+    """Return the address after a string that is not used, or -1.
+
+    :param at: what follows the first quotation mark
+    :param has_escapes: whether it may have them
+    """
+    begin = at
+    tops = np.uint64(0)
+    while True:
+        while at < end:
+            word = load_word(at)
+            special = _special(word)
+            tops |= word
+            if special == 0:
+                at += WORD
+            else:
+                at += trailing_zeros(special) >> 3
+                break
+        byte = at_byte(at, end)
+        if byte == 34:
+            return at + 1 if tops & _TOPS == 0 or _is_utf8(begin, at) else -1
+        if byte != 92 or not has_escapes:
+            return -1
+        _, at = _escaped(at, end)
+        if at < 0:
+            return -1
+
+
+@compiled
+def _is_utf8(at, end):  # type: ignore[no-untyped-def]
+    """Return whether bytes are UTF-8; see table 3-7 of the Unicode standard."""
+    while at < end:
+        byte = load_byte(at)
+        at += 1
+        if byte < 0x80:
+            continue
+        low, high = 0x80, 0xBF  # of the second byte
+        if 0xC2 <= byte <= 0xDF:
+            more = 1
+        elif 0xE0 <= byte <= 0xEF:
+            more = 2
+            if byte == 0xE0:
+                low = 0xA0
+            elif byte == 0xED:
+                high = 0x9F
+        elif 0xF0 <= byte <= 0xF4:
+            more = 3
+            if byte == 0xF0:
+                low = 0x90
+            elif byte == 0xF4:
+                high = 0x8F
+        else:
+            return False
+        if end - at < more or not low <= load_byte(at) <= high:
+            return False
+        for place in range(at + 1, at + more):
+            if not 0x80 <= load_byte(place) <= 0xBF:
+                return False
+        at += more
+    return True
+
+
+@compiled
+def skipped(at, end):  # type: ignore[no-untyped-def]
+    """Return the address after a value of any type, or -1."""
+    depth, kinds = 0, np.uint64(0)  # the lowest bit: whether the innermost one is an object
+    while True:
+        at = space(at, end)
+        byte = at_byte(at, end)
+        if byte == 123 or byte == 91:
+            if depth == MAX_SKIPPED:
+                return -1
+            depth += 1
+            kinds = kinds << np.uint64(1) | np.uint64(byte == 123)
+            at = space(at + 1, end)
+            if at_byte(at, end) != byte + 2:  # it is not empty
+                if byte == 123:
+                    at = _name_skipped(at, end)
+                    if at < 0:
+                        return -1
+                continue
+            at += 1
+            depth -= 1
+            kinds >>= np.uint64(1)
+        elif byte == 34:
+            at = passed(at + 1, end, True)
+        elif byte == 116:
+            at = at + 4 if is_word(at, end, b"true") else -1
+        elif byte == 102:
+            at = at + 5 if is_word(at, end, b"false") else -1
+        elif byte == 110:
+            at = at + 4 if is_word(at, end, b"null") else -1
+        else:
+            _, _, _, _, at = json_numbers.number(at, end)
+        if at < 0:
+            return -1
+        while depth > 0:
+            at = space(at, end)
+            byte = at_byte(at, end)
+            is_object = kinds & np.uint64(1) == 1
+            if byte == 44:
+                at += 1
+                if is_object:
+                    at = _name_skipped(space(at, end), end)
+                    if at < 0:
+                        return -1
+                break
+            if byte != (125 if is_object else 93):
+                return -1
+            at += 1
+            depth -= 1
+            kinds >>= np.uint64(1)
+        else:
+            return at
+
+
+@compiled
+def _name_skipped(at, end):  # type: ignore[no-untyped-def]
+    """Return the address after a name and its colon, or -1."""
+    if at_byte(at, end) != 34:
+        return -1
+    at = passed(at + 1, end, True)
+    if at < 0:
+        return -1
+    at = space(at, end)
+    return at + 1 if at_byte(at, end) == 58 else -1
+
+
+@compiled
+def base64(at, end, target):  # type: ignore[no-untyped-def]
+    """Decode a string of base64, in the form that encoders write, to an address.
+
+    :returns: the address after the decoded bytes, and that after the string, or -1: it is none
+    """
+    if at_byte(at, end) != 34:
+        return target, -1
+    at += 1
+    while at_byte(at, end) != 34:
+        if end - at < 4:
+            return target, -1
+        padding = 0
+        if load_byte(at + 3) == 61:
+            padding = 2 if load_byte(at + 2) == 61 else 1
+        bits = np.int64(0)
+        for place in range(4 - padding):
+            digit = np.int64(_DIGIT[load_byte(at + place)])
+            if digit == 255:
+                return target, -1
+            bits |= digit << (18 - 6 * place)
+        has_rest = bits & ((1 << 8 * padding) - 1) != 0
+        at += 4
+        if has_rest or (padding and at_byte(at, end) != 34):
+            return target, -1
+        for place in range(3):
+            store_byte(target + place, np.uint8(bits >> (16 - 8 * place) & 255))
+        target += 3 - padding
+    return target, at + 1
+
+
+@compiled
+def _digits(at, count):  # type: ignore[no-untyped-def]
+    """Return a number of some digits, or a negative one."""
+    found = np.int64(0)
+    for place in range(at, at + count):
+        digit = np.int64(load_byte(place)) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        found = found * 10 + digit
+    return found
+
+
+@compiled
+def time(at, end):  # type: ignore[no-untyped-def]
+    """Return a time of RFC 3339 in microseconds, and the address after the string, or -1."""
+    if end - at < 22 or load_byte(at) != 34:
+        return 0, -1
+    at += 1
+    year, month, day = _digits(at, 4), _digits(at + 5, 2), _digits(at + 8, 2)
+    hour, minute = _digits(at + 11, 2), _digits(at + 14, 2)
+    second = _digits(at + 17, 2)
+    if load_byte(at + 4) != 45 or load_byte(at + 7) != 45 or (load_byte(at + 10) | 32) != 116:
+        return 0, -1
+    if load_byte(at + 13) != 58 or load_byte(at + 16) != 58:
+        return 0, -1
+    # The first and the last year may be another one in UTC.
+    if not (2 <= year <= 9998 and 1 <= month <= 12 and day >= 1):
+        return 0, -1
+    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    most = _MONTHS[month - 1] + (1 if is_leap and month == 2 else 0)
+    if day > most or not (0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60):
+        return 0, -1
+    at += 19
+    micros = np.int64(0)
+    if load_byte(at) == 46:
+        begin = at + 1
+        at = begin
+        factor = 100_000
+        while at < end and 48 <= load_byte(at) <= 57 and at - begin < 9:
+            micros += np.int64(load_byte(at) - 48) * factor
+            factor //= 10
+            at += 1
+        if at == begin:
+            return 0, -1
+    offset = 0
+    zone = at_byte(at, end)
+    if zone == 90 or zone == 122:
+        at += 1
+    elif zone == 43 or zone == 45:
+        if end - at < 6 or load_byte(at + 3) != 58:
+            return 0, -1
+        hours, minutes = _digits(at + 1, 2), _digits(at + 4, 2)
+        offset = hours * 60 + minutes
+        if hours < 0 or minutes < 0 or minutes > 59 or offset > _MAX_OFFSET:
+            return 0, -1
+        if zone == 45:
+            offset = -offset
+        at += 6
+    else:
+        return 0, -1
+    if at_byte(at, end) != 34:
+        return 0, -1
+    minutes = (_days(year, month, day) * 24 + hour) * 60 + minute - offset
+    return (minutes * 60 + second) * _MICROS + micros, at + 1
+
+
+@compiled
+def _days(year, month, day):  # type: ignore[no-untyped-def]
+    """Return the days since 1970; the year begins in March, so that a leap day is its last one."""
+    if month <= 2:
+        year -= 1
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    return year * 365 + year // 4 - year // 100 + year // 400 + of_year - 719_468

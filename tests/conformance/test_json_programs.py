@@ -1,0 +1,365 @@
+"""JSON records in columns against the reference decoder, without a stack.
+
+The columnar path may refuse any record, which Spark's path then decodes. What it accepts must be
+exactly the reference's value, and what producers usually write must be accepted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import struct
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fuzz_json import random_schema, random_value
+from json_family import version
+from shapes import Malformed, difference
+from versions import Version
+
+from topicberg.errors import TableflowError
+from topicberg.formats import json_schema
+from topicberg.formats.columnar.columns import Buffers
+from topicberg.formats.columnar.decoding import decode
+from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
+from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+
+NUMBER = 7
+PREFIX = wire_prefix(NUMBER)
+DECIMAL = {
+    "type": "number",
+    "title": "org.apache.kafka.connect.data.Decimal",
+    "connect.parameters": {"connect.decimal.precision": "9", "scale": "2"},
+}
+TIME = {"type": "string", "format": "date-time"}
+TOKENS = (
+    *("-0", "-0.0", "1.0", "1e3", "1E+2", "01", "1.", "+1", ".5", "1e", "-", "1e400", "5e-324"),
+    *("2147483648", "-9223372036854775808", "9223372036854775808", "12345678901234567890"),
+    *("NaN", "Infinity", "0.1", "16777217", "9007199254740993", "0.30000000000000004"),
+    *('"a"', '"5"', '""', '"\\ud83d\\ude00"', '"\\ud83d"', '"\\u12g4"', '"\\x41"', '"a\tb"'),
+    *('"QUI="', '"QR=="', '"Q"', "'a'", "true", "nul", "[]", "[1,]", "{}", '{"a":1,}', "[[", ""),
+)
+"""Values, and what looks like one."""
+
+
+class Decoder:
+    """The program of one schema."""
+
+    def __init__(self, schema: Any, *, wrapped_as: str | None = None) -> None:
+        registered = RegisteredSchema(
+            NUMBER, "JSON", json.dumps(schema), wrapped_as=wrapped_as, parses_times=True
+        )
+        fields = json_schema.fields("test", registered, itertools.count(1))
+        self.shape, code = Shape(fields), Code()
+        places = {place.name: place for place in self.shape.places}
+        json_schema.program(code, places, registered, registered, fields)
+        self.programs = Programs.of(code, [(NUMBER, 0)], "JSON")
+        self.buffers = Buffers(self.shape, 64, 64 * 1024)
+
+    def rows(self, payloads: list[bytes]) -> list[dict[str, Any]]:
+        """The rows of the first records: those before the one that is refused."""
+        records = [PREFIX + payload for payload in payloads]
+        data = np.frombuffer(b"".join(records), np.uint8).copy()
+        offsets = np.cumsum([0, *map(len, records)], dtype=np.int64)
+        self.buffers.clear()
+        present = np.ones(len(records), np.uint8)
+        done = decode(self.programs, self.buffers, data, offsets, present)
+        arrays = self.buffers.arrays()
+        names = [place.name for place in self.shape.places]
+        columns = [array.to_pylist() for array in arrays]
+        assert all(len(column) == done for column in columns)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def row(self, payload: bytes) -> dict[str, Any] | None:
+        try:
+            return next(iter(self.rows([payload])), None)
+        except pa.ArrowInvalid:  # a text is not UTF-8
+            return None
+
+
+def row(schema: Any, text: str | bytes) -> Any:
+    """The value of the only property."""
+    decoder = Decoder({"type": "object", "properties": {"f": schema}})
+    found = decoder.row(text.encode() if isinstance(text, str) else text)
+    return found and found["f"]
+
+
+def covered(seed: int) -> tuple[Version, Decoder, random.Random] | None:
+    """A schema of properties that have programs; None: there are none."""
+    rng = random.Random(seed)
+    definitions: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
+    for number in range(8):
+        schema = random_schema(rng, 2, definitions)
+        name = rng.choice(("id", f"p{number}", f"a longer name of a property {number}", "Ünï"))
+        one = {"type": "object", "properties": {name: schema}, "definitions": definitions}
+        try:
+            Decoder(one)
+        except (NotCoveredError, TableflowError):
+            continue
+        properties[name] = schema
+    if not properties:
+        return None
+    root = {"type": "object", "properties": properties, "definitions": definitions}
+    return version(root), Decoder(root), rng
+
+
+def is_usual(value: Any) -> bool:
+    """Whether numbers are as producers write them."""
+    match value:
+        case float():
+            return not value.is_integer() and 1e-300 < abs(value) < 1e300
+        case int():
+            return value != -(2**63)
+        case list():
+            return all(map(is_usual, value))
+        case dict():
+            return all(map(is_usual, value.values()))
+    return True
+
+
+def text_of(rng: random.Random, value: Any) -> bytes:
+    separators = rng.choice((None, (",", ":"), (" , ", " :\t")))
+    text = json.dumps(
+        value, ensure_ascii=False, separators=separators, indent=rng.choice((None, 1))
+    )
+    return text.encode()
+
+
+def expected(oracle: Version, payload: bytes) -> Any:
+    """The reference's row; None: the record is malformed."""
+    try:
+        return oracle.decode(payload).value
+    except Malformed:
+        return None
+
+
+@pytest.mark.parametrize("start", range(0, 90, 30))
+def test_usual_records_of_random_schemas_equal_the_reference(start: int) -> None:
+    seen = 0
+    for seed in range(start, start + 30):
+        found = covered(seed)
+        if found is None:
+            continue
+        oracle, decoder, rng = found
+        values = [random_value(rng, oracle.source, oracle.source) for _ in range(40)]
+        payloads = [text_of(rng, value) for value in values if is_usual(value)]
+        rows = decoder.rows(payloads)
+        assert len(rows) == len(payloads), f"seed {seed}: {payloads[len(rows)]!r} is refused"
+        for payload, one in zip(payloads, rows, strict=True):
+            why = difference(expected(oracle, payload), one)
+            assert why is None, f"seed {seed}: {payload!r}: {why}"
+        seen += len(payloads)
+    assert seen > 300
+
+
+def hostile(rng: random.Random, schema: Any) -> Iterator[bytes]:
+    """Records whose properties are repeated, unlike the schema, in another order, or damaged."""
+    value = random_value(rng, schema, schema)
+    items = [(name, json.dumps(one)) for name, one in value.items() if rng.random() < 0.9]
+    for _ in range(rng.randint(0, 2)):
+        items.append((rng.choice((*schema["properties"], "other")), rng.choice(TOKENS)))
+    rng.shuffle(items)
+    ensure = rng.random() < 0.3
+    inner = ",".join(f"{json.dumps(name, ensure_ascii=ensure)}: {one}" for name, one in items)
+    text = f"{{{inner}}}".encode()
+    yield text
+    yield text + rng.choice((b" ", b"x", b"}", b",{}", b"\0"))
+    changed = bytearray(text)
+    place = rng.randrange(len(changed))
+    match rng.randrange(4):
+        case 0:
+            changed[place] ^= 1 << rng.randrange(8)
+        case 1:
+            del changed[place:]
+        case 2:
+            changed[place:place] = rng.choice(TOKENS).encode()
+        case 3:
+            changed[place] = rng.choice(b'{}[]",:\\0-. \n\x80\xc3\xed\xf4')
+    yield bytes(changed)
+
+
+@pytest.mark.parametrize("start", range(1000, 1060, 30))
+def test_hostile_records_are_refused_or_equal_the_reference(start: int) -> None:
+    accepted = refused = 0
+    for seed in range(start, start + 30):
+        found = covered(seed)
+        if found is None:
+            continue
+        oracle, decoder, rng = found
+        for payload in itertools.chain(*(hostile(rng, oracle.source) for _ in range(25))):
+            one = decoder.row(payload)
+            accepted, refused = accepted + (one is not None), refused + (one is None)
+            if one is None:
+                continue
+            wanted = expected(oracle, payload)
+            assert wanted is not None, f"seed {seed}: {payload!r} is malformed"
+            why = difference(wanted, one)
+            assert why is None, f"seed {seed}: {payload!r}: {why}"
+    assert min(accepted, refused) > 100
+
+
+def test_doubles_are_correctly_rounded() -> None:
+    rng = random.Random(5)
+    texts = ["1.7976931348623157e308", "2.2250738585072014e-308", "9007199254740993.5", "1e23"]
+    texts += ["8.41e21", "9.5e-22", "123456789012345678.5", "1152921504606846977e3"]
+    for _ in range(20_000):
+        texts.append(repr(struct.unpack("<d", rng.randbytes(8))[0]))
+        texts.append(f"{rng.randrange(10 ** rng.randint(1, 19))}e{rng.randint(-300, 285)}")
+        texts.append(f"{rng.randrange(10**6)}.{rng.randrange(10**9):09}")
+    usual = [one for one in texts if "n" not in one and (2.3e-308 < abs(float(one)) < 1.8e308)]
+    items = {"type": "array", "items": {"type": "number"}}
+    decoder = Decoder({"type": "object", "properties": {"f": items}})
+    payload = f'{{"f": [{",".join(usual)}]}}'.encode()
+    decoder.buffers = Buffers(decoder.shape, 1, len(payload))
+    (found,) = decoder.rows([payload])
+    assert found["f"] == list(map(float, usual))
+
+
+def test_floats_are_those_nearest_to_the_text() -> None:
+    schema = {"type": "number", "connect.type": "float32"}
+    for text in ("0.1", "-3.3999999e38", "16777217.5", "1.2345678e-38"):
+        assert row(schema, f'{{"f": {text}}}') == np.float32(text)
+    for text in ("3.5e38", "16777217", "1e-40", "1.000000059604644775"):  # halfway, subnormal
+        assert row(schema, f'{{"f": {text}}}') is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2024-02-29T23:59:59.1234569+01:30", datetime(2024, 2, 29, 22, 29, 59, 123456, UTC)),
+        ("1969-12-31t23:59:59.999999z", datetime(1970, 1, 1, tzinfo=UTC) - timedelta(0, 0, 1)),
+        ("1900-03-01T00:00:00-00:00", datetime(1900, 3, 1, tzinfo=UTC)),
+        ("0002-01-01T00:00:00.5Z", datetime(2, 1, 1, 0, 0, 0, 500_000, UTC)),
+        *((text, None) for text in ("1900-02-29T00:00:00Z", "2024-02-30T00:00:00Z")),
+        *((text, None) for text in ("2024-01-01T24:00:00Z", "2024-01-01T23:59:60Z")),
+        *((text, None) for text in ("2024-01-01 00:00:00Z", "2024-01-01T00:00:00")),
+        *((text, None) for text in ("2024-01-01T00:00:00.Z", "2024-01-01T00:00:00+15:00")),
+        *((text, None) for text in ("2024-01-01T00:00:00Zx", "2024-01-01T00:00:00.1234567891Z")),
+    ],
+)
+def test_time_is_that_of_the_text_or_none(text: str, expected: datetime | None) -> None:
+    assert row(TIME, f'{{"f": "{text}"}}') == expected
+
+
+def test_times_equal_those_of_python() -> None:
+    rng = random.Random(3)
+    items = {"type": "object", "properties": {"f": {"type": "array", "items": TIME}}}
+    first, last = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
+    span = (last - first) // timedelta(microseconds=1)
+    times = [first + timedelta(microseconds=rng.randrange(span)) for _ in range(3000)]
+    times += [datetime(year, 2, 28, tzinfo=UTC) + timedelta(1) for year in range(2, 3000)]
+    payload = json.dumps({"f": [one.isoformat() for one in times]}).encode()
+    decoder = Decoder(items)
+    decoder.buffers = Buffers(decoder.shape, 1, len(payload))
+    assert decoder.rows([payload]) == [{"f": times}]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("12.3", Decimal("12.30")),
+        ("-9999999.99", Decimal("-9999999.99")),
+        ('"/w=="', Decimal("-0.01")),
+        ('"AQA="', Decimal("2.56")),
+        *((text, None) for text in ("10000000", "1.234", "1e2", '"/x=="', '""', '"O5rKAA=="')),
+    ],
+)
+def test_decimal_is_a_number_or_base64(text: str, expected: Decimal | None) -> None:
+    assert row(DECIMAL, f'{{"f": {text}}}') == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'"\u00e9\ud83d\ude00\n\"\\\/\b\f\r\t"', 'é😀\n"\\/\b\f\r\t'),
+        ('"' + "é" * 999 + '"', "é" * 999),
+        (r'"\u00E9"', "é"),
+        *((text, None) for text in (r'"\ud83d"', r'"\ude00\ud83d"', r'"\u12"', r'"\u0000"')),
+        *((text, None) for text in ('"a\nb"', r'"\x"', '"a', "5", "true", "{}", '"a"b')),
+    ],
+)
+def test_text_has_its_escapes_replaced(text: str, expected: str | None) -> None:
+    assert row({"type": "string"}, f'{{"f": {text}}}') == expected
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc3"]
+)
+def test_invalid_utf8_is_refused_anywhere(bad: bytes) -> None:
+    kind = {"type": "integer"}
+    assert row(kind, '{"f": 1, "é😀": "é😀", "x": [{"é": "é"}]}') == 1
+    for text in (b'{"f": 1, "%s": 2}', b'{"f": 1, "x": "%s"}', b'{"f": 1, "x": {"%s": 2}}'):
+        assert row(kind, text % bad) is None
+    assert row({"type": "string"}, b'{"f": "%s"}' % bad) is None
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(
+            '"f": 1',
+            '"f": null',
+            r'"\u0066": 1',
+            r'"a\n": 1',
+            '"x": 01',
+            '"x": [1,]',
+            '"x": {1: 2}',
+        ),
+        *('"x"', '"x": ', "x: 1", '"x": "\ud83d"', '"x": NaN', '"x": ' + "[" * 61 + "]" * 61),
+    ],
+)
+def test_unusual_property_is_refused(rest: str) -> None:
+    payload = f'{{"f": 7, {rest}}}'.encode(errors="surrogatepass")
+    assert row({"type": "integer"}, payload) is None
+
+
+def test_properties_that_are_not_declared_are_skipped() -> None:
+    others = {"a": [1.5e-7, {"b": [], "c": {}}, True, None, False, "\U0001f600"], "g": -1, "ff": ""}
+    for text in (json.dumps(others | {"f": 3}), json.dumps({"f": 3} | others, ensure_ascii=False)):
+        assert row({"type": "integer"}, text) == 3
+
+
+def test_order_of_properties_may_change_between_records() -> None:
+    rng = random.Random(2)
+    names = [f"property{number}" * rng.randint(1, 3) for number in range(30)]
+    decoder = Decoder({"properties": {name: {"type": "integer"} for name in names}})
+    records = [
+        {name: rng.randrange(99) for name in rng.sample(names, rng.randint(0, 30))}
+        for _ in range(60)
+    ]
+    found = decoder.rows([json.dumps(one).encode() for one in records])
+    assert found == [dict.fromkeys(names) | one for one in records]
+
+
+def test_value_that_is_not_an_object_is_the_property_it_is_wrapped_as() -> None:
+    decoder = Decoder({"type": "object", "properties": {"k": {"type": "string"}}}, wrapped_as="k")
+    assert decoder.rows([b'"a"', b" null ", b'""', b"5"]) == [{"k": "a"}, {"k": None}, {"k": ""}]
+
+
+def test_many_undeclared_names_beside_many_properties_are_refused() -> None:
+    """They would be compared with each other for minutes."""
+    decoder = Decoder({"properties": {f"p{number}": {"type": "integer"} for number in range(3000)}})
+    assert decoder.row(json.dumps({f"q{number}": 1 for number in range(20)}).encode()) is None
+    assert decoder.row(json.dumps({"q": 1, "p2999": 5}).encode()) is not None
+
+
+def test_full_buffers_end_before_a_record() -> None:
+    decoder = Decoder({"properties": {"f": {"type": "string"}}})
+    payload = json.dumps({"f": "x" * 30_000}).encode()
+    assert len(decoder.rows([payload] * 5)) == 2
+    assert decoder.rows([json.dumps({"f": "x" * 70_000}).encode()]) == []
+
+
+@pytest.mark.parametrize(
+    "schema", [{}, {"type": ["string", "integer"]}, {"additionalProperties": {"type": "string"}}]
+)
+def test_json_text_unions_and_maps_are_not_covered(schema: Any) -> None:
+    with pytest.raises(NotCoveredError):
+        Decoder({"type": "object", "properties": {"f": schema}})
