@@ -280,7 +280,7 @@ class Daemon:
 def in_snowflake(stack: Endpoints, config: Settings) -> None:
     """What ``topicberg deploy`` makes in Snowflake and in Secrets Manager."""
     pair, names = rsa.generate(), Names(config.prefix)
-    role = config.snowflake_name(snowflake.QUERY_ROLE)
+    role, called = config.snowflake_name(snowflake.QUERY_ROLE), snowflake.Names.of(config)
     with Snowflake().connection() as connection:
         for statement in (
             *snowflake.bootstrap(config),
@@ -290,6 +290,9 @@ def in_snowflake(stack: Endpoints, config: Settings) -> None:
             "GRANT ROLE ACCOUNTADMIN TO USER COMPANY",
             f"CREATE ROLE {role}",
             f"GRANT ROLE {role} TO USER COMPANY",
+            f"GRANT USAGE ON WAREHOUSE COMPUTE_WH TO ROLE {role}",
+            f"GRANT USAGE ON DATABASE {called.database} TO ROLE {role}",
+            f"GRANT USAGE ON SCHEMA {called.database}.{called.schema} TO ROLE {role}",
         ):
             connection.cursor().execute(statement)
     secret = rsa.with_pair({}, 1, pair) | {
