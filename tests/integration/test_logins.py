@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,16 @@ import dagster as dg
 import psutil
 import pyarrow as pa
 import pytest
+from company import REALM, Site
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from gateways import Gateway, catalog_gateway, registry_gateway
+from gateways import catalog_gateway, registry_gateway
 from httpx2 import HTTPError
 from kafka_topics import ORDER, Topic
 from moto.server import ThreadedMotoServer
 from pydantic import SecretStr
 from pyiceberg.exceptions import NoSuchTableError
-from real_servers import PASSWORD, USER, Broker, OAuthServer, kafka_broker, nessie, oauth_server
+from real_servers import OAuthServer, kafka_broker, nessie, oauth_server
 
 from resources import Spark
 from topicberg import kafka
@@ -46,71 +46,8 @@ from topicberg.testing import spark_session
 
 pytestmark = pytest.mark.integration
 
-REALM = {"Polaris-Realm": "topicberg"}
 SECONDS = 8
 """How long tokens and keys are valid."""
-
-
-@dataclass
-class Site:
-    """A company's servers, all with logins."""
-
-    stack: Endpoints
-    oauth: OAuthServer
-    broker: Broker
-    catalog: Gateway
-    registry: Gateway
-
-    @property
-    def base(self) -> dict[str, str]:
-        """Settings without the login to Kafka."""
-        assert self.stack.s3
-        client = {"CLIENT_ID": "engine", "CLIENT_SECRET": "engine-client-secret"}
-        client["TOKEN_URI"] = self.oauth.token_uri
-        return {
-            "DEPLOYMENT": "cloud",
-            "TABLEFLOW": "topicberg",
-            "CLUSTER_ID": "company",
-            "SCHEMA_REGISTRY_URL": self.registry.url,
-            **{f"SCHEMA_REGISTRY_{name}": value for name, value in client.items()},
-            "ICEBERG_REST_URI": self.catalog.url,
-            **{f"ICEBERG_REST_{name}": value for name, value in client.items()},
-            "ICEBERG_REST_HEADERS": '{"Polaris-Realm": "topicberg"}',
-            "ICEBERG_REST_DELEGATION": "vended-credentials",
-            "SPARK_REMOTE": self.stack.spark_connect,
-            "S3_ENDPOINT": self.stack.s3,
-            "SNOWFLAKE_ACCOUNT": "a",
-            "SNOWFLAKE_USER": "u",
-            "SNOWFLAKE_PASSWORD": "p",
-        }
-
-    def kafka(self, kind: str) -> dict[str, str]:
-        """Settings of one of the broker's logins."""
-        signed = self.broker.certificates
-        return {
-            "oidc": {
-                "KAFKA_BOOTSTRAP": self.broker.oidc,
-                "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-                "KAFKA_CLIENT_ID": "engine",
-                "KAFKA_CLIENT_SECRET": "engine-client-secret",
-                "KAFKA_TOKEN_URI": self.oauth.token_uri,
-                "KAFKA_SCOPE": "kafka",
-            },
-            "scram": {
-                "KAFKA_BOOTSTRAP": self.broker.scram,
-                "KAFKA_AUTH": "scram",
-                "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-                "KAFKA_API_KEY": USER,
-                "KAFKA_API_SECRET": PASSWORD,
-            },
-            "mtls": {
-                "KAFKA_BOOTSTRAP": self.broker.mtls,
-                "KAFKA_AUTH": "mtls",
-                "KAFKA_CA_FILE": str(signed.authority),
-                "KAFKA_CERTIFICATE_FILE": str(signed.client),
-                "KAFKA_KEY_FILE": str(signed.client_key),
-            },
-        }[kind]
 
 
 @pytest.fixture(scope="module")

@@ -185,6 +185,21 @@ class _Signer(S3SigV4Auth):
         return str(request.headers.get("X-Amz-Content-SHA256") or "UNSIGNED-PAYLOAD")
 
 
+def _unchunked(body: bytes) -> bytes:
+    """The content of chunks with signatures.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
+    """
+    parts: list[bytes] = []
+    while True:
+        head, _, body = body.partition(b"\r\n")
+        size = int(head.partition(b";")[0], 16)
+        if not size:
+            return b"".join(parts)
+        parts.append(body[:size])
+        body = body[size + 2 :]
+
+
 @contextmanager
 def store_gateway(stack: Endpoints) -> Iterator[Store]:
     """The stack's object store, for temporary keys; it signs their requests with its own key.
@@ -205,13 +220,16 @@ def store_gateway(stack: Endpoints) -> Iterator[Store]:
         protocol_version = "HTTP/1.1"
 
         def do(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.body()
             if reason := found.refusal(self.headers):
                 found.refused[reason] += 1
                 text = f"<Error><Code>{reason}</Code><Message>{reason}</Message></Error>"
                 self.reply(403, text.encode(), {"Content-Type": "application/xml"})
                 return
             hidden = _HOP - {"content-encoding"} | _HIDDEN | {"x-amz-security-token", "x-amz-date"}
+            if "aws-chunked" in self.headers.get("Content-Encoding", ""):
+                body = _unchunked(body)
+                hidden |= {"content-encoding", "x-amz-decoded-content-length", "x-amz-trailer"}
             kept = {k: v for k, v in self.headers.items() if k.lower() not in hidden}
             request = AWSRequest(self.command, target + self.path, kept, body)
             _Signer(own, "s3", "us-east-1").add_auth(request)
@@ -228,6 +246,17 @@ def store_gateway(stack: Endpoints) -> Iterator[Store]:
                 self.reply(503, b"<Error><Code>ServiceUnavailable</Code></Error>", {})
                 return
             self.reply(response.status_code, content, response.headers)
+
+        def body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            parts: list[bytes] = []
+            while size := int(self.rfile.readline().partition(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            while self.rfile.readline().strip():  # trailers
+                pass
+            return b"".join(parts)
 
         def reply(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
             self.send_response_only(status)

