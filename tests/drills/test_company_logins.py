@@ -418,5 +418,5 @@ def test_company_with_logins_of_a_minute(
     assert run_query(f"SELECT {distinct} FROM {TOPIC}", "duckdb").rows == [(total, total)]
     for name in ("stock_trades_with_totals",):
         for reader in ("duckdb", "spark", "snowflake"):
-            assert run_query(f"SELECT count(*) FROM {name}", reader).scalar() == total  # type: ignore[arg-type]
+            assert run_query(f"SELECT count(*) FROM {name}", reader).scalar() == total
     assert len(own.catalog.tokens) >= MINUTES

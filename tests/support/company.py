@@ -42,7 +42,7 @@ class Site:
             "ICEBERG_REST_HEADERS": '{"Polaris-Realm": "topicberg"}',
             "ICEBERG_REST_DELEGATION": "vended-credentials",
             "SPARK_REMOTE": self.spark or self.stack.spark_connect,
-            "S3_ENDPOINT": self.s3 or self.stack.s3,
+            "S3_ENDPOINT": self.s3 or self.stack.s3 or "",
             "SNOWFLAKE_ACCOUNT": "a",
             "SNOWFLAKE_USER": "u",
             "SNOWFLAKE_PASSWORD": "p",
