@@ -65,6 +65,7 @@ class Account:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.metadata_folder = folder / "metadata"
         self.metadata_folder.mkdir(exist_ok=True)
+        self.copies_forgotten_at = 0.0
         self.store = Store(folder / "account.db")
         self.engine = Engine(folder / "databases")
         self.sources = Sources()

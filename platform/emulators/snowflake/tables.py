@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,9 @@ from emulators.snowflake.volumes import check_inside, role_problem
 from emulators.store import Stored
 
 logger = logging.getLogger(__name__)
+
+KEPT_SECONDS = 60
+"""For which a copy of a metadata file is kept: a running query may still have to open it."""
 
 
 @dataclass(frozen=True)
@@ -291,13 +295,17 @@ def _note_success(account: Account, name: Name) -> None:
 
 
 def forget_old_copies(account: Account) -> None:
-    """Delete the copies of metadata files that no table has any more."""
+    """Delete the copies of metadata files that no table has any more; at most once a minute."""
     with account.store.lock:
+        now = time.time()
+        if now - account.copies_forgotten_at < KEPT_SECONDS:
+            return
+        account.copies_forgotten_at = now
         used = {table.properties["METADATA_FILE"] for table in account.store.all(TABLE)}
-        aged = time.time() - 60  # a query that is running may still have to open its copy
         for file in account.metadata_folder.iterdir():
-            if file.name not in used and file.stat().st_mtime < aged:
-                file.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another refresh writes it
+                if file.name not in used and file.stat().st_mtime < now - KEPT_SECONDS:
+                    file.unlink()
 
 
 def restore(account: Account) -> None:
