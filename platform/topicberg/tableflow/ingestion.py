@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING
 
 from topicberg import kafka
@@ -78,6 +79,8 @@ class Ingestion:
         self._retry_at: float | None = 0.0
         """When to try again; None: the last turn succeeded."""
         self._committed_at = -math.inf
+        self._phase = zlib.crc32(spec.name.encode()) / 1000
+        """In seconds; it counts modulo the commit interval."""
         self._inspected_at = 0.0
         self._is_woken = False
         self._ends: Ends | None = None
@@ -150,8 +153,21 @@ class Ingestion:
             return inspection
         if readable >= ingestor.max_records:
             return self._inspected_at
+        return max(self._next_commit(), self._inspected_at)
+
+    def _next_commit(self) -> float:
+        """Return when records that are too few for a batch are committed: at most an interval after
+        the last commit ended.
+
+        Each topic has a phase of its own, to which its commits move: those of topics whose records
+        arrived at the same time would otherwise be due at the same time for ever.
+        """
         interval = self.spec.tableflow.commit_interval_seconds
-        return max(self._committed_at + interval, self._inspected_at)
+        if math.isinf(self._committed_at):
+            return self._committed_at
+        until_phase = (self._phase - self._committed_at) % interval
+        is_far = until_phase >= interval / 2  # else two commits would be close to each other
+        return self._committed_at + (until_phase if is_far else 0.75 * interval)
 
     def _readable(self) -> int:
         """Return how many records wait, as far as is known."""
