@@ -348,19 +348,20 @@ class Endpoints(LakeEndpoints):
     def boto3(self, service: str, config: Settings | None = None, options: Any = None) -> Any:
         """Return a boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint.
 
-        :param options: a ``botocore.config.Config``
+        :param options: a ``botocore.config.Config``; a client without options is shared
         """
         on_s3 = service == "s3"
         access_key = self.s3_access_key if on_s3 else self.aws_access_key
         secret_key = self.s3_secret_key if on_s3 else self.aws_secret_key
+        keys = access_key, secret_key
         with _CREATING:
-            return _aws_session().client(
+            return _client(
+                _aws_session(),
                 service,
-                region_name=(config or settings()).aws_region,
-                endpoint_url=self.s3 if on_s3 else self.aws,
-                aws_access_key_id=access_key.get_secret_value() if access_key else None,
-                aws_secret_access_key=secret_key.get_secret_value() if secret_key else None,
-                config=options,
+                (config or settings()).aws_region,
+                self.s3 if on_s3 else self.aws,
+                *(key.get_secret_value() if key else None for key in keys),
+                options,
             )
 
 
@@ -394,6 +395,27 @@ def _aws_session() -> boto3.Session:
     from topicberg.clients.aws import aws_session
 
     return aws_session()
+
+
+@lru_cache(maxsize=16)
+def _client(
+    session: boto3.Session,
+    service: str,
+    region: str,
+    url: str | None,
+    access_key: str | None,
+    secret_key: str | None,
+    options: Any,
+) -> Any:
+    """Return a client, which all threads share: creating one takes longer than most calls."""
+    return session.client(
+        service,
+        region_name=region,
+        endpoint_url=url,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        config=options,
+    )
 
 
 def runtime_file(config: Settings | None = None) -> Path:
