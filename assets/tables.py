@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
@@ -11,13 +11,7 @@ from assets.metadata import copied_columns, documentation, table_metadata
 from assets.retries import retried
 from resources import Lakehouse, Snowflake
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import (
-    TablePath,
-    describe,
-    find_table_path,
-    sync,
-    table_path,
-)
+from topicberg.catalogs.snowflake import TablePath, sync, table_path
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
@@ -166,23 +160,24 @@ def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.
     with snowflake.connection() as connection:
         where = (table.snowflake_name, table.snowflake_source)
         seen = sync(connection, lakehouse.config, *where, iceberg.location())
-        columns = describe(connection, find_table_path(connection, lakehouse.config, *where))
     folded = {field.name.upper(): field.name for field in iceberg.schema().fields}
     return dg.MaterializeResult(
         asset_key=table.key("snowflake"),
         metadata={
             "dagster/column_schema": dg.TableSchema(
                 columns=[
-                    dg.TableColumn(column.name, column.type, column.comment) for column in columns
+                    dg.TableColumn(column.name, column.type, column.comment)
+                    for column in seen.columns
                 ]
             ),
             "dagster/column_lineage": copied_columns(
                 table.key("glue"),
-                {c.name: folded[c.name.upper()] for c in columns if c.name.upper() in folded},
+                {c.name: folded[c.name.upper()] for c in seen.columns if c.name.upper() in folded},
             ),
             "dagster/table_name": seen.name,
             "dagster/row_count": seen.rows,
             "metadata_location": seen.metadata_location,
+            "refreshed_at": dg.MetadataValue.timestamp(datetime.now(UTC)),
         },
     )
 

@@ -364,13 +364,22 @@ def bootstrap_linked(config: Settings) -> list[str]:
 
 
 @dataclass(frozen=True)
+class SnowflakeColumn:
+    """A column with its type in Snowflake."""
+
+    name: str
+    type: str
+    comment: str | None
+
+
+@dataclass(frozen=True)
 class SnowflakeTable:
     """What Snowflake reads: rows, and the metadata file that they are of."""
 
     name: str
     rows: int
     metadata_location: str
-    columns: tuple[str, ...]
+    columns: tuple[SnowflakeColumn, ...]
 
 
 class NoSuchIcebergTableError(TopicbergError):
@@ -423,12 +432,22 @@ def sync(
     from snowflake.connector.errors import ProgrammingError
 
     path = find_table_path(connection, config, table, glue)
-    if path.is_linked:
-        _wait_for_discovery(connection, config, path)
-    else:
-        _require(connection, config, path, glue, location)
-        if config.deployment == "cloud":
-            _let_query(connection, config, path)
+    try:
+        ask(connection, refresh_table(path))
+    except ProgrammingError:
+        if path.is_linked:
+            _wait_for_discovery(connection, config, path)
+        else:
+            _require(connection, config, path, glue, location)
+        _refresh(connection, config, path)
+    if config.deployment == "cloud" and not path.is_linked:
+        _let_query(connection, config, path)
+    return _read(connection, path)
+
+
+def _refresh(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:
+    from snowflake.connector.errors import ProgrammingError
+
     try:
         ask(connection, refresh_table(path))
     except ProgrammingError as error:
@@ -438,7 +457,6 @@ def sync(
             _wait_for_discovery(connection, config, path)
         elif error.errno != NOT_ALLOWED:
             raise
-    return read_back(connection, path)
 
 
 def _require(
@@ -577,31 +595,20 @@ def read_back(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTabl
 
     :raises NoSuchIcebergTableError: there is none
     """
-    name = path.sql
     if _volume_of(connection, path) is None:
-        raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {name}")
+        raise NoSuchIcebergTableError(f"Snowflake has no Iceberg table {path.sql}")
+    return _read(connection, path)
+
+
+def _read(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
+    name = path.sql
     look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})"
     information = parsed(_value(connection, look), look)
     rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
-    columns, _ = ask(connection, f"SELECT * FROM {name} LIMIT 0")  # noqa: S608  quoted above
-    return SnowflakeTable(name, int(rows), information["metadataLocation"], columns)
-
-
-@dataclass(frozen=True)
-class SnowflakeColumn:
-    """A column with its type in Snowflake."""
-
-    name: str
-    type: str
-    comment: str | None
-
-
-def describe(connection: SnowflakeConnection, path: TablePath) -> list[SnowflakeColumn]:
-    """The columns of the table as Snowflake has it now."""
-    columns, found = ask(connection, f"DESCRIBE ICEBERG TABLE {path.sql}")
-    heads = [column.lower() for column in columns]
-    rows = (dict(zip(heads, row, strict=True)) for row in found)
-    return [SnowflakeColumn(row["name"], row["type"], row.get("comment")) for row in rows]
+    heads, found = ask(connection, f"DESCRIBE ICEBERG TABLE {name}")
+    described = (dict(zip(map(str.lower, heads), row, strict=True)) for row in found)
+    columns = (SnowflakeColumn(c["name"], c["type"], c.get("comment")) for c in described)
+    return SnowflakeTable(name, int(rows), information["metadataLocation"], tuple(columns))
 
 
 def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:

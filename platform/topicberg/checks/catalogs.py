@@ -243,7 +243,7 @@ def check_parity(
         "snapshot_id": str(snapshot.snapshot_id) if snapshot else "none",
     }
     columns = {field.name.upper() for field in state.schema().fields}
-    if wrong := columns ^ {column.upper() for column in seen.columns}:
+    if wrong := columns ^ {column.name.upper() for column in seen.columns}:
         return bad(
             f"columns in Snowflake differ from those of the table: {', '.join(sorted(wrong))}", None
         )
