@@ -7,6 +7,7 @@ import dagster as dg
 from assets import Lake
 from assets.checks import CheckKeys
 from jobs.schedules import schedule_unless_busy
+from topicberg.dagster import BACKGROUND
 
 CHECK = "check_tables"
 
@@ -18,7 +19,12 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
         selection=dg.AssetSelection.checks(*CheckKeys(lake).all()),
         description="Checks every table in every catalog: from metadata, manifests and counts. A "
         "check that fails says what is wrong, since when, and how to fix it.",
-        tags={"topicberg/kind": "checks", "dagster/priority": "1", "dagster/max_runtime": "1800"},
+        tags={
+            "topicberg/kind": "checks",
+            "dagster/priority": "1",
+            "dagster/max_runtime": "1800",
+            BACKGROUND: "true",
+        },
     )
 
 

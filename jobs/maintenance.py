@@ -11,6 +11,7 @@ from assets.registry import Table
 from assets.retries import retried
 from jobs.schedules import schedule_unless_busy
 from resources import Lakehouse
+from topicberg.dagster import BACKGROUND
 
 if TYPE_CHECKING:
     from topicberg.iceberg.maintenance import MaintenanceReport
@@ -38,7 +39,7 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
 
     @dg.job(
         name=MAINTAIN,
-        tags={"topicberg/kind": "maintenance", "dagster/priority": "-1"},
+        tags={"topicberg/kind": "maintenance", "dagster/priority": "-1", BACKGROUND: "true"},
         description="Merges small files, expires snapshots and rows, removes orphan files: of each "
         "table what is due. Reports an observation of every table that it changed.",
     )

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from assets.checks import COMPUTATION, REGISTRATION
+from topicberg.dagster import BACKGROUND
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
@@ -79,7 +80,7 @@ def _newest_materializations(instance: dg.DagsterInstance) -> set[str]:
 
 @dg.job(
     name=FORGET,
-    tags={"topicberg/kind": "maintenance"},
+    tags={"topicberg/kind": "maintenance", BACKGROUND: "true"},
     description="Deletes runs that are older than TOPICBERG_KEEP_RUNS_DAYS; those of checks, "
     "of maintenance and of sensors, results of checks and the events of snapshots after "
     "TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest materialization of every asset and partition and "
