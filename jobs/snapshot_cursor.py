@@ -9,8 +9,8 @@ that started after they were touched has succeeded:
   the spec may change what the partitions are;
 * a request that failed is repeated with what came meanwhile, a few times; then the next snapshot
   is awaited;
-* the catalogs do not wait for computations: a run of its own registers all tables that changed.
-  One such run is under way at a time.
+* the catalogs do not wait for computations: the tick itself registers all tables that changed, and
+  a run of its own those of which that failed. One such run is under way at a time.
 
 Where snapshots are expired that no tick has seen, or the cursor is lost, the sensor uses what is
 left of the table (:mod:`topicberg.iceberg.changes`).
@@ -80,7 +80,14 @@ class Cursor(BaseModel):
     recalls: int = Field(default=0, description="in a row, without a new snapshot")
     registration: Request | None = Field(default=None, description="what is being registered")
     registration_failures: int = Field(default=0, description="the same of registrations")
+    moved: str | None = Field(
+        default=None, description="the metadata file when a tick moved the pointers of the catalogs"
+    )
+    moved_at: float = Field(default=0, description="when that was")
+    unchecked: bool = Field(default=False, description="registered by a tick, not yet checked")
     requests: int = Field(default=0, description="so far; makes run keys unique")
+    observed_at: float = Field(default=0, description="when the topic in Kafka was observed")
+    unobserved: bool = Field(default=False, description="the table has changed since")
     signal: str | None = Field(default=None, description="what the writer reported when looked at")
 
     @staticmethod
@@ -219,7 +226,28 @@ def wants_registration(cursor: Cursor) -> bool:
 def register(cursor: Cursor, run_key: str) -> Cursor:
     """Take note of the run that registers the table, with others."""
     wanted = Request(snapshot=cursor.snapshot, ranges={run_key: (0, 0)})
-    return cursor.model_copy(update={"registration": wanted, "dirty": False})
+    return cursor.model_copy(update={"registration": wanted, "dirty": False, "unchecked": False})
+
+
+def move(cursor: Cursor, now: float, *, is_all: bool) -> Cursor:
+    """Take note that the tick itself moved the pointers of the catalogs.
+
+    :param is_all: there is nothing else to register
+    """
+    done = {"moved": cursor.metadata, "moved_at": now, "unchecked": True}
+    moved = cursor.model_copy(update=done)
+    return moved.model_copy(update={"dirty": False}) if is_all else moved
+
+
+def is_moved(cursor: Cursor) -> bool:
+    """Whether a tick has moved the pointers to the state that was last seen."""
+    return cursor.moved is not None and cursor.moved == cursor.metadata
+
+
+def wants_move(cursor: Cursor) -> bool:
+    """Whether a tick is to move the pointers. If a run failed to register them, only runs do."""
+    failed = bool(cursor.registration_failures)
+    return wants_registration(cursor) and not is_moved(cursor) and not failed
 
 
 def _run_key(cursor: Cursor, key: str) -> str:

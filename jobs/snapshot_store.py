@@ -26,6 +26,8 @@ class Position(BaseModel):
     changed: dict[str, Cursor] = Field(default_factory=dict, description="by the last tick")
     looked_back_at: float = Field(default=0, description="when sources of lookbacks were watched")
     registrations: int = Field(default=0, description="runs so far; makes their keys unique")
+    checks_key: str | None = Field(default=None, description="of the last run of checks")
+    checked_at: float = Field(default=0, description="when that was requested")
 
     @staticmethod
     def parse(text: str | None) -> Position | None:

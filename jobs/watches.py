@@ -31,13 +31,15 @@ class Watch:
     name: str
     origin: Origin
     registrations: tuple[dg.AssetKey, ...]
-    """Unpartitioned assets, requested after every snapshot, in a run of their own: catalogs do not
-    wait for computations."""
+    """Unpartitioned assets that follow every snapshot. Catalogs do not wait for computations: these
+    assets are materialized by the sensor or in a run of their own."""
     derived: tuple[dg.AssetKey, ...]
     partitions: TimePartitions | None = None
     """Those of what is derived."""
     job: str = COMPUTE
     """That computes them."""
+    pointers: tuple[Table, ...] = ()
+    """The tables among the registrations of which only pointers are moved: nothing is computed."""
     registration_checks: tuple[dg.AssetCheckKey, ...] = ()
     derived_checks: tuple[dg.AssetCheckKey, ...] = ()
     """Checks of the run; a blocking one that fails stops what is downstream of it."""
@@ -49,6 +51,12 @@ class Watch:
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
     plans: tuple[Derivation, ...] = ()
     """How the tables that are computed come from their sources."""
+
+    @property
+    def computed_registrations(self) -> tuple[dg.AssetKey, ...]:
+        """The registrations of the other tables."""
+        moved = {table.name for table in self.pointers}
+        return tuple(key for key in self.registrations if key.path[-1] not in moved)
 
     def first_hour(self, now: datetime) -> int:
         """Return the first hour that may be computed again."""
@@ -82,6 +90,9 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 each.key(system) for each in registered for system in each.requested_with_topic
             ),
             derived=_assets(lake, downstream),
+            pointers=tuple(
+                each for each in registered if CATALOGS[0] not in each.requested_with_topic
+            ),
             registration_checks=tuple(checks.of_runs([each.name for each in registered])),
             derived_checks=of_computation(table.name, downstream),
             partitions=time_partitions(table.root) if downstream else None,

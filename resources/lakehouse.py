@@ -118,3 +118,10 @@ class Lakehouse(ConfigurableResource):
     def glue(self) -> GlueClient:
         client: GlueClient = self.endpoints().boto3("glue", self.config)
         return client
+
+
+class RunningLakehouse(Lakehouse):
+    """The same for sensors: it starts nothing."""
+
+    def endpoints(self) -> Endpoints:
+        return self.peek()

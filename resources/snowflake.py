@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +15,21 @@ from pydantic import PrivateAttr
 from resources.lakehouse import connect
 from topicberg.catalogs.snowflake import logging_in
 from topicberg.dagster.snowflake import snowflake_resource
+from topicberg.endpoints import Endpoints, load_endpoints
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
 
 TIMEOUT_SECONDS = 60
+IDLE_SECONDS = 600
+"""A connection that was not used for so long is not used again: its session may have ended."""
 
 
 class _Held:
     """An open connection."""
 
     def __init__(self, opened: AbstractContextManager[SnowflakeConnection]) -> None:
+        self.used_at = time.monotonic()
         self._stack = ExitStack()
         self.connection = self._stack.enter_context(opened)
 
@@ -32,23 +38,31 @@ class _Held:
 
 
 class _Kept:
-    """The connections of a run that nothing uses at the moment."""
+    """The connections that nothing uses at the moment, the last used one at the end."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._free: list[_Held] = []
 
     def take(self) -> _Held | None:
-        with self._lock:
-            return self._free.pop() if self._free else None
+        while held := self._last():
+            if time.monotonic() - held.used_at < IDLE_SECONDS:
+                return held
+            held.close()
+        return None
 
     def give_back(self, held: _Held) -> None:
+        held.used_at = time.monotonic()
         with self._lock:
             self._free.append(held)
 
     def close(self) -> None:
-        while (held := self.take()) is not None:
+        while held := self._last():
             held.close()
+
+    def _last(self) -> _Held | None:
+        with self._lock:
+            return self._free.pop() if self._free else None
 
 
 class Snowflake(ConfigurableResource):
@@ -58,7 +72,7 @@ class Snowflake(ConfigurableResource):
     """
 
     _kept: _Kept | None = PrivateAttr(None)
-    """None outside of a run."""
+    """None: each use opens its own connection, as outside of a run."""
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
         self._kept = _Kept()
@@ -86,7 +100,7 @@ class Snowflake(ConfigurableResource):
 
     @contextmanager
     def _opened(self) -> Iterator[SnowflakeConnection]:
-        endpoint = connect().snowflake
+        endpoint = self._endpoints().snowflake
         address = {
             key: value
             for key, value in (
@@ -107,3 +121,22 @@ class Snowflake(ConfigurableResource):
             with logging_in():
                 connection = opened.enter_context(resource.get_connection())
             yield connection
+
+    def _endpoints(self) -> Endpoints:
+        return connect()
+
+
+class _Lasting(Snowflake):
+    _kept: _Kept | None = PrivateAttr(default_factory=_Kept)
+
+    def _endpoints(self) -> Endpoints:
+        return load_endpoints()
+
+
+@cache
+def lasting() -> Snowflake:
+    """Return connections that outlast a run: those of this process, for the ticks of a sensor.
+
+    They start nothing, as :meth:`resources.lakehouse.Lakehouse.peek`.
+    """
+    return _Lasting()

@@ -23,7 +23,6 @@ from assets.checks.catalogue import CheckKeys
 from assets.checks.evaluations import (
     Evaluation,
     finding_of,
-    last_evaluation,
     last_evaluations,
 )
 
@@ -37,7 +36,6 @@ __all__ = [
     "evaluation",
     "finding_of",
     "lake_checks",
-    "last_evaluation",
     "last_evaluations",
     "result",
 ]

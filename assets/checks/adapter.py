@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -15,8 +16,8 @@ from assets.checks.evaluations import (
     FINDING,
     REMEDIATION,
     SINCE,
-    finding_of,
-    last_evaluation,
+    Evaluation,
+    last_evaluations,
 )
 from assets.derived import DataCheck, DerivedTable, with_parameters
 from assets.lake import Lake
@@ -95,10 +96,15 @@ def evaluation(
 ) -> Callable[[TableCheck], dg.AssetCheckResult]:
     """Return what evaluates the checks of one asset; it loads the table once."""
     key = table.key(system)
+    names = [name.name for name in context.selected_asset_check_keys if name.asset_key == key]
+
+    @cache
+    def before() -> dict[dg.AssetCheckKey, Evaluation]:
+        return last_evaluations(context.instance, [dg.AssetCheckKey(key, name) for name in names])
 
     def last(name: str) -> "Finding | None":
-        event = last_evaluation(context.instance, dg.AssetCheckKey(key, name))
-        return finding_of(event) if event else None
+        found = before().get(dg.AssetCheckKey(key, name))
+        return found.finding if found else None
 
     of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
     probe = Probe(table, lakehouse, snowflake.connection, last, reads_rows=not of_sensor)

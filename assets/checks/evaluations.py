@@ -41,14 +41,6 @@ class Evaluation:
         return finding_of(self.event)
 
 
-def last_evaluation(
-    instance: dg.DagsterInstance, key: dg.AssetCheckKey
-) -> dg.AssetCheckEvaluation | None:
-    """Return the last evaluation of a check that ended; None: it was never evaluated."""
-    found = last_evaluations(instance, [key]).get(key)
-    return found.event if found else None
-
-
 def last_evaluations(
     instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, Evaluation]:

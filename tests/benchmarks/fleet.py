@@ -249,10 +249,15 @@ def latencies(fleet: Fleet, since: float) -> list[float]:
             shown = 0
             for record in records:
                 assert record.asset_materialization is not None
-                rows = record.asset_materialization.metadata["dagster/row_count"].value
+                metadata = record.asset_materialization.metadata
+                rows, refreshed = (
+                    metadata["dagster/row_count"].value,
+                    metadata["refreshed_at"].value,
+                )
                 assert isinstance(rows, int)
+                assert isinstance(refreshed, float)
                 new = sent[shown:rows]
-                found += [record.timestamp - at for at in new if at >= since]
+                found += [refreshed - at for at in new if at >= since]
                 shown = max(shown, rows)
     return sorted(found)
 

@@ -15,6 +15,25 @@ from jobs.pipelines import EVERYTHING
 from resources import RESOURCES
 
 
+def execute_requested(
+    job: dg.JobDefinition,
+    request: dg.RunRequest,
+    *,
+    instance: dg.DagsterInstance,
+    raise_on_error: bool,
+) -> dg.ExecuteInProcessResult:
+    """Execute what a sensor requested: assets, without their checks, or checks only."""
+    assets, checks = [*(request.asset_selection or ())], {*(request.asset_check_keys or ())}
+    if not assets and checks:
+        job = job.get_subset(asset_check_selection=checks)
+    return job.execute_in_process(
+        instance=instance,
+        asset_selection=assets or None,
+        tags={**request.tags, "dagster/run_key": str(request.run_key)},
+        raise_on_error=raise_on_error,
+    )
+
+
 @dataclass
 class Daemon:
     """Dagster's sensor daemon and run launcher, one tick at a time, in this process."""
@@ -23,6 +42,8 @@ class Daemon:
     sensor: dg.SensorDefinition
     cursor: str | None = None
     materialized: list[str] = field(default_factory=list)
+    registered: list[dg.AssetKey] = field(default_factory=list)
+    """What ticks registered in Glue and Snowflake."""
     lags: list[float] = field(default_factory=list)
     observed: list[dg.AssetObservation] = field(default_factory=list)
     runs: list[dg.ExecuteInProcessResult] = field(default_factory=list)
@@ -40,7 +61,9 @@ class Daemon:
         for event in tick.asset_events:
             self.instance.report_runless_asset_event(event)
             metadata: Mapping[str, Any] = event.metadata
-            if isinstance(event, dg.AssetMaterialization):
+            if event.asset_key.path[0] != "iceberg" and isinstance(event, dg.AssetMaterialization):
+                self.registered.append(event.asset_key)
+            elif isinstance(event, dg.AssetMaterialization):
                 self.materialized.append(metadata["snapshot_id"].value)
                 if "commit_lag_seconds" in metadata:  # compaction commits no record
                     self.lags.append(metadata["commit_lag_seconds"].value)
@@ -51,12 +74,8 @@ class Daemon:
         return tick
 
     def launch(self, wanted: dg.RunRequest) -> dg.ExecuteInProcessResult:
-        return defs.resolve_job_def(EVERYTHING).execute_in_process(
-            instance=self.instance,
-            asset_selection=list(wanted.asset_selection or ()),
-            tags={**wanted.tags, "dagster/run_key": str(wanted.run_key)},
-            raise_on_error=True,
-        )
+        job = defs.resolve_job_def(EVERYTHING)
+        return execute_requested(job, wanted, instance=self.instance, raise_on_error=True)
 
     def settle(self) -> None:
         """Tick until nothing is left to do."""

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from dagster._core.instance.ref import InstanceRef
 
-from assets.checks import COMPUTATION, REGISTRATION, last_evaluation
+from assets.checks import COMPUTATION, REGISTRATION, last_evaluations
 from definitions import defs
 from jobs.retention import forget_old_runs
 from topicberg.dagster.home import dagster_home
@@ -210,7 +210,7 @@ def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
         assert instance.get_materialized_partitions(orders) == {"one", "two"}
         (result,) = storage.get_asset_check_execution_history(key, limit=10)
         assert result.status.value == "FAILED"
-        assert last_evaluation(instance, key) == evaluation(passed=False)
+        assert last_evaluations(instance, [key])[key].event == evaluation(passed=False)
         assert not left() & set(ran)
         dg.materialize([dg.asset(lambda: None, name="orders")], instance=instance)
         assert len(instance.fetch_materializations(orders, limit=100).records) == 4

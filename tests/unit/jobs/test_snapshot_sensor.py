@@ -1,4 +1,4 @@
-"""The sensor of a fleet: a tick costs what changed, and one run registers all that did."""
+"""The sensor of a fleet: a tick costs what changed, and registers it; else one run does."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, TimestamptzType
+from snapshot_daemon import execute_requested
 from specs import Project, minimal
 
 from assets import Lake
+from assets.tables import LakeTable
+from jobs.registration import Registrar
 from jobs.sensors import (
+    AT_ONCE,
+    CHECK_SECONDS,
     INTERVAL_SECONDS,
     MAX_SILENT,
     SENSOR,
@@ -63,6 +68,8 @@ class Fleet:
     launched: list[dg.RunRequest] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
     """Tables that cannot be registered."""
+    moves: bool = False
+    """Whether ticks can register tables; else each needs a run."""
 
     def __post_init__(self) -> None:
         self.lake = Lake(self.config, tuple(load_topics(self.config)), ())
@@ -79,7 +86,7 @@ class Fleet:
         self.repository = dg.Definitions(
             assets=[self._asset(key) for key in keys],
             asset_checks=[pass_all],
-            sensors=[snapshot_sensor(self.lake)],
+            sensors=[snapshot_sensor(self.lake, Registrar(self._move))],
             resources=RESOURCES,
             executor=dg.in_process_executor,
         ).get_repository_def()
@@ -95,6 +102,11 @@ class Fleet:
                 raise ValueError(f"{key} cannot be registered")
 
         return register
+
+    def _move(self, table: LakeTable) -> list[dg.AssetMaterialization]:
+        if not self.moves or table.name in self.failing:
+            raise ValueError(f"{table.name} cannot be registered")
+        return [dg.AssetMaterialization(table.key(system)) for system in ("glue", "snowflake")]
 
     def commit(self, *numbers: int, reported: bool = True) -> None:
         """Add a snapshot to the tables; ``reported``: the engine's status says so."""
@@ -128,10 +140,10 @@ class Fleet:
             keys = {str(each.run_key) for each in self.launched}
             assert str(request.run_key) not in keys, "Dagster launches no key twice"
             self.launched.append(request)
-            self.repository.get_job(str(request.job_name)).execute_in_process(
+            execute_requested(
+                self.repository.get_job(str(request.job_name)),
+                request,
                 instance=self.instance,
-                asset_selection=list(request.asset_selection or ()),
-                tags={**request.tags, "dagster/run_key": str(request.run_key)},
                 raise_on_error=False,
             )
 
@@ -145,6 +157,10 @@ class Fleet:
 
 def tables(request: dg.RunRequest) -> set[str]:
     return {key.path[-1] for key in request.asset_selection or ()}
+
+
+def checked(request: dg.RunRequest) -> set[str]:
+    return {key.asset_key.path[-1] for key in request.asset_check_keys or ()}
 
 
 def names(*numbers: int) -> set[str]:
@@ -180,6 +196,64 @@ def test_one_run_registers_all_that_changed(fleet: Fleet) -> None:
     events = fleet.instance.get_latest_materialization_event(dg.AssetKey(["iceberg", "t07"]))
     assert events
     assert fleet.live(3) == [], "nothing has changed since"
+
+
+def test_tick_registers_what_changed_and_a_run_checks_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("jobs.sensors._now", lambda: clock[0])
+    fleet.moves = True
+    fleet.commit(1, 2)
+    assert fleet.live(1) == [set()], "a run without assets"
+    assert checked(fleet.launched[-1]) == names(1, 2)
+    for system in ("iceberg", "glue", "snowflake"):
+        for name in names(1, 2):
+            assert fleet.instance.get_latest_materialization_event(dg.AssetKey([system, name]))
+    fleet.commit(2, 3)
+    assert fleet.live(3) == [], "the next checks are due a minute after the first"
+    clock[0] += CHECK_SECONDS
+    assert fleet.live(2) == [set()]
+    assert checked(fleet.launched[-1]) == names(2, 3)
+    assert fleet.tick().skip_message == "no new snapshot"
+
+
+def test_run_registers_what_a_tick_cannot(fleet: Fleet) -> None:
+    fleet.moves, fleet.failing = True, names(2)
+    fleet.commit(1, 2)
+    tick = fleet.tick()
+    (registration, checks) = tick.run_requests
+    assert tables(registration) == names(2)
+    assert checked(checks) == names(1)
+    fleet.failing = set()
+    fleet.keep(tick)
+    assert fleet.live(2) == []
+    fleet.commit(2)
+    assert set().union(*fleet.live(1)) == set(), "a tick registers it again"
+
+
+def test_failed_run_leaves_the_table_to_runs(fleet: Fleet) -> None:
+    fleet.moves, fleet.failing = True, names(2)
+    fleet.commit(2)
+    assert [each for each in fleet.live(8) if each] == [names(2)] * 3
+    fleet.failing = set()
+    fleet.commit(2)
+    assert [each for each in fleet.live(1) if each] == [names(2)]
+    fleet.commit(2)
+    assert [each for each in fleet.live(2) if each] == [], "after a run succeeded"
+
+
+def test_lost_tick_registers_again(fleet: Fleet) -> None:
+    fleet.live(1)
+    fleet.moves = True
+    fleet.commit(1)
+    lost = fleet.tick()
+    fleet.commit(3)
+    again = fleet.tick()
+    assert {event.asset_key.path[-1] for event in lost.asset_events} == names(1)
+    assert {event.asset_key.path[-1] for event in again.asset_events} == names(1, 3)
+    (first,), (second,) = lost.run_requests, again.run_requests
+    assert first.run_key != second.run_key, "Dagster would not launch the other selection"
 
 
 def test_idle_tick_loads_a_few_tables_and_stores_nothing(fleet: Fleet) -> None:
@@ -240,7 +314,7 @@ def test_silent_catalog_skips_the_tick(fleet: Fleet) -> None:
     error = UnreachableError("the catalog does not answer")
     fleet.catalog.broken = dict.fromkeys(names(*range(TOPICS)), error)
     assert "does not answer" in fleet.tick().skip_message
-    assert fleet.catalog.loaded == MAX_SILENT, "a tick does not wait for each table"
+    assert MAX_SILENT <= fleet.catalog.loaded <= AT_ONCE, "a tick does not wait for each table"
 
 
 def test_tick_of_which_nothing_is_kept_is_repeated(fleet: Fleet) -> None:
