@@ -167,7 +167,7 @@ class Ingestion:
             return self._committed_at
         until_phase = (self._phase - self._committed_at) % interval
         is_far = until_phase >= interval / 2  # else two commits would be close to each other
-        return self._committed_at + (until_phase if is_far else 0.75 * interval)
+        return self._committed_at + (until_phase if is_far else interval / 2)
 
     def _readable(self) -> int:
         """Return how many records wait, as far as is known."""
