@@ -25,7 +25,6 @@ from topicberg.catalogs.snowflake import (
     role_arn,
     set_polling,
     set_rest_secret,
-    sync_seconds,
     text,
     topic_integration,
 )
@@ -472,7 +471,7 @@ class LinkedDatabase(Resource):
         return {
             "namespaces": [context.seen.snowflake_namespace],
             "write_operations": "NONE",
-            "sync_interval_seconds": sync_seconds(context.config),
+            "sync_interval_seconds": context.config.snowflake_refresh_seconds,
             "suspended": "false",
         }
 
@@ -483,7 +482,7 @@ class LinkedDatabase(Resource):
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         alter = f"ALTER DATABASE {quote(self.name)}"
         of_link = f"{alter} UPDATE LINKED_CATALOG"
-        interval = sync_seconds(context.config)
+        interval = context.config.snowflake_refresh_seconds
         with context.snowflake() as session:
             if "sync_interval_seconds" in changes:
                 session.run(f"{of_link} SET SYNC_INTERVAL_SECONDS = {interval}", INTEGRATOR)
@@ -721,7 +720,7 @@ class LinkedTable(IcebergTable):
         """Wait until the catalog has the table, and then until Snowflake has discovered it."""
         self._wait_for_catalog(context)
         path, config = self._path(context), context.config
-        patience = 3.0 * sync_seconds(config) + VERIFY_SECONDS
+        patience = 3.0 * config.snowflake_refresh_seconds + VERIFY_SECONDS
         try:
             until(
                 lambda: self.find(context) is not None,
