@@ -194,9 +194,10 @@ class Settings(BaseSettings):
     )
     snowflake_refresh_seconds: int = Field(
         default=30,
-        ge=1,
+        ge=30,
         le=86400,
-        description="how often Snowflake asks the catalog for new snapshots of refreshed tables",
+        description="how often Snowflake asks the catalog for new tables and snapshots; it takes "
+        "no shorter interval",
     )
     snowflake_allowed_ips: str = Field(
         default="",

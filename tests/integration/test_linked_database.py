@@ -121,7 +121,9 @@ def test_tables_are_discovered_and_followed(
     shown = query(f'SHOW ICEBERG TABLES IN SCHEMA {linked}."{NAMESPACE}"')
     (row,) = [one for one in shown if one[1] == "seen"]
     assert row[8:10] == ("seen", NAMESPACE)
-    assert json.loads(row[16])["executionState"] == "RUNNING"
+    assert row[16] == ""
+    state = query(f"SELECT SYSTEM$AUTO_REFRESH_STATUS('{name}')")[0][0]
+    assert json.loads(state)["executionState"] == "RUNNING"
     assert [one[0] for one in query(f"DESCRIBE ICEBERG TABLE {name}")] == ["id", "tradeId"]
     append(table, 2)
     register(stack, table, "seen")

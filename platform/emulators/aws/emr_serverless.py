@@ -26,6 +26,8 @@ INVALID = "ValidationException"
 RELEASE = re.compile(r"emr-(spark-)?\d+\.\d+\.\d+(-\d{8})?")
 CHANGEABLE = ("CREATED", "STOPPED")
 ACTIVE = ("SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "QUEUED", "CANCELLING")
+DISK = "20000 GB"
+"""Of the maximum capacity of an application that states none of its disks."""
 STATE_SECONDS = 0.3
 """How long an application is between two states."""
 _NEXT = {"CREATING": "CREATED", "STARTING": "STARTED", "STOPPING": "STOPPED"}
@@ -134,6 +136,8 @@ class EmrServerless:
 
     def _described(self, one: Application) -> dict[str, Any]:
         times = {"createdAt": one.created, "updatedAt": one.created}
+        capacity = one.configuration.get("maximumCapacity")
+        limits = {"maximumCapacity": {"disk": DISK, **capacity}} if capacity else {}
         return {
             **self._identity(one),
             "type": one.type,
@@ -141,6 +145,7 @@ class EmrServerless:
             "tags": one.tags,
             **times,
             **one.configuration,
+            **limits,
         }
 
     def _list_applications(

@@ -33,6 +33,7 @@ USER = "USER"
 ROLE = "ROLE"
 WAREHOUSE = "WAREHOUSE"
 NETWORK_POLICY = "NETWORK POLICY"
+ACCOUNT = "ACCOUNT"
 GRANT = "GRANT"
 OWNER = "OWNER"
 """Property of every object: the role that created it."""
@@ -69,9 +70,9 @@ class Account:
         self.store = Store(folder / "account.db")
         self.engine = Engine(folder / "databases")
         self.sources = Sources()
-        if self.store.get("ACCOUNT", ()) is None:  # a new account has a warehouse, as in a trial
+        if self.store.get(ACCOUNT, ()) is None:  # a new account has a warehouse, as in a trial
             self.store.put(Stored(WAREHOUSE, ("COMPUTE_WH",)))
-            self.store.put(Stored("ACCOUNT", ()))
+            self.store.put(Stored(ACCOUNT, ()))
         self._refreshing: defaultdict[Name, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from emulators.snowflake import (
     users,
     volumes,
 )
-from emulators.snowflake.account import TABLE, Account, Context, resolve
+from emulators.snowflake.account import ACCOUNT, TABLE, Account, Context, resolve
 from emulators.snowflake.errors import unsupported
 from emulators.snowflake.grammar import Kind, Statement, parse_object_statement
 from emulators.snowflake.principal_grammar import (
@@ -91,6 +91,7 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("DROP", "NETWORK POLICY"): network_policies.drop_policy,
     ("SHOW", "NETWORK POLICY"): network_policies.show_policies,
     ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
+    ("ALTER", ACCOUNT): network_policies.alter_account,
     ("SHOW", "PARAMETER"): network_policies.show_parameter,
     ("SHOW", "TABLE"): relations.show_relations,
     ("SHOW", "VIEW"): relations.show_relations,
@@ -119,7 +120,10 @@ def parse(sql: str) -> Statement | None:
 
     :raises ProgrammingError: it is ours and wrong
     """
-    readers = (parse_grant, parse_show_grants, parse_use, network_policies.parse_show_parameters)
+    readers = (
+        *(parse_grant, parse_show_grants, parse_use),
+        *(network_policies.parse_alter_account, network_policies.parse_show_parameters),
+    )
     for read in readers:
         statement = read(Stream(sql))
         if statement is not None:

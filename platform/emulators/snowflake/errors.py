@@ -144,11 +144,11 @@ def unsupported(what: str) -> ProgrammingError:
     return _error(2, "0A000", f"not supported by the local Snowflake emulator: {what}")
 
 
-def attached_policy(name: str) -> ProgrammingError:
+def attached_policy(name: str, to: str) -> ProgrammingError:
     return _error(
         1492,
         "42601",
-        f"Cannot drop network policy {name}. It is attached to a user. Detach it first.",
+        f"Cannot drop network policy {name}. It is attached to {to}. Detach it first.",
     )
 
 

@@ -1,9 +1,12 @@
 """Network policies: lists of IPv4 addresses from which a user may log in.
 
-Of a user, not of the account or of an integration, and without network rules.
+Of a user or of the account, whose policy counts for users without one. Not of an integration, and
+without network rules.
 
 https://docs.snowflake.com/en/sql-reference/sql/create-network-policy,
-https://docs.snowflake.com/en/sql-reference/sql/alter-network-policy and
+https://docs.snowflake.com/en/sql-reference/sql/alter-network-policy,
+https://docs.snowflake.com/en/sql-reference/sql/alter-account,
+https://docs.snowflake.com/en/sql-reference/sql/show-parameters and
 https://docs.snowflake.com/en/user-guide/network-policies
 """
 
@@ -12,7 +15,15 @@ from __future__ import annotations
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueError
 from typing import Any
 
-from emulators.snowflake.account import NETWORK_POLICY, USER, Account, Context, create, drop
+from emulators.snowflake.account import (
+    ACCOUNT,
+    NETWORK_POLICY,
+    USER,
+    Account,
+    Context,
+    create,
+    drop,
+)
 from emulators.snowflake.errors import attached_policy, invalid_value, unsupported
 from emulators.snowflake.grammar import Kind, Statement, nothing
 from emulators.snowflake.options import Spec, text
@@ -20,7 +31,7 @@ from emulators.snowflake.results import Rows
 from emulators.snowflake.tokens import Stream
 
 PARAMETER = "NETWORK_POLICY"
-"""Of a user."""
+"""Of a user, or of the account."""
 
 
 def _addresses(stream: Stream, name: str) -> list[str]:
@@ -106,7 +117,9 @@ def drop_policy(account: Account, _context: Context, statement: Statement) -> Ro
             return Rows.status("Drop statement executed successfully.")
         account.require(NETWORK_POLICY, statement.name)
         if account.store.all(USER, lambda user: user.properties.get(PARAMETER) == name):
-            raise attached_policy(name)
+            raise attached_policy(name, "a user")
+        if account.require(ACCOUNT, ()).properties.get(PARAMETER) == name:
+            raise attached_policy(name, "the account")
         drop(account, NETWORK_POLICY, statement.name)
     return Rows.status(f"{name} successfully dropped.")
 
@@ -140,6 +153,31 @@ def describe_policy(account: Account, _context: Context, statement: Statement) -
     return Rows.of(("name", "value"), rows)
 
 
+def parse_alter_account(stream: Stream) -> Statement | None:
+    """``ALTER ACCOUNT {SET NETWORK_POLICY = name | UNSET NETWORK_POLICY}``; nothing else of it."""
+    if not stream.take("ALTER", "ACCOUNT"):
+        return None
+    statement = Statement("ALTER", ACCOUNT, action=stream.choice("ALTER", ("SET", "UNSET")))
+    if not stream.take(PARAMETER):
+        raise unsupported(f"ALTER ACCOUNT … {statement.action} {stream.peek().text}")
+    if statement.action == "SET":
+        stream.expect("=")
+        statement.properties = {PARAMETER: stream.identifier()}
+    stream.end()
+    return statement
+
+
+def alter_account(account: Account, _context: Context, statement: Statement) -> Rows:
+    policy = statement.properties.get(PARAMETER)
+    with account.store.lock:
+        if policy is not None:
+            account.require(NETWORK_POLICY, (policy,))
+        own = account.require(ACCOUNT, ())
+        own.properties[PARAMETER] = policy
+        account.store.put(own)
+    return Rows.status("Statement executed successfully.")
+
+
 def parse_show_parameters(stream: Stream) -> Statement | None:
     """``SHOW PARAMETERS LIKE 'network_policy' {IN | FOR} USER name``; no other parameter."""
     if not stream.take("SHOW", "PARAMETERS"):
@@ -157,17 +195,23 @@ def parse_show_parameters(stream: Stream) -> Statement | None:
 
 
 def show_parameter(account: Account, _context: Context, statement: Statement) -> Rows:
+    """A user has the account's policy if it has none of its own; the level says whose it is."""
     value = account.require(USER, statement.name).properties.get(PARAMETER)
+    inherited = account.require(ACCOUNT, ()).properties.get(PARAMETER)
+    level = "USER" if value else "ACCOUNT" if inherited else ""
     about = "Network policy assigned for the given target."
-    row = (PARAMETER, value or "", "", "USER" if value else "", about, "STRING")
+    row = (PARAMETER, value or inherited or "", "", level, about, "STRING")
     return Rows.of(("key", "value", "default", "level", "description", "type"), [row])
 
 
-def refuses(account: Account, policy: str | None, address: str) -> bool:
-    """Return whether a user's policy does not let a client of this address log in.
+def refuses(account: Account, of_user: str | None, address: str) -> bool:
+    """Return whether a network policy does not let a client of this address log in.
 
     A policy without allowed addresses blocks only the blocked ones; those come first.
+
+    :param of_user: the user's policy, which comes before the account's
     """
+    policy = of_user or account.require(ACCOUNT, ()).properties.get(PARAMETER)
     found = account.store.get(NETWORK_POLICY, (policy,)) if policy else None
     if found is None:
         return False

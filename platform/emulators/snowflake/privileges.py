@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from emulators.snowflake.account import (
+    ACCOUNT,
     DATABASE,
     GRANT,
     INTEGRATION,
@@ -49,8 +50,11 @@ _CREATORS = {
     USER: "USERADMIN",
     ROLE: "USERADMIN",
     NETWORK_POLICY: "SECURITYADMIN",
+    ACCOUNT: "SECURITYADMIN",
 }
-"""Kind of object in the account → the system role that has the privilege to create it."""
+"""Kind of object in the account → the system role that has the privilege to create it; of the
+account itself, to change it.
+"""
 _GRANTOR = "SECURITYADMIN"
 """Has MANAGE GRANTS."""
 _NAMES = {INTEGRATION: "INTEGRATION"}

@@ -97,11 +97,20 @@ EXTERNAL_VOLUME = Kind(
     plural="EXTERNAL VOLUMES",
 )
 
+
+def _interval(stream: Stream, name: str) -> int:
+    """Return a number of seconds from half a minute to a day."""
+    seconds = integer(stream, name)
+    if not 30 <= seconds <= 86400:
+        raise invalid_value(str(seconds), name)
+    return seconds
+
+
 _COMMON: dict[str, Reader] = {
     "CATALOG_SOURCE": choice("GLUE", "OBJECT_STORE", "POLARIS", "ICEBERG_REST", "SAP_BDC"),
     "TABLE_FORMAT": choice("ICEBERG", "DELTA"),
     "ENABLED": boolean,
-    "REFRESH_INTERVAL_SECONDS": integer,
+    "REFRESH_INTERVAL_SECONDS": _interval,
     "COMMENT": text,
 }
 _API_TYPES = (
@@ -204,10 +213,6 @@ def _create_integration(stream: Stream, statement: Statement) -> None:
     format_ = statement.properties["TABLE_FORMAT"]
     if format_ == "DELTA" and source != "OBJECT_STORE":
         raise invalid_value(format_, "TABLE_FORMAT")
-    if statement.properties.get("REFRESH_INTERVAL_SECONDS", 30) < 1:
-        raise invalid_value(
-            str(statement.properties["REFRESH_INTERVAL_SECONDS"]), "REFRESH_INTERVAL_SECONDS"
-        )
     catalog = statement.properties.get("GLUE_CATALOG_ID")
     if catalog is not None and not (catalog.isdigit() and len(catalog) == 12):
         raise invalid_value(catalog, "GLUE_CATALOG_ID")
@@ -232,7 +237,7 @@ _INTEGRATION_SET = Spec(
     {
         "REST_AUTHENTICATION": group(_SECRET),
         "ENABLED": boolean,
-        "REFRESH_INTERVAL_SECONDS": integer,
+        "REFRESH_INTERVAL_SECONDS": _interval,
         "COMMENT": text,
     },
 )

@@ -74,7 +74,10 @@ def show_tables(account: Account, context: Context, statement: Statement) -> Row
 
 def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
     properties = table.properties
-    status = auto_refresh_status(account, table) if properties["AUTO_REFRESH"] else ""
+    # A discovered table that needs nothing may have no state, one that is not refreshed has none.
+    is_discovered = account.linked(table.name[0]) is not None
+    is_shown = properties["REFRESH_ERROR"] if is_discovered else properties["AUTO_REFRESH"]
+    status = auto_refresh_status(account, table) if is_shown else ""
     return (
         table.created,
         table.name[2],

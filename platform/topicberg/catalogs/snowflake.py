@@ -35,11 +35,6 @@ NOT_ALLOWED = 3001
 LIBRARY = "snowflake.connector"
 QUERY_ROLE = "query_role"
 """The role that can only read, as ``topicberg deploy`` creates it for ``topicberg query``."""
-MIN_SYNC_SECONDS = 30
-"""Snowflake's shortest interval between two discoveries of a catalog-linked database.
-
-https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked
-"""
 DISCOVERY_POLL_SECONDS = 2.0
 DISCOVERY_SECONDS = 180.0
 """How long to wait at most for a table that the next discovery should find."""
@@ -271,7 +266,7 @@ def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool 
         f"REST_AUTHENTICATION = (TYPE = OAUTH {token}"
         f"OAUTH_CLIENT_ID = {text(login.client_id)} "
         f"OAUTH_CLIENT_SECRET = {text(login.client_secret.get_secret_value())} "
-        f"OAUTH_ALLOWED_SCOPES = ({text(login.scope)})) ENABLED = TRUE"
+        f"OAUTH_ALLOWED_SCOPES = ({text(login.scope)})) {_polling(config)}"
     )
 
 
@@ -289,11 +284,6 @@ def topic_integration(config: Settings) -> str:
     return names.integration if config.topics_in_glue else names.rest_integration
 
 
-def sync_seconds(config: Settings) -> int:
-    """Return the interval between two discoveries of the linked database."""
-    return max(MIN_SYNC_SECONDS, config.snowflake_refresh_seconds)
-
-
 def create_linked_database(config: Settings) -> str:
     """A read-only database of what the catalog has of the cluster, which follows it by itself.
 
@@ -309,7 +299,7 @@ def create_linked_database(config: Settings) -> str:
         f"LINKED_CATALOG = (CATALOG = {text(names.linked_integration)}, "
         f"ALLOWED_NAMESPACES = ({text(config.snowflake_namespace)}), "
         f"ALLOWED_WRITE_OPERATIONS = NONE, "
-        f"SYNC_INTERVAL_SECONDS = {sync_seconds(config)}){volume} "
+        f"SYNC_INTERVAL_SECONDS = {config.snowflake_refresh_seconds}){volume} "
         f"CATALOG_CASE_SENSITIVITY = {case}"
     )
 
@@ -499,7 +489,7 @@ def _wait_for_discovery(connection: SnowflakeConnection, config: Settings, path:
     if _volume_of(connection, path) is not None:
         return
     status = link_status(connection, config)
-    deadline = time.monotonic() + min(DISCOVERY_SECONDS, 3.0 * sync_seconds(config))
+    deadline = time.monotonic() + min(DISCOVERY_SECONDS, 3.0 * config.snowflake_refresh_seconds)
     while status.state != "SUSPENDED" and time.monotonic() < deadline:
         time.sleep(DISCOVERY_POLL_SECONDS)
         if _volume_of(connection, path) is not None:

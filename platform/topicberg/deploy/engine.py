@@ -382,7 +382,8 @@ Found = tuple[Resource, Live | str]
 def existing(resources: Iterable[Resource], context: DeployContext, report: Report) -> list[Found]:
     """What there is to delete, in the order of deletion.
 
-    A key without which something cannot be read, and so not deleted, is created again.
+    A key without which something cannot be read, and so not deleted, is created again, and deleted
+    with the rest. What is not ours to delete need not be seen.
     """
     by_key = {resource.key: resource for resource in in_order(resources)}
     found: dict[str, Live | str] = {}
@@ -396,16 +397,18 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
                 return None
             with one_at_a_time:
                 if error.key not in context.live or not context.live[error.key].facts.get("key"):
-                    converge(by_key[error.key], context, report)
+                    found[error.key] = converge(by_key[error.key], context, report)
         return look(resource, context)
 
     def look_at(resource: Resource) -> None:
+        is_ours = resource.is_ours(context)
         try:
-            live = reveal(resource)
+            live = reveal(resource) if is_ours else look(resource, context)
         except Exception as error:  # the others are still to be deleted
-            found[resource.key] = f"cannot be seen: {_reason(error)}"
+            if is_ours or not isinstance(error, MissingError | CredentialsError | GoneError):
+                found[resource.key] = f"cannot be seen: {_reason(error)}"
         else:
-            if live is not None and resource.is_ours(context):
+            if live is not None and is_ours:
                 found[resource.key] = live
 
     _walk(by_key, look_at)

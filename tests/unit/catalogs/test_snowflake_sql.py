@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from topicberg.catalogs import snowflake
+from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 
 CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
+LOGIN = snowflake.RestLogin("https://c", "c", "id", SecretStr("s"), "scope")
 
 
 @given(st.text(min_size=1))
@@ -50,6 +53,24 @@ def test_a_value_cannot_leave_its_quotes(value: str) -> None:
 def test_statements(statement: str, parts: list[str]) -> None:
     for part in parts:
         assert part in statement
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_every_integration_polls_at_the_interval_of_the_settings(linked: bool) -> None:
+    """At once: a plan right after the first `create` finds no difference."""
+    config = Settings(prefix="demo", cluster_id="lkc-1", snowflake_refresh_seconds=600)
+    for statement in (
+        snowflake.create_integration(config, linked=linked),
+        snowflake.create_rest_integration(config, LOGIN, linked=linked),
+        snowflake.set_polling(config, "CI"),
+    ):
+        assert "REFRESH_INTERVAL_SECONDS = 600 ENABLED = TRUE" in statement
+
+
+@pytest.mark.parametrize("seconds", [29, 86401])
+def test_interval_that_snowflake_refuses_is_no_setting(seconds: int) -> None:
+    with pytest.raises(TopicbergError, match="TOPICBERG_SNOWFLAKE_REFRESH_SECONDS"):
+        Settings(snowflake_refresh_seconds=seconds)
 
 
 def test_nothing_that_is_there_is_made_anew() -> None:

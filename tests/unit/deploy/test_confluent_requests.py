@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -352,6 +352,27 @@ def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
     assert rotate(graph, context, quiet) == 0
     assert published in key_ids(deployed)
     deployed.account.delays = NO_DELAYS
+
+
+def test_new_keys_of_clusters_are_tried_again_after_a_minute(
+    deployed: Stackless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers learn of a key one after the other; keys that are old enough are known to all."""
+    pauses: list[float] = []
+
+    def long_pauses(change: Callable[[DeployContext, list[Resource]], Any]) -> list[float]:
+        context, graph = opened(deployed)
+        pauses.clear()
+        context.sleep = pauses.append
+        change(context, graph)
+        return [pause for pause in pauses if pause >= keys.SPREAD_SECONDS]
+
+    create_again = long_pauses(lambda context, graph: engine.create(graph, context, quiet))
+    assert len(create_again) == 4  # the run that created the keys may have been killed
+    rotated = long_pauses(lambda context, graph: rotate(graph, context, quiet, force=True))
+    assert len(rotated) == 2 * 4  # the keys that are active, and those that take their place
+    monkeypatch.setattr(keys, "YOUNG", timedelta(0))
+    assert long_pauses(lambda context, graph: engine.create(graph, context, quiet)) == []
 
 
 def test_an_orphan_is_deleted_once_no_list_can_lag(

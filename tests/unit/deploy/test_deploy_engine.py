@@ -221,6 +221,44 @@ def test_only_a_404_says_that_it_is_gone(
     assert set(engine.delete(engine.existing(GRAPH, context, quiet), context, quiet)) == left
 
 
+class KeyOfThings(Thing):
+    """What locked things are read with."""
+
+    def find(self, context: DeployContext) -> Live | None:
+        live = Thing.find(self, context)
+        return None if live is None else replace(live, facts={"key": "secret"})
+
+
+class Locked(Thing):
+    """Can be read with the key ``key`` only."""
+
+    def find(self, context: DeployContext) -> Live | None:
+        context.need("key")
+        return Thing.find(self, context)
+
+
+class Borrowed(Locked):
+    """Goes with another resource."""
+
+    def is_ours(self, context: DeployContext) -> bool:
+        return False
+
+
+def test_delete_takes_the_key_that_it_created_to_see_the_rest(context: DeployContext) -> None:
+    """E.g. after a delete that was killed when it had deleted the key."""
+    graph = [KeyOfThings("key", "K"), Locked("a", "A", ("key",))]
+    _there(context)["a"] = {}
+    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
+    assert _there(context) == {}
+
+
+def test_delete_needs_no_key_to_see_what_it_leaves(context: DeployContext) -> None:
+    graph = [KeyOfThings("key", "K"), Borrowed("a", "A", ("key",))]
+    _there(context)["a"] = {}
+    assert engine.existing(graph, context, quiet) == []
+    assert _log(context) == []
+
+
 @dataclass(frozen=True)
 class Late(Thing):
     """Cannot be created before another party has done something."""

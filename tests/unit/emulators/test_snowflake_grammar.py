@@ -70,7 +70,7 @@ DOCUMENTED = [
     ),
     "CREATE CATALOG INTEGRATION ci CATALOG_SOURCE = POLARIS TABLE_FORMAT = ICEBERG ENABLED = TRUE "
     f"REST_CONFIG = (CATALOG_URI = 'https://p' CATALOG_NAME = 'n') REST_AUTHENTICATION = ({OAUTH})",
-    "ALTER CATALOG INTEGRATION ci SET ENABLED = FALSE REFRESH_INTERVAL_SECONDS = 5 COMMENT = ''",
+    "ALTER CATALOG INTEGRATION ci SET ENABLED = FALSE REFRESH_INTERVAL_SECONDS = 300 COMMENT = ''",
     "ALTER CATALOG INTEGRATION ci SET REST_AUTHENTICATION = (OAUTH_CLIENT_SECRET = 's')",
     "DROP CATALOG INTEGRATION ci",
     "SHOW CATALOG INTEGRATIONS",
@@ -148,7 +148,8 @@ def test_a_word_too_many_is_a_syntax_error(sql: str) -> None:
         (glue().replace("TRUE", "YES"), 1422, "YES"),
         (glue().replace("'000000000000'", "'12'"), 1422, "'12'"),
         (glue(more="REFRESH_INTERVAL_SECONDS = 'x'"), 1422, "'x'"),
-        (glue(more="REFRESH_INTERVAL_SECONDS = 0"), 1422, "'0'"),
+        (glue(more="REFRESH_INTERVAL_SECONDS = 29"), 1422, "'29'"),
+        ("ALTER CATALOG INTEGRATION ci SET REFRESH_INTERVAL_SECONDS = 86401", 1422, "'86401'"),
         (glue(more="GLUE_REGION = 'a' GLUE_REGION = 'b'"), 1424, "GLUE_REGION"),
         (glue(more="GLUE_REGION 'a'"), 1003, "'a'"),
         (glue(more="GLUE_REGION = 5"), 1003, "'5'"),

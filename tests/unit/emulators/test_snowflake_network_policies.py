@@ -72,12 +72,37 @@ def test_policy_keeps_other_addresses_out(run: Run, log_in: Callable[[str], None
         ("ALLOWED_IP_LIST", "203.0.113.0/24,198.51.100.7"),
         ("BLOCKED_IP_LIST", "203.0.113.9"),
     ]
-    ((key, value, *_),) = run("SHOW PARAMETERS LIKE 'network_policy' IN USER u")
-    assert (key, value) == ("NETWORK_POLICY", "P")
+    ((key, value, _, level, *_),) = run("SHOW PARAMETERS LIKE 'network_policy' IN USER u")
+    assert (key, value, level) == ("NETWORK_POLICY", "P", "USER")
     run("ALTER USER u UNSET NETWORK_POLICY")
     log_in("127.0.0.1")
     ((_, value, *_),) = run("SHOW PARAMETERS LIKE 'network_policy' FOR USER u")
     assert value == ""
+
+
+def test_policy_of_the_account_is_for_users_without_one(
+    run: Run, log_in: Callable[[str], None]
+) -> None:
+    run("CREATE NETWORK POLICY everywhere ALLOWED_IP_LIST = ('203.0.113.0/24')")
+    run("CREATE NETWORK POLICY own ALLOWED_IP_LIST = ('198.51.100.7')")
+    run("ALTER ACCOUNT SET NETWORK_POLICY = everywhere")
+    ((_, value, _, level, *_),) = run("SHOW PARAMETERS LIKE 'network_policy' IN USER u")
+    assert (value, level) == ("EVERYWHERE", "ACCOUNT")
+    log_in("203.0.113.9")
+    with pytest.raises(LoginRefused):
+        log_in("198.51.100.7")
+    with pytest.raises(ProgrammingError, match="attached to the account"):
+        run("DROP NETWORK POLICY everywhere")
+    run("ALTER USER u SET NETWORK_POLICY = own")
+    log_in("198.51.100.7")
+    run("ALTER ACCOUNT UNSET NETWORK_POLICY")
+    run("DROP NETWORK POLICY everywhere")
+    for statement, problem in (
+        ("ALTER ACCOUNT SET NETWORK_POLICY = own", "Insufficient privileges"),
+        ("ALTER ACCOUNT SET X = 1", "not supported"),
+    ):
+        with pytest.raises(ProgrammingError, match=problem):
+            run(statement, "SYSADMIN")
 
 
 def test_attached_policy_is_not_dropped(run: Run) -> None:
@@ -181,11 +206,21 @@ def test_deploy_creates_changes_and_deletes_the_policy(account: Account, run: Ru
     live = narrow.find(context)
     assert live is not None
     assert live.fields == narrow.desired(context)
-    other = attached.find(context)
-    assert other is not None
-    replace(attached, policy="ANOTHER").delete(context, other)
-    assert attached.find(context) is not None, "a policy that an operator set stays"
-    attached.delete(context, other)
+    attached.delete(context, live)
     policy.delete(context, live)
     assert (policy.find(context), attached.find(context)) == (None, None)
     assert UserPolicy("key2", "x", user="MISSING", policy="x").find(context) is None
+
+
+def test_policies_of_others_are_not_taken_for_ours(account: Account, run: Run) -> None:
+    """Of the account, or set by an operator: deploy neither plans to delete nor waits for them."""
+    context = cast("Any", Emulated(account))
+    attached = UserPolicy("key2", "MY_POLICY of U", user="U", policy="MY_POLICY")
+    for name in ("everywhere", "my_policy", "another"):
+        run(f"CREATE NETWORK POLICY {name} ALLOWED_IP_LIST = ('203.0.113.0/24')")
+    run("ALTER ACCOUNT SET NETWORK_POLICY = everywhere")
+    assert attached.find(context) is None
+    run("ALTER USER u SET NETWORK_POLICY = another")
+    assert attached.find(context) is None
+    attached.create(context)
+    assert attached.find(context) is not None

@@ -212,7 +212,7 @@ class Application(Resource):
         fields = {
             "release": application["releaseLabel"],
             "architecture": application.get("architecture"),
-            "maximum_capacity": application.get("maximumCapacity"),
+            "maximum_capacity": _requested(application.get("maximumCapacity", {})),
             "auto_start": application.get("autoStartConfiguration", {}).get("enabled"),
             "auto_stop_minutes": _idle_minutes(application),
             "image": application.get("imageConfiguration", {}).get("imageUri"),
@@ -340,6 +340,15 @@ class Application(Resource):
 def _capacity(context: DeployContext) -> dict[str, str]:
     vcpu = context.config.emr_max_vcpu
     return {"cpu": f"{vcpu} vCPU", "memory": f"{vcpu * GB_PER_VCPU} GB"}
+
+
+def _requested(capacity: dict[str, str]) -> dict[str, str]:
+    """Return the part of a capacity that is requested: AWS may add a limit of disks of its own,
+    which Terraform's provider of AWS takes for computed.
+
+    https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_MaximumAllowedResources.html
+    """
+    return {name: text for name, text in capacity.items() if name != "disk"}
 
 
 def _idle_minutes(application: dict[str, Any]) -> int | None:

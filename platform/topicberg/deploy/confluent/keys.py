@@ -32,6 +32,10 @@ YOUNG = timedelta(minutes=10)
 """How far lists of keys and of versions may lag: no key of this age is taken for an orphan."""
 CONSECUTIVE = 2
 """Answers in a row that a new key must get: the API has several servers."""
+SPREAD_SECONDS = 60.0
+"""Between the answers to a new key of a cluster. Confluent's Terraform provider waits as long
+(`utils_wait.go`: a Kafka key takes about two minutes until all brokers know it;
+`resource_api_key.go` sleeps a minute after it has created a key of Schema Registry)."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,9 @@ class RotatingKey(Resource):
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """The newest key works everywhere, and is the one that consumers read."""
-        self.wait_until_it_works(context, context.active_key(self.key))
         newest: Version = live.facts["versions"][-1]
+        spread = self._spread(context, newest.created)
+        self.wait_until_it_works(context, context.active_key(self.key), spread)
         context.secrets.publish(self.name, newest.id)
 
     def delete(self, context: DeployContext, live: Live) -> None:
@@ -145,7 +150,8 @@ class RotatingKey(Resource):
         if context.secrets.exists(self.name):
             context.secrets.forget(self.name, key)
 
-    def wait_until_it_works(self, context: DeployContext, key: ApiKey) -> None:
+    def wait_until_it_works(self, context: DeployContext, key: ApiKey, spread: float) -> None:
+        """:param spread: seconds between the answers that it must get"""
         probe = self._probe(context, key)
         in_a_row = 0
 
@@ -155,11 +161,20 @@ class RotatingKey(Resource):
                 probe()
             except (CredentialsError, GoneError):
                 in_a_row = 0
-            else:
-                in_a_row += 1
+                return False
+            in_a_row += 1
+            if in_a_row < CONSECUTIVE:
+                context.sleep(spread)
             return in_a_row >= CONSECUTIVE
 
         until(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
+
+    def _spread(self, context: DeployContext, created: datetime) -> float:
+        in_brokers = context.config.deployment == "cloud" and self.of in (
+            "kafka",
+            "schema_registry",
+        )
+        return SPREAD_SECONDS if in_brokers and created > datetime.now(UTC) - YOUNG else 0.0
 
     def _probe(self, context: DeployContext, key: ApiKey) -> Callable[[], Any]:
         if self.of == "kafka":

@@ -209,7 +209,13 @@ def _sorted(networks: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class UserPolicy(Resource):
-    """The network policy of the service user, which is set when everything else of it works."""
+    """The network policy of the service user, which is set when everything else of it works.
+
+    It is there if the user itself has this policy. The parameter also has a value if an operator
+    set another policy, or one of the account, which are not ours.
+
+    https://docs.snowflake.com/en/sql-reference/sql/show-parameters
+    """
 
     user: str = ""
     policy: str = ""
@@ -221,19 +227,13 @@ class UserPolicy(Resource):
             rows = session.find(
                 f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}", OWNER
             )
-        value = next((row["value"] for row in rows or [] if row["value"]), None)
-        return Live(self.name, {"policy": value}) if value else None
-
-    def desired(self, context: DeployContext) -> Fields:
-        return {"policy": self.policy}
+        ours = any((row["level"], row["value"]) == ("USER", self.policy) for row in rows or [])
+        return Live(self.name) if ours else None
 
     def create(self, context: DeployContext) -> None:
         with context.snowflake() as session:
             change = f"SET NETWORK_POLICY = {quote(self.policy)}"
             session.run(f"ALTER USER {quote(self.user)} {change}", OWNER)
-
-    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        self.create(context)
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """Check that this machine may still log in as the user, as the next rotation has to."""
@@ -245,8 +245,6 @@ class UserPolicy(Resource):
             )
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        if live.fields["policy"] != self.policy:
-            return  # another one, which an operator set
         with context.snowflake() as session:
             session.run(f"ALTER USER IF EXISTS {quote(self.user)} UNSET NETWORK_POLICY", OWNER)
 

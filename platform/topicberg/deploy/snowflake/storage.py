@@ -25,7 +25,6 @@ from topicberg.catalogs.snowflake import (
     role_arn,
     set_polling,
     set_rest_secret,
-    sync_seconds,
     text,
     topic_integration,
 )
@@ -51,6 +50,10 @@ SUSPEND_SECONDS = 60
 ACCESS_SECONDS = 600.0
 VERIFY_SECONDS = 300.0
 CATALOG_SECONDS = 30 * 60.0
+REFRESHING = ("RUNNING", "STALLED")
+"""States of automated refresh that need nothing: one that stalled recovers by itself."""
+STOPPED = "STOPPED"
+"""It does not recover by itself."""
 
 
 @dataclass(frozen=True)
@@ -472,7 +475,7 @@ class LinkedDatabase(Resource):
         return {
             "namespaces": [context.seen.snowflake_namespace],
             "write_operations": "NONE",
-            "sync_interval_seconds": sync_seconds(context.config),
+            "sync_interval_seconds": context.config.snowflake_refresh_seconds,
             "suspended": "false",
         }
 
@@ -483,7 +486,7 @@ class LinkedDatabase(Resource):
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         alter = f"ALTER DATABASE {quote(self.name)}"
         of_link = f"{alter} UPDATE LINKED_CATALOG"
-        interval = sync_seconds(context.config)
+        interval = context.config.snowflake_refresh_seconds
         with context.snowflake() as session:
             if "sync_interval_seconds" in changes:
                 session.run(f"{of_link} SET SYNC_INTERVAL_SECONDS = {interval}", INTEGRATOR)
@@ -593,8 +596,9 @@ class IcebergTable(Resource):
                 "catalog": found["catalog_name"],
                 "volume": found["external_volume_name"],
                 "glue_table": [found["catalog_namespace"], found["catalog_table_name"]],
-                "auto_refresh": bool(found["auto_refresh_status"]),
+                "auto_refresh": _refresh_state(found) in REFRESHING,
             },
+            {"refresh": _refresh_state(found)},
         )
 
     def desired(self, context: DeployContext) -> Fields:
@@ -678,9 +682,17 @@ class IcebergTable(Resource):
         return Names.of(context.config).table(self.name)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        alter = f"ALTER ICEBERG TABLE {self._sql(context)} SET AUTO_REFRESH = TRUE"
+        """Let it follow its catalog; one that has stopped is first refreshed.
+
+        https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh
+        """
+        names, alter = Names.of(context.config), f"ALTER ICEBERG TABLE {self._sql(context)}"
         with context.snowflake() as session:
-            session.run(alter, INTEGRATOR)
+            if live.facts["refresh"] == STOPPED:
+                session.run(f"{alter} SET AUTO_REFRESH = FALSE", INTEGRATOR)
+                session.run(f"USE WAREHOUSE {quote(names.warehouse)}", INTEGRATOR)
+                session.run(f"{alter} REFRESH", INTEGRATOR)
+            session.run(f"{alter} SET AUTO_REFRESH = TRUE", INTEGRATOR)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         table = Names.of(context.config).table(self.name)
@@ -688,9 +700,21 @@ class IcebergTable(Resource):
             session.run(f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)
 
 
+def _refresh_state(row: dict[str, Any]) -> str:
+    """Return the state of automated refresh in a row of SHOW ICEBERG TABLES; empty: it has none."""
+    status = row["auto_refresh_status"]
+    return str(parsed(status, "SHOW ICEBERG TABLES")["executionState"]) if status else ""
+
+
 @dataclass(frozen=True)
 class LinkedTable(IcebergTable):
-    """A topic's table in the catalog-linked database: it is created by Snowflake's discovery."""
+    """A topic's table in the catalog-linked database: it is created by Snowflake's discovery.
+
+    Automated refresh is on by default, and may have no state for a table that needs nothing. It is
+    off if Snowflake could not read the table when it was discovered.
+
+    https://docs.snowflake.com/en/sql-reference/functions/system_auto_refresh_status
+    """
 
     kind = "Snowflake table, discovered,"
     replaced_for = frozenset()
@@ -712,7 +736,8 @@ class LinkedTable(IcebergTable):
         found = next((row for row in rows or [] if row["name"] == path.table), None)
         if found is None:
             return None
-        return Live(str(path), {"auto_refresh": bool(found["auto_refresh_status"])})
+        state = _refresh_state(found)
+        return Live(str(path), {"auto_refresh": state in ("", *REFRESHING)}, {"refresh": state})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"auto_refresh": True}
@@ -721,7 +746,7 @@ class LinkedTable(IcebergTable):
         """Wait until the catalog has the table, and then until Snowflake has discovered it."""
         self._wait_for_catalog(context)
         path, config = self._path(context), context.config
-        patience = 3.0 * sync_seconds(config) + VERIFY_SECONDS
+        patience = 3.0 * config.snowflake_refresh_seconds + VERIFY_SECONDS
         try:
             until(
                 lambda: self.find(context) is not None,

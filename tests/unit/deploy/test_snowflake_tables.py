@@ -1,0 +1,81 @@
+"""The topics' tables in Snowflake: whether they follow their catalog, and what makes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+
+from topicberg.deploy.resource import Live
+from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
+from topicberg.settings import Settings
+from topicberg.topics import load_topic
+
+
+class Account:
+    """A context whose Snowflake has one table, in this state of automated refresh."""
+
+    config = Settings(prefix="demo", cluster_id="lkc-1")
+    seen = config
+
+    def __init__(self, state: str) -> None:
+        self.status = json.dumps({"executionState": state}) if state else ""
+        self.sent: list[str] = []
+
+    @contextmanager
+    def snowflake(self) -> Iterator[Account]:
+        yield self
+
+    def find(self, _statement: str, _role: str) -> list[dict[str, Any]]:
+        columns = ("catalog_name", "external_volume_name", "catalog_namespace")
+        row = dict.fromkeys((*columns, "catalog_table_name"), "")
+        names = ("stock_trades", "STOCK_TRADES")
+        return [row | {"name": name, "auto_refresh_status": self.status} for name in names]
+
+    def run(self, statement: str, _role: str) -> None:
+        self.sent.append(statement.rpartition('" ')[2] or statement)
+
+
+def found(kind: type[IcebergTable], account: Account) -> tuple[IcebergTable, Live]:
+    table = kind("key", "STOCK_TRADES", spec=load_topic("stock_trades"))
+    live = table.find(cast("Any", account))
+    assert live is not None
+    return table, live
+
+
+@pytest.mark.parametrize(
+    ("state", "created_follows", "linked_follows"),
+    [
+        ("RUNNING", True, True),
+        ("STALLED", True, True),
+        ("", False, True),
+        ("STOPPED", False, False),
+        ("ICEBERG_TABLE_NOT_INITIALIZED", False, False),
+    ],
+)
+def test_table_follows_by_its_state(
+    state: str, created_follows: bool, linked_follows: bool
+) -> None:
+    """A table of a linked database is refreshed by default, and may have no state."""
+    for kind, follows in ((IcebergTable, created_follows), (LinkedTable, linked_follows)):
+        _, live = found(kind, Account(state))
+        assert live.fields["auto_refresh"] is follows, kind
+
+
+@pytest.mark.parametrize("kind", [IcebergTable, LinkedTable])
+def test_stopped_table_is_refreshed_before_it_follows_again(kind: type[IcebergTable]) -> None:
+    account = Account("STOPPED")
+    table, live = found(kind, account)
+    table.update(cast("Any", account), live, {"auto_refresh": (False, True)})
+    assert [one for one in account.sent if not one.startswith("USE WAREHOUSE")] == [
+        "SET AUTO_REFRESH = FALSE",
+        "REFRESH",
+        "SET AUTO_REFRESH = TRUE",
+    ]
+    account = Account("ICEBERG_TABLE_NOT_INITIALIZED")
+    table, live = found(kind, account)
+    table.update(cast("Any", account), live, {"auto_refresh": (False, True)})
+    assert account.sent == ["SET AUTO_REFRESH = TRUE"]
