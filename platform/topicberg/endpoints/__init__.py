@@ -356,6 +356,7 @@ class Endpoints(LakeEndpoints):
         keys = access_key, secret_key
         with _CREATING:
             return _client(
+                frozenset(item for item in os.environ.items() if item[0].startswith("AWS_")),
                 _aws_session(),
                 service,
                 (config or settings()).aws_region,
@@ -399,6 +400,7 @@ def _aws_session() -> boto3.Session:
 
 @lru_cache(maxsize=16)
 def _client(
+    environment: frozenset[tuple[str, str]],
     session: boto3.Session,
     service: str,
     region: str,
@@ -407,7 +409,10 @@ def _client(
     secret_key: str | None,
     options: Any,
 ) -> Any:
-    """Return a client, which all threads share: creating one takes longer than most calls."""
+    """Return a client, which all threads share: creating one takes longer than most calls.
+
+    :param environment: what boto3 reads of it, for example the addresses of services
+    """
     return session.client(
         service,
         region_name=region,
