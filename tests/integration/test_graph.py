@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from snapshot_daemon import Daemon, snapshot_daemon
 from assets import Lake, find_derived
 from assets.partitions import partition_key, time_partitions
 from definitions import defs
-from jobs import snapshot_sensor
+from jobs import sensors, snapshot_sensor
 from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.datagen.runner import run_here
@@ -96,7 +97,7 @@ def test_pipeline_and_three_doors(stack: Endpoints, daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("snapshots", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_daemon_down_for_some_snapshots_registers_each(
-    stack: Endpoints, daemon: Daemon, snapshots: int
+    stack: Endpoints, daemon: Daemon, snapshots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = load_topic(TOPIC)
     kafka.ensure_topic(spec, stack, settings())
@@ -105,6 +106,7 @@ def test_daemon_down_for_some_snapshots_registers_each(
         pass
     known, runs = len(daemon.materialized), len(daemon.runs)
     daemon.lags.clear()
+    daemon.registered.clear()
     ingestor = Ingestor(spec, stack, settings())
     for _ in range(snapshots):
         run_here(settings(), TOPIC, rate=0, count=50)
@@ -117,13 +119,18 @@ def test_daemon_down_for_some_snapshots_registers_each(
     assert len(set(daemon.materialized)) == len(daemon.materialized)
     assert len(daemon.lags) >= snapshots
     assert all(0 < lag < 300 for lag in daemon.lags)
+    later = time.time() + sensors.OBSERVATION_SECONDS
+    monkeypatch.setattr(sensors, "_now", lambda: later)
+    daemon.tick()
     lag: Mapping[str, Any] = daemon.observed[-1].metadata
     assert sum(lag["consumer_lag_by_partition"].value.values()) == lag["consumer_lag"].value == 0
     hours = 2 if datetime.now(UTC).minute < 3 else 1
     kinds = [run.dagster_run.tags["topicberg/kind"] for run in daemon.runs[runs:]]
-    registrations = kinds.count("registration")
-    assert 1 <= registrations <= 2  # the engine may compact the table in between
-    assert kinds.count("computation") == len(kinds) - registrations <= hours
+    assert {"glue", "snowflake"} == {key.path[0] for key in daemon.registered}
+    assert len(daemon.registered) <= 4  # the engine may compact the table in between
+    checks = kinds.count("registration")
+    assert checks <= 2
+    assert kinds.count("computation") == len(kinds) - checks <= hours
     produced = sum(kafka.end_offsets(stack, TOPIC).values())
     for engine in ENGINES:
         assert count(TOTALS, engine, stack) == produced
