@@ -1,4 +1,4 @@
 """Extensions of Dagster's internals: storage, launcher, events, webserver, Snowflake."""
 
 BACKGROUND = "topicberg/background"
-"""Tag of runs that nobody waits for: on one machine, they leave the processors to all others."""
+"""Tag of runs whose results can wait: on one machine, they leave the processors to all others."""
