@@ -199,7 +199,8 @@ def test_registry_that_does_not_run_is_unreachable() -> None:
 def test_port_of_a_client_that_left_is_not_taken_for_the_next_one() -> None:
     """A connection is reset with data in it; then another process has the client's port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
+        own = ("127.83.0.1", 0)  # an address where no other test's client gets the port in between
+        client = socket.create_connection(server.getsockname(), source_address=own)
         accepted, address = server.accept()
         assert peers.is_own_socket(accepted)
         client.sendall(b"request")
