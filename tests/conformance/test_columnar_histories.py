@@ -199,7 +199,7 @@ def rows(plan: columnar.Plan, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any
     buffers = {half: Buffers(shape, len(pairs), TEXT_BYTES) for half, shape in shapes.items()}
     found: list[dict[str, Any]] = []
     try:
-        for columns in columnar._decoded(plan, fetched(pairs), buffers):
+        for columns, _ in columnar._decoded(plan, fetched(pairs), buffers):
             plain = {
                 name: one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one
                 for name, one in columns.items()

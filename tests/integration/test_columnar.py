@@ -18,7 +18,7 @@ from kafka_topics import Row, Topic, avro, encode
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg.summaries import WAP_ID, summary
-from topicberg.tableflow import columnar
+from topicberg.tableflow import columnar, engine
 from topicberg.tableflow.engine import run_once
 
 pytestmark = pytest.mark.integration
@@ -266,3 +266,56 @@ def _no_compatibility() -> Any:
     from confluent_kafka.schema_registry import ConfigCompatibilityLevel, ServerConfig
 
     return ServerConfig(compatibility=ConfigCompatibilityLevel.NONE)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("partitioning", [[], ["kind"]])
+def test_upserts_equal_sparks_rows(
+    make_topic: Callable[..., Topic],
+    monkeypatch: pytest.MonkeyPatch,
+    partitioning: list[str],
+    version: int,
+) -> None:
+    table = {"partitioning": partitioning, "format_version": version}
+    topic = make_topic(KEPT, write_mode="upsert", table=table)
+    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
+    rng = random.Random(version)
+    keys = [b"", b"k" * 300, *(f"key {n}".encode() for n in range(60))]
+    monkeypatch.setattr(columnar, "_ROWS", 40)  # keys repeat within a chunk and in later ones
+    newest: dict[tuple[bytes, int], int | None] = {}
+    for batch in range(4):
+        producer = Producer(topic.endpoints.kafka_config())
+        for number in range(batch * 1_000, batch * 1_000 + (300 if batch else 150)):
+            key, partition = rng.choice(keys), rng.randrange(topic.spec.partitions)
+            row = None if rng.random() < 0.1 else make_row(rng, number)
+            value = None if row is None else prefix + encode(parsed, row)
+            producer.produce(topic.spec.name, value, key, partition=partition)
+            newest[key, partition] = None if row is None else number
+        producer.flush(30)
+        topic.ingest()
+    assert len(topic.table().snapshots()) == 4  # Spark needs two for a batch
+    found = in_order(topic)
+    assert sorted(row["id"] for row in found) == sorted(n for n in newest.values() if n is not None)
+    assert found == by_spark(topic)
+
+
+def test_parts_of_an_upsert_batch_replace_each_other(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of Spark read parts of a partition; records of a later part are newer."""
+    topic = make_topic(KEPT, write_mode="upsert")
+    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
+    rng = random.Random(3)
+    monkeypatch.setattr(columnar, "TASK_RECORDS", 100)
+    monkeypatch.setattr(engine, "small", lambda _: 10)
+    for first in (0, 600):
+        producer = Producer(topic.endpoints.kafka_config())
+        for number in range(first, first + 600):
+            value = prefix + encode(parsed, make_row(rng, number))
+            producer.produce(topic.spec.name, value, f"key {number % 130}".encode())
+        producer.flush(30)
+        topic.ingest()
+    assert len(topic.table().snapshots()) == 2
+    found = in_order(topic)
+    assert sorted(row["id"] for row in found) == list(range(1_070, 1_200))
+    assert found == by_spark(topic)

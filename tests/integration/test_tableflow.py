@@ -270,7 +270,8 @@ def test_topics_that_need_a_new_namespace_at_once_all_get_it(
 
 
 @pytest.mark.parametrize(
-    ("write_mode", "in_columns"), [("append", True), ("append", False), ("upsert", False)]
+    ("write_mode", "in_columns"),
+    [("append", True), ("append", False), ("upsert", True), ("upsert", False)],
 )
 def test_a_rollback_while_a_batch_is_staged_stays(
     make_topic: Callable[..., Topic],
@@ -288,7 +289,7 @@ def test_a_rollback_while_a_batch_is_staged_stays(
     good = table.current_snapshot()
     assert good is not None
     table.delete("id = 0")
-    step = "append" if in_columns else "publish"
+    step = "add_files" if in_columns else "publish"
     publish = getattr(commit, step)
     seen: list[None] = []
 

@@ -27,6 +27,7 @@ from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg.maintenance import Policy, maintain
 from topicberg.kafka.consumer import messages
 from topicberg.query import Engine, run_query
+from topicberg.tableflow import columnar
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.reread import REREAD, Reread, reread
 
@@ -61,7 +62,11 @@ def rows_by_key(topic: Topic) -> dict[bytes, Row]:
     return found
 
 
-def test_random_changes_in_many_batches(make_topic: Callable[..., Topic]) -> None:
+@pytest.mark.parametrize("in_columns", [True, False])
+def test_random_changes_in_many_batches(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, in_columns: bool
+) -> None:
+    monkeypatch.setattr(columnar, "is_ready", lambda: in_columns)
     topic = upsert_topic(make_topic)
     rng = random.Random(7)
     changes: list[Change] = []

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
@@ -94,6 +95,17 @@ def _check(target: Target) -> None:
             raise UnsupportedWriteError(f"it is partitioned by a {kind}")
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Where rows were written: in one file, one after the other."""
+
+    path: str
+    first: int
+    """Position of the first row in the file."""
+    rows: NDArray[np.intp] | None = None
+    """Which of the rows that were given; None: all."""
+
+
 class DataFileWriter:
     """Writes rows to one open file for each partition; a context manager."""
 
@@ -120,8 +132,8 @@ class DataFileWriter:
             for file in self._open.values():
                 file.abandon()
 
-    def write(self, columns: Mapping[str, pa.Array]) -> None:
-        """Write rows.
+    def write(self, columns: Mapping[str, pa.Array]) -> list[Placed]:
+        """Write rows, and return where each is.
 
         :param columns: by the names of the table's columns
         :raises UnsupportedWriteError: they are of too many partitions
@@ -133,15 +145,19 @@ class DataFileWriter:
             arrays.append(array if is_constant else _cast(array, field.type))
             fields.append(field.with_type(array.type) if is_constant else field)
         table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-        for values, rows in self._partitions(columns, table):
-            self._write(values, rows)
+        return [
+            Placed(
+                *self._write(values, table if some is None else table.take(pa.array(some))), some
+            )
+            for values, some in self._partitions(columns, table)
+        ]
 
     def _partitions(
         self, columns: Mapping[str, pa.Array], table: pa.Table
-    ) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-        """Yield the values of each partition and its rows."""
+    ) -> Iterator[tuple[tuple[Any, ...], NDArray[np.intp] | None]]:
+        """Yield the values of each partition and its rows; None: all."""
         if self._spec.is_unpartitioned() or not len(table):
-            yield (), table
+            yield (), None
             return
         codes: list[Any] = []
         names: list[list[Any]] = []
@@ -160,20 +176,20 @@ class DataFileWriter:
             raise UnsupportedWriteError(f"a batch has rows of more than {MAX_OPEN} partitions")
         for number, row in enumerate(first):
             values = tuple(known[code[row]] for code, known in zip(codes, names, strict=True))
-            if len(found) == 1:
-                yield values, table
-            else:
-                yield values, table.take(pa.array(np.flatnonzero(groups == number)))
+            yield values, None if len(found) == 1 else np.flatnonzero(groups == number)
 
-    def _write(self, values: tuple[Any, ...], rows: pa.Table) -> None:
+    def _write(self, values: tuple[Any, ...], rows: pa.Table) -> tuple[str, int]:
+        """Write rows of one partition; return their file, and the position of the first one."""
         file = self._open.get(values)
         if file is None:
             if len(self._open) == MAX_OPEN:
                 raise UnsupportedWriteError(f"a batch has rows of more than {MAX_OPEN} partitions")
             file = self._open[values] = self._new(values)
+        place = file.path, file.rows
         file.write(rows)
         if file.size >= self._most:
             self._close(file)
+        return place
 
     def _new(self, values: tuple[Any, ...]) -> _File:
         key = None
@@ -198,7 +214,7 @@ class _File:
     def __init__(
         self, io: FileIO, path: str, values: tuple[Any, ...], partition: Record, owner: _Format
     ) -> None:
-        self.values, self.path, self.size = values, path, 0
+        self.values, self.path, self.size, self.rows = values, path, 0, 0
         self._io, self._partition, self._format = io, partition, owner
         self._output = io.new_output(path)
         self._stream: Any = None
@@ -218,6 +234,7 @@ class _File:
             )
         self._writer.write_table(rows, row_group_size=len(rows))
         self.size += rows.nbytes
+        self.rows += len(rows)
 
     def close(self, spec_id: int) -> DataFile:
         assert self._writer is not None  # noqa: S101  a file is opened to be written

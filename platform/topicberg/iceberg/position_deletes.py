@@ -131,7 +131,7 @@ def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch
     :raises CommitConflictError: another commit came in between
     """
     change = SnapshotChange(table, Operation.DELETE, parent=head, branch=branch)
-    _delete(change, rows)
+    add_deletes(change, rows)
     change.commit()
     return change.snapshot_id
 
@@ -147,7 +147,7 @@ def delete_rows(
     :raises CommitConflictError: another commit came in between
     """
     change = SnapshotChange(table, Operation.DELETE, properties=properties)
-    _delete(change, rows)
+    add_deletes(change, rows)
     change.commit(properties, dropped)
 
 
@@ -185,8 +185,8 @@ def trim_deletes(table: Table) -> int:
     return len(stale)
 
 
-def _delete(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
-    """Add the deletes of rows to a change."""
+def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
+    """Add the deletes of rows to a change; the rows may be of files that it adds."""
     table = change.table
     if table.format_version == 2:
         change.add(_written(table, of_partition) for of_partition in _by_partition(rows))

@@ -30,12 +30,19 @@ from topicberg.iceberg.data_files import (
     dump_file,
     load_file,
 )
+from topicberg.tableflow.batch_keys import KEY_ARRAYS, BatchKeys, WrittenKeys, newest
+from topicberg.tableflow.keys import hash_keys
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
 from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP
-from topicberg.tableflow.rows import check_names
+from topicberg.tableflow.rows import HASHED_KEY_BYTES, check_names, held_key
+from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.types import NestedField
@@ -95,14 +102,25 @@ class Plan:
     """For ``key`` and ``value``; absent: it is not decoded."""
     columns: Mapping[str, str]
     """The names of metadata columns."""
+    upserts: UUID | None = None
+    """The table, if only the newest record of each key is a row."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of some records."""
+
+    files: list[DataFile]
+    records: int
+    keys: BatchKeys | None = None
+    """Of an upsert batch."""
 
 
 class Columnar:
     """The columnar path of one topic: its programs, and whether the next batch tries it."""
 
     def __init__(self, spec: TopicSpec, endpoints: Endpoints, *, is_used: bool = True) -> None:
-        appends = spec.write_mode == "append" and not spec.is_compacted
-        self._is_used = is_used and appends and spec.changelog is None
+        self._is_used = is_used and spec.changelog is None
         self._spec, self._endpoints = spec, endpoints
         self._key: object = None
         self._found: Mapping[str, Decoder] | Exception | None = None
@@ -128,12 +146,13 @@ class Columnar:
         if not isinstance(self._found, Mapping):
             return None
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
-        names = {name: self._spec.metadata_column(name) for name in _METADATA}
+        names = {name: self._spec.metadata_column(name) for name in (*_METADATA, RAW_KEY)}
+        upserts = about.table_uuid if self._spec.write_mode == "upsert" else None
         try:
             target, files = Target.of(table), dict(table.io.properties)
         except UnsupportedWriteError:
             return None
-        return Plan(self._spec.name, target, files, kafka | CONSUMER, self._found, names)
+        return Plan(self._spec.name, target, files, kafka | CONSUMER, self._found, names, upserts)
 
     def succeeded(self) -> None:
         self._pause = 0
@@ -162,7 +181,7 @@ def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoder
 
     :raises NotCoveredError: it takes Spark
     """
-    taken = {spec.metadata_column(name) for name in _METADATA}
+    taken = {spec.metadata_column(name) for name in (*_METADATA, RAW_KEY)}
     decoded: dict[str, Decoder] = {}
     for half in (layout.key, layout.value):
         if half.subject is None:
@@ -269,8 +288,8 @@ def _check_apart(layout: Layout, key: set[str]) -> None:
 # --- one range of records ---
 
 
-def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> list[DataFile]:
-    """Write the records of some offsets as data files, and return their metadata.
+def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> Written:
+    """Write the records of some offsets as data files.
 
     :param check: called now and then; raises if the batch is abandoned
     :raises NotCoveredError: a record or an error is for Spark's path; files that were written
@@ -289,19 +308,54 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
     buffers = {half: Buffers(shape, rows, size) for half, shape in shapes.items()}
     most = int(target.properties.get("write.target-file-size-bytes", 128 * 1024 * 1024))
     writer = DataFileWriter(target, io, most * _FILE_RATIO)
+    keys = None if plan.upserts is None else WrittenKeys()
+    count = 0
     try:
         with Fetcher(plan.kafka, plan.topic, ranges) as fetcher, writer:
             for records in fetcher.fill(Records(rows, _BYTES)):
                 check()
-                for columns in _decoded(plan, records, buffers):
-                    writer.write(columns | _missing(columns, target.schema.fields))
+                count += records.count
+                for columns, has_value in _decoded(plan, records, buffers):
+                    columns |= _missing(columns, target.schema.fields)
+                    if keys is None:
+                        writer.write(columns)
+                    else:
+                        _upsert(plan, columns, has_value, writer, keys)
     except UnsupportedWriteError as error:
         delete(io, writer.files)
         raise NotCoveredError(error.message) from None
     except BaseException:
         delete(io, writer.files)
         raise
-    return writer.files
+    return Written(writer.files, count, None if keys is None else keys.all())
+
+
+def _upsert(
+    plan: Plan,
+    columns: dict[str, pa.Array],
+    has_value: NDArray[np.bool_],
+    writer: DataFileWriter,
+    keys: WrittenKeys,
+) -> None:
+    """Write the newest record of each key, unless it deletes its key."""
+    import numpy as np
+    import pyarrow as pa
+
+    assert plan.upserts is not None  # noqa: S101  see the caller
+    raw, partition, offset = (
+        columns[plan.columns[name]] for name in (RAW_KEY, PARTITION, "offset")
+    )
+    hashed, offset = hash_keys(plan.upserts, raw, partition), offset.to_numpy()
+    order, last = newest(hashed.high, hashed.low, offset)
+    kept = np.sort(order[last])
+    rows = kept[has_value[kept]]
+    keys.add_deleted(hashed, offset, kept[~has_value[kept]])
+    if len(rows) == len(offset):
+        keys.add(hashed, offset, rows, writer.write(columns))
+    elif len(rows):
+        chosen = pa.array(rows)
+        written = writer.write({name: column.take(chosen) for name, column in columns.items()})
+        keys.add(hashed, offset, rows, written)
 
 
 def delete(io: Any, files: Sequence[DataFile]) -> None:
@@ -321,8 +375,8 @@ def _text_bytes(shapes: Iterable[Shape]) -> int:
 
 def _decoded(
     plan: Plan, records: Records, buffers: Mapping[str, Any]
-) -> Iterator[dict[str, pa.Array]]:
-    """Yield records as columns, in parts that fit the buffers.
+) -> Iterator[tuple[dict[str, pa.Array], NDArray[np.bool_]]]:
+    """Yield records as columns, and which have a value, in parts that fit the buffers.
 
     :raises NotCoveredError: a record is for Spark's path
     """
@@ -345,8 +399,28 @@ def _decoded(
         for half, (data, offsets, present) in halves.items():
             if half not in plan.decoded:
                 columns[half] = _binary(data, offsets[first : to + 1], present[first:to])
-        yield columns | _metadata(plan, records, first, to)
+        columns |= _metadata(plan, records, first, to)
+        if plan.upserts is not None:
+            keys, offsets, present = halves[KEY]
+            raw = _binary(keys, offsets[first : to + 1], present[first:to])
+            columns[plan.columns[RAW_KEY]] = _held_keys(raw)
+        yield columns, records.has_value[first:to] == 1
         first = to
+
+
+def _held_keys(raw: pa.Array) -> pa.Array:
+    """Return raw keys as tables hold them.
+
+    :raises NotCoveredError: a record has no key
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if raw.null_count:
+        raise NotCoveredError("a record has no key to upsert by")
+    if (pc.max(pc.binary_length(raw)).as_py() or 0) <= HASHED_KEY_BYTES:
+        return raw
+    return pa.array([held_key(key) for key in raw.to_pylist()], pa.binary())
 
 
 def _half(
@@ -527,25 +601,41 @@ class Task:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    files = ingest(self.plan, self.parts[number])
-                    texts = [dump_file(one, self.plan.target) for one in files]
-                    problem = None
+                    done = ingest(self.plan, self.parts[number])
+                    row = {
+                        "files": [dump_file(one, self.plan.target) for one in done.files],
+                        "records": done.records,
+                        "keys": done.keys and done.keys.dump(),
+                    }
                 except NotCoveredError as error:
-                    texts, problem = [], str(error)
-                yield pa.RecordBatch.from_pylist(
-                    [{"files": texts, "problem": problem}], schema=_result()
-                )
+                    row = {"problem": str(error)}
+                yield pa.RecordBatch.from_pylist([row], schema=_result())
 
 
 def _result() -> pa.Schema:
     import pyarrow as pa
 
-    return pa.schema([("files", pa.list_(pa.string())), ("problem", pa.string())])
+    keys = [*((name, pa.binary()) for name in KEY_ARRAYS), ("paths", pa.list_(pa.string()))]
+    return pa.schema(
+        [
+            ("files", pa.list_(pa.string())),
+            ("records", pa.int64()),
+            ("keys", pa.struct(keys)),
+            ("problem", pa.string()),
+        ]
+    )
+
+
+_RESULT = (
+    "files array<string>, records long, keys struct<"
+    + "".join(f"{name}: binary, " for name in KEY_ARRAYS)
+    + "paths: array<string>>, problem string"
+)
 
 
 def ingest_by_spark(
     spark: SparkSession, plan: Plan, table: Table, ranges: Ranges, size: float | None
-) -> list[DataFile]:
+) -> Written:
     """Write the records as data files by tasks of Spark.
 
     :param size: average bytes of a record; None: not known
@@ -554,12 +644,15 @@ def ingest_by_spark(
     """
     parts = split(ranges, size)
     numbers = spark.range(0, len(parts), 1, len(parts))
-    found = numbers.mapInArrow(Task(plan, parts), "files array<string>, problem string").collect()
-    files = [load_file(text, plan.target) for row in found for text in row["files"]]
+    found = numbers.mapInArrow(Task(plan, parts), _RESULT).toArrow().to_pylist()
+    files = [load_file(text, plan.target) for row in found for text in row["files"] or ()]
     if problem := next((row["problem"] for row in found if row["problem"]), None):
         delete(table.io, files)
         raise NotCoveredError(problem)
-    return files
+    keys = None
+    if plan.upserts is not None:
+        keys = BatchKeys.joined(BatchKeys.load(row["keys"]) for row in found)
+    return Written(files, sum(row["records"] for row in found), keys)
 
 
 def split(ranges: Ranges, size: float | None) -> list[Ranges]:

@@ -13,7 +13,7 @@ Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``up
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from pyiceberg.table.update import (
 from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import property_updates
+from topicberg.iceberg.position_deletes import FileRows, add_deletes
 from topicberg.iceberg.summaries import (
     BATCH_SIZE,
     CHECKPOINT_TAG,
@@ -175,9 +176,10 @@ def publish(
     return staged
 
 
-def append(
+def add_files(
     table: Table,
-    files: Iterable[DataFile],
+    files: Collection[DataFile],
+    replaced: Sequence[FileRows],
     properties: Mapping[str, str],
     changed: Mapping[str, str] | None = None,
     dropped: Collection[str] = (),
@@ -185,14 +187,20 @@ def append(
     """Publish a batch of data files in one commit if the head did not move since the planning.
 
     :param table: as it was when the batch was planned
+    :param replaced: rows that the batch deletes, of the table and of the new files
     :param properties: what :func:`snapshot_properties` returned
     :param changed: table properties that change in the same commit
     :param dropped: table properties that the same commit removes
     :returns: the published snapshot
     :raises CommitConflictError: another commit came first; nothing was published
     """
-    change = SnapshotChange(table, Operation.APPEND, properties=properties)
+    operation = Operation.APPEND
+    if replaced:
+        operation = Operation.OVERWRITE if files else Operation.DELETE
+    change = SnapshotChange(table, operation, properties=properties)
     change.add(files)
+    if replaced:
+        add_deletes(change, replaced)
     checkpoint = SetSnapshotRefUpdate.model_validate(
         {
             "ref-name": CHECKPOINT_TAG,

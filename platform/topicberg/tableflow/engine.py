@@ -32,6 +32,7 @@ from topicberg.errors import (
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
+from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
@@ -40,7 +41,7 @@ from topicberg.settings import Settings
 from topicberg.spark import check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
-from topicberg.tableflow.columnar import Columnar, ingest, ingest_by_spark
+from topicberg.tableflow.columnar import Columnar, Written, ingest, ingest_by_spark
 from topicberg.tableflow.current_rows import Target
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
 from topicberg.tableflow.fold_state import Order, State
@@ -70,7 +71,6 @@ from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
-    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.errors import PySparkException
@@ -337,21 +337,21 @@ class Ingestor:
             )
         is_small = batch.records <= small(size)
         if is_small:  # Spark is not used, so no turn is needed
-            files = self._files(table, layout, batch, size, is_small=True)
-            if files is not None:
-                return self._append(table, files, batch, size, topic_id, now_ms, latest)
+            written = self._written(table, layout, batch, size, is_small=True)
+            if written is not None:
+                return self._add(table, written, batch, size, topic_id, now_ms, latest, missed)
         with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
             self._check_abandoned()
             if not is_small:
-                files = self._files(table, layout, batch, size, is_small=False)
-                if files is not None:
-                    return self._append(table, files, batch, size, topic_id, now_ms, latest)
+                written = self._written(table, layout, batch, size, is_small=False)
+                if written is not None:
+                    return self._add(table, written, batch, size, topic_id, now_ms, latest, missed)
             with self._spark_errors(batch, size):
                 records, batch = self._read(batch, size)
             backlog, learnt = batch.end != latest, self._size.dump()
             properties = commit.snapshot_properties(name, topic_id, batch, now_ms, learnt)
             with self._spark_errors(batch, size):
-                changed = missed.of(batch, records, caught_up=not backlog)
+                changed = missed.of(batch, records.count, caught_up=not backlog)
                 staged = self._stage(table, layout, batch, size, records, properties)
         self._check_abandoned()
         if self._dead_letters is not None and failing and failing.place in batch.skipped:
@@ -387,10 +387,10 @@ class Ingestor:
             missed_deletes=tombstones.missed({**table.properties, **changed}),
         )
 
-    def _files(
+    def _written(
         self, table: Table, layout: Layout, batch: Batch, size: float | None, *, is_small: bool
-    ) -> Sequence[DataFile] | None:
-        """Return the data files of a batch by the columnar path; None: Spark's path reads it.
+    ) -> Written | None:
+        """Write the data files of a batch by the columnar path; None: Spark's path reads it.
 
         :param is_small: this process writes them, without Spark
         """
@@ -401,9 +401,9 @@ class Ingestor:
             return None
         try:
             if is_small:
-                files = ingest(plan, batch.ranges, self._check_abandoned)
+                written = ingest(plan, batch.ranges, self._check_abandoned)
             else:
-                files = ingest_by_spark(self._session(), plan, table, batch.ranges, size)
+                written = ingest_by_spark(self._session(), plan, table, batch.ranges, size)
         except AbandonedError:
             raise
         except NotCoveredError as reason:
@@ -415,25 +415,29 @@ class Ingestor:
             self._columnar.failed(error)
             return None
         self._columnar.succeeded()
-        return files
+        return written
 
-    def _append(
+    def _add(
         self,
         table: Table,
-        files: Sequence[DataFile],
+        written: Written,
         batch: Batch,
         size: float | None,
         topic_id: str,
         now_ms: int,
         latest: Offsets,
+        missed: tombstones.Watch,
     ) -> Commit:
         """Commit the data files of a batch."""
+        changed = missed.of(batch, lambda: written.records, caught_up=batch.end == latest)
+        replaced = self._replaced(table, written)
         properties = commit.snapshot_properties(
             self.spec.name, topic_id, batch, now_ms, self._size.dump()
         )
         self._check_abandoned()
         dropped = skips.committed(table, batch.end)
-        snapshot = commit.append(table, files, properties, dropped=dropped)
+        snapshot = commit.add_files(table, written.files, replaced, properties, changed, dropped)
+        self._hold_keys(table, written)
         added = _number(snapshot, "added-files-size")
         self._size = self._size.committed(batch.records, size, added)
         self._deaths = 0
@@ -446,8 +450,29 @@ class Ingestor:
             bytes=added,
             data_files=_number(snapshot, "total-data-files"),
             skip_requests=tuple(skips.requested(table).values()),
-            missed_deletes=tombstones.missed(table.properties),
+            missed_deletes=tombstones.missed({**table.properties, **changed}),
         )
+
+    def _replaced(self, table: Table, written: Written) -> list[FileRows]:
+        """Return the rows that a batch replaces, of the table and of its own files."""
+        if written.keys is None:
+            return []
+        keys, own = written.keys.newest()
+        head = table.current_snapshot()
+        found = self._key_index(table).rows_with(table, head, keys) if head else []
+        return found + [
+            FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
+        ]
+
+    def _hold_keys(self, table: Table, written: Written) -> None:
+        if written.keys is None:
+            return
+        index, files = self._key_index(table), {one.file_path: one for one in written.files}
+        try:
+            for path, keys in written.keys.of_files():
+                index.hold(table, files[path], keys)
+        except TopicbergError as error:  # they are computed when they are needed
+            logger.warning("topic %s: %s", self.spec.name, error.message)
 
     def _plan(
         self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[Place]

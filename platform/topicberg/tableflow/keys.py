@@ -45,6 +45,8 @@ from topicberg.tableflow import key_files
 from topicberg.tableflow.key_files import HeldKeys, Keys, Seal, bits_of, merged, unusable
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
@@ -121,8 +123,15 @@ class KeyIndex:
         :param keys: the key columns; distinct; raw keys have no nulls
         :raises TopicbergError: the state directory cannot be written
         """
-        hashes = merged([self.hashes(keys.columns)])
-        return self._rows(table, head, lambda held: held.positions_of(hashes))
+        return self.rows_with(table, head, merged([self.hashes(keys.columns)]))
+
+    def rows_with(self, table: Table, head: Snapshot, keys: Keys) -> list[FileRows]:
+        """Return the rows of a snapshot that have one of these keys and are not deleted.
+
+        :param keys: sorted, see :func:`merged`
+        :raises TopicbergError: the state directory cannot be written
+        """
+        return self._rows(table, head, lambda held: held.positions_of(keys))
 
     def all_rows(self, table: Table, head: Snapshot) -> list[FileRows]:
         """Return all rows of a snapshot that are not deleted.
@@ -245,31 +254,24 @@ class KeyIndex:
             return held
         columns = _key_columns(table, file, self._key_ids, self._key_types)
         keys = HeldKeys.of(merged([self.hashes(*each) for each in columns]))
-        key_files.write(path, keys, self._seal(file))
+        self.hold(table, file, keys)
+        return keys
+
+    def hold(self, table: Table, file: DataFile, keys: HeldKeys) -> None:
+        """Keep the keys of a new data file, so that it is not read for them.
+
+        :raises TopicbergError: the state directory cannot be written
+        """
+        key_files.write(self._path(file), keys, self._seal(file))
         if self._shares and _is_shared(file):
             self._upload(table, file)
-        return keys
 
     def _seal(self, file: DataFile) -> Seal:
         return Seal(self._format, file.file_path)
 
     def hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
         """Return the keys of rows from position ``first`` on, in order, without null keys."""
-        import pandas as pd
-        import pyarrow.compute as pc
-
-        has_key = pc.and_(raw.is_valid(), partition.is_valid())
-        keys = raw.filter(has_key).to_numpy(zero_copy_only=False)
-        spread = partition.filter(has_key).to_numpy(zero_copy_only=False).astype(np.uint64)
-        spread = spread * _SPREAD
-        secret = self.table_uuid.hex
-        high, low = (
-            pd.util.hash_array(keys, hash_key=part, categorize=False)
-            for part in (secret[:16], secret[16:])
-        )
-        high ^= spread
-        position = np.flatnonzero(has_key.to_numpy(zero_copy_only=False)) + first
-        return Keys(high, low, position.astype(np.uint32))
+        return hash_keys(self.table_uuid, raw, partition, first)
 
     def _probe(self) -> str:
         """Return a digest of the key format: key files of another format are not read."""
@@ -298,6 +300,30 @@ class KeyIndex:
             for path in set(self._folder.iterdir()) - needed:
                 if _is_old(path):
                     path.unlink(missing_ok=True)
+
+
+def hash_keys(table_uuid: UUID, raw: Any, partition: Any, first: int = 0) -> Keys:
+    """Return the keys of rows, given the Arrow arrays of raw keys and partitions.
+
+    They are in the order of the rows, without those whose key is null.
+
+    :param first: position of the first row
+    """
+    import pandas as pd
+    import pyarrow.compute as pc
+
+    has_key = pc.and_(raw.is_valid(), partition.is_valid())
+    keys = raw.filter(has_key).to_numpy(zero_copy_only=False)
+    spread = partition.filter(has_key).to_numpy(zero_copy_only=False).astype(np.uint64)
+    spread = spread * _SPREAD
+    secret = table_uuid.hex
+    high, low = (
+        pd.util.hash_array(keys, hash_key=part, categorize=False)
+        for part in (secret[:16], secret[16:])
+    )
+    high ^= spread
+    position = np.flatnonzero(has_key.to_numpy(zero_copy_only=False)) + first
+    return Keys(high, low, position.astype(np.uint32))
 
 
 def _is_shared(file: DataFile) -> bool:

@@ -7,7 +7,7 @@ happened cannot be known; that it may have is recorded in the table until the to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
@@ -16,7 +16,6 @@ from topicberg import kafka
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
-    from pyspark.sql import DataFrame
 
     from topicberg.endpoints import Endpoints
     from topicberg.tableflow.commit import Committed
@@ -88,10 +87,10 @@ class Watch:
             with self._table.transaction() as transaction:
                 transaction.set_properties({CURRENT_AT_MS: str(self._now_ms)})
 
-    def of(self, batch: Batch, records: DataFrame, *, caught_up: bool) -> dict[str, str]:
+    def of(self, batch: Batch, records: Callable[[], int], *, caught_up: bool) -> dict[str, str]:
         """Return the table properties that change with a batch.
 
-        :param records: of the batch; they are counted if tombstones may be missing
+        :param records: counts the batch's records, if tombstones may be missing
         :param caught_up: after the batch the table holds everything
         """
         if not self._spec.is_compacted:
@@ -102,7 +101,7 @@ class Watch:
         kept = self._kept_ms()
         if kept is None or self._away_ms <= kept:
             return changed
-        if records.count() < batch.records - len(batch.skipped):
+        if records() < batch.records - len(batch.skipped):
             found = Missed(since_ms=self._current_ms, until_ms=self._now_ms)
             changed[MISSED] = found.model_dump_json()
         return changed

@@ -1,4 +1,4 @@
-"""Upsert: the newest record of each key replaces the table's row of that key.
+"""Upsert by Spark: the newest record of each key replaces the table's row of that key.
 
 A batch becomes two snapshots on a staging branch, published together: position deletes for the
 rows of every key in the batch, then the newest record of each key that is not a tombstone. They are
