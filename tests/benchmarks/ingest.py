@@ -98,7 +98,6 @@ def compare(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
     only = set(arguments.only)
     of_workloads = only & {name for name, *_ in chosen}
     of_contenders = only & CONTENDERS.keys()
-    columnar.wait_ready()
     found: dict[str, Any] = {}
     for workload, shape, kind, records in chosen:
         if of_workloads and workload not in of_workloads:
@@ -149,24 +148,48 @@ def show(measured: dict[str, Any]) -> Table:
     return shown
 
 
-def upsert_benchmark(lab: Lab, rows: int, rounds: int) -> tuple[float, float]:
-    """Return the seconds to upsert 1 % of a table of ``rows`` rows, and to append as many rows."""
+UPSERTS = "upserts"
+MODES = ("append", "upsert")
+
+
+def upsert_benchmark(lab: Lab, rows: int, changed: int, rounds: int) -> Iterator[tuple[str, Any]]:
+    """Yield what was measured, and its seconds by write mode.
+
+    :param rows: of the upsert table, and up to :data:`MOST_APPENDED` of the append table
+    :param changed: records of a batch, whose keys are spread over all rows
+    """
     endpoints = lab.endpoints
-    upserted = _topic_of(make_topic(endpoints, "avro", range(rows), "upsert"), rows)
-    appended = _topic_of(make_topic(endpoints, "avro", range(rows)), rows)
-    for topic in (upserted, appended):
-        engine(lab, topic)
-    best = {"append": float("inf"), "upsert": float("inf")}
+    for mode in MODES:  # what the first batch of each mode starts stays open
+        warm = _topic_of(make_topic(endpoints, "avro", range(200_000), mode), 200_000)
+        engine(lab, warm)
+        drop(endpoints, warm.spec, lab.config)
+    sizes = {"append": min(rows, MOST_APPENDED), "upsert": rows}
+    topics, loaded = dict[str, Topic](), dict[str, float]()
+    for mode in MODES:
+        spec = make_topic(endpoints, "avro", range(sizes[mode]), mode)
+        topics[mode] = _topic_of(spec, sizes[mode])
+        loaded[mode] = _seconds(lab, topics[mode])
+    if rows <= MOST_APPENDED:
+        yield f"first load of {rows:,} rows", loaded
+    best = dict.fromkeys(MODES, float("inf"))
     for number in range(rounds):
-        step = range(number, rows, 100)  # spread over all files
-        for mode, topic in (("append", appended), ("upsert", upserted)):
+        for mode, topic in topics.items():
+            step = range(number, rows, rows // changed)
             produce(endpoints, topic.spec, "avro", step)
-            start = time.perf_counter()
-            engine(lab, topic)
-            best[mode] = min(best[mode], time.perf_counter() - start)
-    for topic in (upserted, appended):
+            best[mode] = min(best[mode], _seconds(lab, topic))
+    yield f"{changed:,} records into {rows:,} rows", best
+    for topic in topics.values():
         drop(endpoints, topic.spec, lab.config)
-    return best["upsert"], best["append"]
+
+
+MOST_APPENDED = 20_000_000
+"""An append costs the same whatever the table has."""
+
+
+def _seconds(lab: Lab, topic: Topic) -> float:
+    start = time.perf_counter()
+    engine(lab, topic)
+    return time.perf_counter() - start
 
 
 def _topic_of(spec: Any, rows: int) -> Topic:
@@ -198,7 +221,7 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
 
 
 def main() -> None:
-    names = [name for name, *_ in workloads(0, 0)] + list(CONTENDERS)
+    names = [name for name, *_ in workloads(0, 0)] + list(CONTENDERS) + [UPSERTS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=int, default=1_000_000, help="small ones")
     parser.add_argument("--wide-records", type=int, default=250_000)
@@ -212,6 +235,7 @@ def main() -> None:
         help=(f"workloads and contenders: {', '.join(names)}"),
     )
     parser.add_argument("--upsert-rows", type=int, default=0, help="also upserts, e.g. 10000000")
+    parser.add_argument("--upserts", type=int, default=0, help="records of a batch; 1 %% of them")
     parser.add_argument("--flink", action="store_true", help="also Flink; fetches its jars")
     parser.add_argument(
         "--kafka-connect", action="store_true", help="also Iceberg's sink; fetches its jars"
@@ -221,15 +245,20 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)
     with laboratory(arguments) as lab:
-        numbers: dict[str, Any] = {"workloads": compare(lab, arguments)}
-        Console(width=160).print(show(numbers["workloads"]))
-        if arguments.upsert_rows:
-            upsert, append = upsert_benchmark(lab, arguments.upsert_rows, arguments.rounds)
-            Console().print(
-                f"1 % of {arguments.upsert_rows:,} rows: upsert {upsert:.2f} s, "
-                f"append {append:.2f} s, {upsert / append:.2f} times"
-            )
-            numbers["upsert_over_append"] = upsert / append
+        numbers: dict[str, Any] = {}
+        columnar.wait_ready()
+        if arguments.only != [UPSERTS]:
+            numbers["workloads"] = compare(lab, arguments)
+            Console(width=160).print(show(numbers["workloads"]))
+        if rows := arguments.upsert_rows:
+            changed = arguments.upserts or rows // 100
+            for what, seconds in upsert_benchmark(lab, rows, changed, arguments.rounds):
+                upsert, append = seconds["upsert"], seconds["append"]
+                Console(width=160).print(
+                    f"{what}: upsert {upsert:.2f} s, append {append:.2f} s, "
+                    f"{upsert / append:.2f} times"
+                )
+                numbers[what] = seconds
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=2))
 

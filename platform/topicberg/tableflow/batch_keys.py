@@ -7,9 +7,10 @@ position, in the snapshot that adds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,93 +18,95 @@ from numpy.typing import NDArray
 from topicberg.iceberg.data_files import Placed
 from topicberg.tableflow.key_files import HeldKeys, Keys
 
-KEY_ARRAYS = {
-    "high": np.uint64,
-    "low": np.uint64,
-    "offset": np.int64,
-    "file": np.int32,
-    "position": np.uint32,
-}
-"""The arrays of :class:`BatchKeys`, and their types."""
-DELETED = -1
-"""In place of a file: the record deletes its key."""
+
+class Run(NamedTuple):
+    """Records whose rows follow each other in a file."""
+
+    path: str | None
+    """None: the records delete their keys."""
+    first: int
+    """Position of the first row."""
+    length: int
 
 
 @dataclass(frozen=True)
 class BatchKeys:
-    """Records of a batch in arrays: the hashes of their keys, their offsets and their rows."""
+    """Hashes of keys, those of one key in the order of its records, and where their rows are."""
 
     high: NDArray[np.uint64]
     low: NDArray[np.uint64]
-    offset: NDArray[np.int64]
-    file: NDArray[np.int32]
-    """Which of ``paths`` has the row; :data:`DELETED`: none."""
-    position: NDArray[np.uint32]
-    paths: tuple[str, ...] = ()
+    runs: Sequence[Run]
 
     @classmethod
     def joined(cls, parts: Iterable[BatchKeys]) -> Self:
-        columns: dict[str, list[Any]] = {
-            name: [np.empty(0, kind)] for name, kind in KEY_ARRAYS.items()
-        }
-        paths: list[str] = []
-        for part in parts:
-            for name, column in columns.items():
-                column.append(getattr(part, name))
-            columns["file"][-1] = np.where(part.file >= 0, part.file + len(paths), DELETED)
-            paths += part.paths
-        joined = {
-            name: np.concatenate(each, dtype=KEY_ARRAYS[name]) for name, each in columns.items()
-        }
-        return cls(**joined, paths=tuple(paths))
+        """:param parts: of which later ones have later records of a key"""
+        found = list(parts)
+        empty = np.empty(0, np.uint64)
+        high, low = (
+            np.concatenate([empty, *(getattr(part, name) for part in found)])
+            for name in ("high", "low")
+        )
+        return cls(high, low, [run for part in found for run in part.runs])
 
     def dump(self) -> dict[str, Any]:
-        """Return it for Arrow: the bytes of each array, and the paths."""
-        return {name: getattr(self, name).tobytes() for name in KEY_ARRAYS} | {"paths": self.paths}
+        """Return it for Arrow."""
+        runs = [run._asdict() for run in self.runs]
+        return {"high": self.high.tobytes(), "low": self.low.tobytes(), "runs": runs}
 
     @classmethod
     def load(cls, dumped: dict[str, Any]) -> Self:
-        arrays = {name: np.frombuffer(dumped[name], kind) for name, kind in KEY_ARRAYS.items()}
-        return cls(**arrays, paths=tuple(dumped["paths"]))
+        high, low = (np.frombuffer(dumped[name], np.uint64) for name in ("high", "low"))
+        return cls(high, low, [Run(**run) for run in dumped["runs"]])
 
     def newest(self) -> tuple[Keys, dict[str, NDArray[np.uint32]]]:
         """Return the keys, sorted, and for each file the rows that a later record replaces."""
-        order, last = newest(self.high, self.low, self.offset)
+        order, last = self._order
         kept, replaced = order[last], order[~last]
-        return self._keys(kept), {
-            path: np.sort(keys.position) for path, keys in self._by_file(replaced)
-        }
+        rows = {path: np.sort(keys.position) for path, keys in self._by_file(replaced)}
+        return Keys(self.high[kept], self.low[kept], kept.astype(np.uint32)), rows
 
     def of_files(self) -> Iterator[tuple[str, HeldKeys]]:
         """Yield each file's path, and the keys of all its rows."""
-        for path, keys in self._by_file(np.argsort(self.high, kind="stable")):
+        for path, keys in self._by_file(self._order[0]):
             yield path, HeldKeys.of(keys)
 
-    def _by_file(self, places: NDArray[np.intp]) -> Iterator[tuple[str, Keys]]:
-        for number, path in enumerate(self.paths):
-            inside = places[self.file[places] == number]
-            if len(inside):
-                yield path, self._keys(inside)
+    @cached_property
+    def _order(self) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        return newest(self.high, self.low)
 
-    def _keys(self, places: NDArray[np.intp]) -> Keys:
-        return Keys(self.high[places], self.low[places], self.position[places])
+    def _by_file(self, places: NDArray[np.intp]) -> Iterator[tuple[str, Keys]]:
+        """Yield each file's path, and the keys of its rows among these records, in their order."""
+        if not len(places):
+            return
+        paths = {run.path: number for number, run in enumerate(self.runs) if run.path is not None}
+        counts = [run.length for run in self.runs]
+        numbers = [paths[run.path] if run.path is not None else -1 for run in self.runs]
+        file = np.repeat(np.array(numbers, np.int32), counts)
+        starts = np.cumsum(counts, dtype=np.int64) - counts
+        firsts = np.array([run.first for run in self.runs], np.int64) - starts
+        position = (np.arange(len(self.high)) + np.repeat(firsts, counts)).astype(np.uint32)
+        for path, number in paths.items():
+            inside = places[file[places] == number]
+            if len(inside):
+                yield path, Keys(self.high[inside], self.low[inside], position[inside])
 
 
 def newest(
-    high: NDArray[np.uint64], low: NDArray[np.uint64], offset: NDArray[np.int64]
+    high: NDArray[np.uint64], low: NDArray[np.uint64]
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the places of all records by key and offset, and which are the last ones of their key.
+    """Return the places of all records, sorted by key, and which are the last ones of their key.
 
-    :returns: the places, in the order of ``high``
+    Records of one key stay in their order.
     """
     order = np.argsort(high)
-    repeated = high[order][1:] == high[order][:-1]
+    ordered = high[order]
+    repeated = ordered[1:] == ordered[:-1]
     if repeated.any():
         within = np.append(repeated, False) | np.append(False, repeated)
         some = order[within]
-        order[within] = some[np.lexsort((offset[some], low[some], high[some]))]
-    sorted_high, sorted_low = high[order], low[order]
-    last = (sorted_high[1:] != sorted_high[:-1]) | (sorted_low[1:] != sorted_low[:-1])
+        order[within] = some[np.lexsort((some, low[some], high[some]))]
+    ordered_low = low[order]
+    last = ~repeated | (ordered_low[1:] != ordered_low[:-1])
     return order, np.append(last, True)[: len(order)]
 
 
@@ -111,16 +114,9 @@ class WrittenKeys:
     """Collects the keys of the chunks that one task reads."""
 
     def __init__(self) -> None:
-        self._columns = _empty()
-        self._numbers: dict[str, int] = {}
+        self._parts: list[BatchKeys] = []
 
-    def add(
-        self,
-        keys: Keys,
-        offset: NDArray[np.int64],
-        rows: NDArray[np.intp],
-        placed: Iterable[Placed],
-    ) -> None:
+    def add(self, keys: Keys, rows: NDArray[np.intp], placed: Iterable[Placed]) -> None:
         """Add the records of a chunk that were written.
 
         :param rows: their places in the chunk
@@ -128,34 +124,15 @@ class WrittenKeys:
         """
         for one in placed:
             of_file = rows if one.rows is None else rows[one.rows]
-            number = self._numbers.setdefault(one.path, len(self._numbers))
-            position = np.arange(one.first, one.first + len(of_file), dtype=np.uint32)
-            self._add(keys, offset, of_file, number, position)
+            self._add(keys, of_file, Run(one.path, one.first, len(of_file)))
 
-    def add_deleted(self, keys: Keys, offset: NDArray[np.int64], places: NDArray[np.intp]) -> None:
+    def add_deleted(self, keys: Keys, places: NDArray[np.intp]) -> None:
         """Add the records of a chunk that delete their keys."""
-        self._add(keys, offset, places, DELETED, np.zeros(len(places), np.uint32))
+        if len(places):
+            self._add(keys, places, Run(None, 0, len(places)))
 
-    def _add(
-        self,
-        keys: Keys,
-        offset: NDArray[np.int64],
-        places: NDArray[np.intp],
-        number: int,
-        position: NDArray[np.uint32],
-    ) -> None:
-        file = np.full(len(places), number, np.int32)
-        new = keys.high[places], keys.low[places], offset[places], file, position
-        for column, values in zip(self._columns.values(), new, strict=True):
-            column.append(values)
+    def _add(self, keys: Keys, places: NDArray[np.intp], run: Run) -> None:
+        self._parts.append(BatchKeys(keys.high[places], keys.low[places], [run]))
 
     def all(self) -> BatchKeys:
-        return BatchKeys(**_concatenated(self._columns), paths=tuple(self._numbers))
-
-
-def _empty() -> dict[str, list[Any]]:
-    return {name: [np.empty(0, kind)] for name, kind in KEY_ARRAYS.items()}
-
-
-def _concatenated(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    return {name: np.concatenate(parts) for name, parts in columns.items()}
+        return BatchKeys.joined(self._parts)

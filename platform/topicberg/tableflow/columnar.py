@@ -30,7 +30,7 @@ from topicberg.iceberg.data_files import (
     dump_file,
     load_file,
 )
-from topicberg.tableflow.batch_keys import KEY_ARRAYS, BatchKeys, WrittenKeys, newest
+from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys, newest
 from topicberg.tableflow.keys import hash_keys
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
 from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP
@@ -342,20 +342,19 @@ def _upsert(
     import pyarrow as pa
 
     assert plan.upserts is not None  # noqa: S101  see the caller
-    raw, partition, offset = (
-        columns[plan.columns[name]] for name in (RAW_KEY, PARTITION, "offset")
+    hashed = hash_keys(
+        plan.upserts, *(columns[plan.columns[name]] for name in (RAW_KEY, PARTITION))
     )
-    hashed, offset = hash_keys(plan.upserts, raw, partition), offset.to_numpy()
-    order, last = newest(hashed.high, hashed.low, offset)
+    order, last = newest(hashed.high, hashed.low)
     kept = np.sort(order[last])
     rows = kept[has_value[kept]]
-    keys.add_deleted(hashed, offset, kept[~has_value[kept]])
-    if len(rows) == len(offset):
-        keys.add(hashed, offset, rows, writer.write(columns))
+    keys.add_deleted(hashed, kept[~has_value[kept]])
+    if len(rows) == len(has_value):
+        keys.add(hashed, rows, writer.write(columns))
     elif len(rows):
         chosen = pa.array(rows)
         written = writer.write({name: column.take(chosen) for name, column in columns.items()})
-        keys.add(hashed, offset, rows, written)
+        keys.add(hashed, rows, written)
 
 
 def delete(io: Any, files: Sequence[DataFile]) -> None:
@@ -615,7 +614,8 @@ class Task:
 def _result() -> pa.Schema:
     import pyarrow as pa
 
-    keys = [*((name, pa.binary()) for name in KEY_ARRAYS), ("paths", pa.list_(pa.string()))]
+    run = [("path", pa.string()), ("first", pa.int64()), ("length", pa.int64())]
+    keys = [("high", pa.binary()), ("low", pa.binary()), ("runs", pa.list_(pa.struct(run)))]
     return pa.schema(
         [
             ("files", pa.list_(pa.string())),
@@ -627,9 +627,8 @@ def _result() -> pa.Schema:
 
 
 _RESULT = (
-    "files array<string>, records long, keys struct<"
-    + "".join(f"{name}: binary, " for name in KEY_ARRAYS)
-    + "paths: array<string>>, problem string"
+    "files array<string>, records long, keys struct<high: binary, low: binary, "
+    "runs: array<struct<path: string, first: long, length: long>>>, problem string"
 )
 
 
@@ -700,9 +699,11 @@ def compile_all() -> None:
     try:
         from topicberg.formats.columnar.check import check
         from topicberg.kafka.fetch import compile_gather
+        from topicberg.tableflow.key_hash import compile_hashes
 
         check()
         compile_gather()
+        compile_hashes()
     except Exception as error:
         _failed.append(str(error))
         logger.warning("batches are decoded by Spark only: %s", error)

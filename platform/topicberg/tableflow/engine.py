@@ -40,6 +40,7 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.spark import check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
+from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.columnar import Columnar, Written, ingest, ingest_by_spark
 from topicberg.tableflow.current_rows import Target
@@ -71,6 +72,7 @@ from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.errors import PySparkException
@@ -82,8 +84,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 1_000_000}
-"""The most records of a batch, by write mode: those of an upsert are sorted by their keys."""
+MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 3_000_000}
+"""The most records of a batch, by write mode: the keys of an upsert are held in memory."""
 SAMPLED_RECORDS = 1_000
 """The size of larger batches is sampled before they are read."""
 DEATHS = 3
@@ -191,6 +193,8 @@ class Ingestor:
         self._tag = f"topicberg-{uuid.uuid4().hex}"
         """Of this topic's jobs in Spark."""
         self._index: KeyIndex | None = None
+        self._holding: Thread | None = None
+        """Writes the key files of the last batch."""
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
             self._dead_letters = DeadLetters(spec, endpoints, config)
@@ -228,6 +232,8 @@ class Ingestor:
     def close(self) -> None:
         """Discard the sessions that only this topic uses, and what is known of the table."""
         self._discard(others=True)
+        if self._holding is not None:
+            self._holding.join()
 
     def forget(self) -> None:
         """Read everything about the table and its schemas again in the next step."""
@@ -437,7 +443,8 @@ class Ingestor:
         self._check_abandoned()
         dropped = skips.committed(table, batch.end)
         snapshot = commit.add_files(table, written.files, replaced, properties, changed, dropped)
-        self._hold_keys(table, written)
+        if written.keys is not None:
+            self._hold_keys(table, written.keys, written.files)
         added = _number(snapshot, "added-files-size")
         self._size = self._size.committed(batch.records, size, added)
         self._deaths = 0
@@ -464,15 +471,19 @@ class Ingestor:
             FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
         ]
 
-    def _hold_keys(self, table: Table, written: Written) -> None:
-        if written.keys is None:
-            return
-        index, files = self._key_index(table), {one.file_path: one for one in written.files}
-        try:
-            for path, keys in written.keys.of_files():
-                index.hold(table, files[path], keys)
-        except TopicbergError as error:  # they are computed when they are needed
-            logger.warning("topic %s: %s", self.spec.name, error.message)
+    def _hold_keys(self, table: Table, keys: BatchKeys, files: Sequence[DataFile]) -> None:
+        """Keep the keys of new files, while the next batch is read."""
+        index, of_path = self._key_index(table), {one.file_path: one for one in files}
+
+        def hold() -> None:
+            try:
+                for path, held in keys.of_files():
+                    index.hold(table, of_path[path], held)
+            except Exception as error:  # they are computed when they are needed
+                logger.warning("topic %s: key files are not written: %s", self.spec.name, error)
+
+        self._holding = Thread(target=hold, name="keys", daemon=True)
+        self._holding.start()
 
     def _plan(
         self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[Place]
@@ -891,6 +902,8 @@ class Ingestor:
 
     def _key_index(self, table: Table, decoded: Sequence[str] = ()) -> KeyIndex:
         """:param decoded: the columns of a decoded key; none: keys are raw"""
+        if self._holding is not None:
+            self._holding.join()
         columns = tuple(decoded) or upsert.key_columns(self.spec)
         uuid_ = table.metadata.table_uuid
         if self._index is None or self._index.of != (uuid_, columns):

@@ -309,18 +309,18 @@ def hash_keys(table_uuid: UUID, raw: Any, partition: Any, first: int = 0) -> Key
 
     :param first: position of the first row
     """
-    import pandas as pd
+    import pyarrow as pa
     import pyarrow.compute as pc
 
+    from topicberg.tableflow.key_hash import hashes
+
     has_key = pc.and_(raw.is_valid(), partition.is_valid())
-    keys = raw.filter(has_key).to_numpy(zero_copy_only=False)
-    spread = partition.filter(has_key).to_numpy(zero_copy_only=False).astype(np.uint64)
-    spread = spread * _SPREAD
-    secret = table_uuid.hex
-    high, low = (
-        pd.util.hash_array(keys, hash_key=part, categorize=False)
-        for part in (secret[:16], secret[16:])
-    )
+    keys = raw.filter(has_key).cast(pa.binary())
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    spread = partition.filter(has_key).to_numpy(zero_copy_only=False).astype(np.uint64) * _SPREAD
+    secret = table_uuid.hex.encode()
+    high, low = (hashes(keys, part) for part in (secret[:16], secret[16:]))
     high ^= spread
     position = np.flatnonzero(has_key.to_numpy(zero_copy_only=False)) + first
     return Keys(high, low, position.astype(np.uint32))

@@ -39,11 +39,11 @@ def test_newest_record_of_each_key_stays(parts: list[list[list[Record]]], random
             keys = keys_of(chunk)
             offsets = np.arange(offset, offset + len(chunk))
             offset += len(chunk)
-            order, is_last = newest(keys.high, keys.low, offsets)
+            order, is_last = newest(keys.high, keys.low)
             kept = np.sort(order[is_last])
             has_value = np.array([one[2] for one in chunk], np.bool_)
             stay = kept[has_value[kept]]
-            collected.add_deleted(keys, offsets, kept[~has_value[kept]])
+            collected.add_deleted(keys, kept[~has_value[kept]])
             halves = np.array([random.random() < 0.5 for _ in stay], np.bool_)
             placed = []
             for name, of_half in (("a", halves), ("b", ~halves)):
@@ -53,7 +53,7 @@ def test_newest_record_of_each_key_stays(parts: list[list[list[Record]]], random
                     for place, row in enumerate(stay[some]):
                         rows[path, sizes[path] + place] = int(offsets[row])
                     sizes[path] += len(some)
-            collected.add(keys, offsets, stay, placed)
+            collected.add(keys, stay, placed)
             for at, (high, low, value) in zip(offsets, chunk, strict=True):
                 last[high, low] = int(at) if value else None
         written.append(BatchKeys.load(collected.all().dump()))
