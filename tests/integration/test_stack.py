@@ -175,6 +175,7 @@ def test_everything_killed_at_once(stack: Endpoints) -> None:
     assert lost(stack) == []
 
 
+@pytest.mark.slow  # when everything is killed at once, so is the supervisor
 def test_supervisor_killed(stack: Endpoints) -> None:
     """Its services are orphans then: the next start ends them first."""
     context = state.load_context(settings())
