@@ -10,7 +10,8 @@ for each size:
 - idle: the share of a core that each service takes;
 - busy: ``--rate`` records a second in each of ``--busy`` topics. Commits a second, and the CPU time
   of all services together for one commit;
-- memory of the engine and of Spark.
+- memory of the engine and of Spark;
+- with ``--restart``: seconds until a killed engine has committed what arrived meanwhile.
 
     python tests/benchmarks/fleet.py --project /tmp/fleet [--topics 200] [--busy 40]
 
@@ -21,8 +22,7 @@ and Dagster of its own. It also shows:
 - what Dagster takes: its code server, its daemon and the runs, its web server;
 - busy: seconds from a record in Kafka to its row in Snowflake, at the median and at the 99th
   percentile;
-- restart: seconds until a killed engine has committed the records that arrived meanwhile, and
-  Snowflake has them.
+- with ``--restart`` also until Snowflake has those records.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ from topicberg.tableflow.status import TopicStatus, read_status
 
 RECORDS = 10
 PATIENCE_SECONDS = 1800.0
-SETTLE_SECONDS = 15.0
 SERVICES = ("tableflow", "kafka", "schema_registry", "iceberg_rest", "s3", "spark")
 ALL_SERVICES = (*SERVICES, "access_proxy", "aws", "snowflake", "confluent")
 """With those that only Dagster uses."""
@@ -270,7 +269,6 @@ def idle(
     config: Settings, seconds: float, dagster: psutil.Process | None = None
 ) -> dict[str, float]:
     """Return the share of a core that each service takes while nothing happens."""
-    time.sleep(SETTLE_SECONDS)
     before, began = use(config, dagster), time.monotonic()
     time.sleep(seconds)
     took = time.monotonic() - began
@@ -398,6 +396,7 @@ def main() -> None:
         for size in given.topics:
             began = fleet.grow(size)
             after = f"{fleet.wait(began):.0f} s"
+            time.sleep(given.settle)
             shares = idle(config, given.seconds)
             shown.add_row(str(size), after, *row("idle, share of a core", shares, "%"), "")
             topics = min(size, given.busy)
@@ -407,6 +406,9 @@ def main() -> None:
             memory = {k: v / 2**20 for k, v in use(config).memory.items()}
             shown.add_row(str(size), "", *row("memory, MB", memory, "MB"), "")
             Console(width=200).print(shown)
+        if given.restart:
+            began = restart(fleet)
+            Console().print(f"after a restart: in their tables after {fleet.wait(began):.0f} s")
     finally:
         fleet.remove()
 

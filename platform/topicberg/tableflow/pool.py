@@ -25,7 +25,9 @@ from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
+POLL_SECONDS, MAX_POLL_SECONDS = 1.0, 5.0
+POLL_SHARE = 0.04
+"""The share of a core that the poll may take: with a thousand topics it is less frequent."""
 TICK_SECONDS = 0.25
 """How often due topics are looked for between two polls."""
 INSPECTIONS_PER_SECOND = 2.0
@@ -36,6 +38,11 @@ ABANDON_SECONDS = 5.0
 """How long a turn may take to end after it was abandoned."""
 STATUSES_PER_SECOND = 50.0
 """How many status files are written only because the lag changed."""
+
+
+def poll_seconds(used: float) -> float:
+    """Return the time between two polls, given the CPU time of one."""
+    return min(MAX_POLL_SECONDS, max(POLL_SECONDS, used / POLL_SHARE))
 
 
 class Pool:
@@ -165,12 +172,13 @@ class Pool:
     def _poll(self) -> None:
         due = time.monotonic()
         while not self._is_stopped:
-            if time.monotonic() >= due:
-                due = time.monotonic() + POLL_SECONDS
+            if (now := time.monotonic()) >= due:
+                used = time.thread_time()
                 try:
                     self._observe()
                 except Exception:  # the next poll may succeed
                     logger.exception("the ends of the topics are not known")
+                due = now + poll_seconds(time.thread_time() - used)
             with self._changed:
                 now, wait = time.monotonic(), self._inspection_seconds()
                 count = sum(

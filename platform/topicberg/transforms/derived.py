@@ -144,21 +144,22 @@ def write_window(
     :raises TopicbergError: a source does not exist, or the function lost or changed the time column
     :raises CommitConflictError: other writers kept changing the same window
     """
-    columns = _columns(spark, derivation, _load(catalog, derivation))
     partition = derivation.target_time, derivation.partitioned_by
 
     def attempt() -> Written:
+        sources = _load(catalog, derivation)
+        columns = _columns(spark, derivation, sources)
         table = ensure_table(
             catalog, derivation.target, columns, partition, derivation.format_version
         )
-        sources = _load(catalog, derivation)
         heads = {name: _head(each) for name, each in sources.items()}
         if not any(heads.values()) and not _has_rows(table):
             return Written()
         properties = {**summary_of(derivation, table, sources, window), WRITE_ID: uuid.uuid4().hex}
         with conflicts(f"table {derivation.name}"), reading(sources.values(), derivation.name):
             try:
-                _overwrite(spark, table, derivation, window, sources, properties)
+                present = frozenset(columns.names)
+                _overwrite(spark, table, derivation, window, sources, present, properties)
             except Exception as error:
                 if _OUTSIDE in str(error):
                     raise _time_changed(derivation) from error
@@ -242,8 +243,7 @@ def _columns(
 ) -> pa.Schema:
     """Return the columns that the function returns, all of them optional."""
     frames = [spark.read.table(name_in_spark(sources[one.name])) for one in derivation.sources]
-    frame = derivation.transform(*frames)
-    schema = described(frame.limit(0).toArrow().schema, frame)
+    schema = described(derivation.transform(*frames))
     if derivation.target_time not in schema.names:
         raise TopicbergError(
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
@@ -252,18 +252,20 @@ def _columns(
     return optional(schema)
 
 
-def described(columns: pa.Schema, frame: DataFrame) -> pa.Schema:
-    """Return the columns, with the descriptions of the sources' columns that the frame keeps."""
+def described(frame: DataFrame) -> pa.Schema:
+    """Return a frame's columns, with the descriptions of the sources' columns that it keeps."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
+    from pyspark.sql.pandas.types import to_arrow_schema
 
-    comments = {one.name: (one.metadata or {}).get("comment") for one in frame.schema}
+    columns = frame.schema
+    comments = {one.name: (one.metadata or {}).get("comment") for one in columns}
     return pa.schema(
         [
             field.with_metadata({PYARROW_FIELD_DOC_KEY: comment})
             if (comment := comments[field.name])
             else field
-            for field in columns
+            for field in to_arrow_schema(columns)
         ]
     )
 
@@ -366,8 +368,10 @@ def _overwrite(
     derivation: Derivation,
     window: Window,
     sources: Mapping[str, Table],
+    present: frozenset[str],
     properties: dict[str, str],
 ) -> None:
+    """:param present: the columns that the function returns"""
     from pyspark.sql import functions as F
 
     read = window.back(derivation.lookback) if derivation.lookback else window
@@ -382,7 +386,6 @@ def _overwrite(
     else:
         moved = F.raise_error(F.lit(_OUTSIDE))
         frame = frame.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
-    present = set(frame.columns)
     frame = frame.select(
         *(
             F.col(quote(column.name))

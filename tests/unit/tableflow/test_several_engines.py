@@ -17,7 +17,7 @@ from topicberg.tableflow.engine import AbandonedError
 from topicberg.tableflow.identity import Identity, engine_group
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.metrics import StatusCollector
-from topicberg.tableflow.pool import Pool
+from topicberg.tableflow.pool import Pool, poll_seconds
 from topicberg.tableflow.status import TopicStatus, give_up_status, read_status, write_status
 from topicberg.topics import TopicSpec, load_topic
 
@@ -195,3 +195,8 @@ def test_metrics_of_a_pod_are_reached_by_address(host: str, is_accepted: bool) -
     request = Request("GET", {"host": [host]})
     assert (Guard(any_address=True).refusal(request) is None) == is_accepted
     assert Guard().refusal(request) is not None
+
+
+@pytest.mark.parametrize(("used", "seconds"), [(0.001, 1.0), (0.08, 2.0), (3.0, 5.0)])
+def test_poll_of_many_topics_is_less_frequent(used: float, seconds: float) -> None:
+    assert poll_seconds(used) == pytest.approx(seconds)
