@@ -1,9 +1,9 @@
 """What a derived table costs, against a job written by hand with PySpark: ratios, in one run.
 
-    python tests/benchmarks/derived.py [--rows-a-day 2000000] [--rounds 5]
+    python tests/benchmarks/derived.py [--rows-a-day 500000] [--days 30] [--rounds 5]
 
-needs a running stack (``TOPICBERG_STATE_DIR``). The source has 30 days of trades. Both compute an
-hour, a day and 30 days of two tables: ``stock_trades_with_totals`` (a row for each trade) and
+needs a running stack (``TOPICBERG_STATE_DIR``). The source has some days of trades. Both compute an
+hour, a day and all days of two tables: ``stock_trades_with_totals`` (a row for each trade) and
 ``stock_total_trades`` (sums). The job by hand is what a careful engineer writes: it prunes the
 source by time, writes with the same partitioning, and replaces the window in one commit
 (``overwrite``). It has no retries, no record of what it read, and no evolution of the schema. Both
@@ -35,8 +35,7 @@ from topicberg.topics import load_topics
 from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
 from topicberg.transforms.windows import Window
 
-DAYS = 30
-SPANS = {"an hour": timedelta(hours=1), "a day": timedelta(days=1), "30 days": timedelta(DAYS)}
+SPANS = {"an hour": timedelta(hours=1), "a day": timedelta(days=1)}
 TABLES = ("stock_trades_with_totals", "stock_total_trades")
 
 
@@ -60,7 +59,7 @@ def checksum(spark: SparkSession, table: tuple[str, str], time: str, window: Win
 
 
 def measure(
-    spark: SparkSession, name: str, source: tuple[str, str], rounds: int
+    spark: SparkSession, name: str, source: tuple[str, str], days: int, rounds: int
 ) -> dict[str, tuple[float, float]]:
     """Return span → the best seconds of topicberg and of the job by hand."""
     config, stack = settings(), load_endpoints()
@@ -84,7 +83,8 @@ def measure(
         properties=made.properties,
     )
     found: dict[str, tuple[float, float]] = {}
-    for span, length in SPANS.items():
+    spans = SPANS | ({f"{days} days": timedelta(days)} if days > 1 else {})
+    for span, length in spans.items():
         window = Window(START, START + length)
         best = [float("inf")] * 2
         works: tuple[Callable[[], object], ...] = (
@@ -105,15 +105,15 @@ def measure(
     return found
 
 
-def main(rows: int, rounds: int) -> None:
+def main(rows: int, days: int, rounds: int) -> None:
     shown = Table("table", "window", "topicberg s", "by hand s", "ratio")
     stack, source = load_endpoints(), (NAMESPACE, f"days_{uuid.uuid4().hex[:6]}")
     catalog = stack.catalog(settings())
     catalog.create_namespace_if_not_exists(NAMESPACE)
     with spark_session() as spark:
-        create_table(spark, trades(spark, rows * DAYS, 0, 24 * DAYS), source, "$$timestamp")
+        create_table(spark, trades(spark, rows * days, 0, 24 * days), source, "$$timestamp")
         for name in TABLES:
-            for span, (ours, theirs) in measure(spark, name, source, rounds).items():
+            for span, (ours, theirs) in measure(spark, name, source, days, rounds).items():
                 shown.add_row(name, span, f"{ours:.2f}", f"{theirs:.2f}", f"{ours / theirs:.2f}")
     catalog.purge_table(source)
     Console().print(shown)
@@ -121,7 +121,8 @@ def main(rows: int, rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows-a-day", type=int, default=2_000_000)
+    parser.add_argument("--rows-a-day", type=int, default=500_000)
+    parser.add_argument("--days", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    main(given.rows_a_day, given.rounds)
+    main(given.rows_a_day, given.days, given.rounds)
