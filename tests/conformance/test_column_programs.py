@@ -7,60 +7,36 @@ the reference's value.
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fastavro
-import numpy as np
 import pytest
 from avro_oracle import AvroSchema
 from avro_random import AvroSchemas, datum
+from program_runner import NUMBER, ProgramRunner
 from shapes import Malformed, Refused, difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import avro
-from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.decoding import decode
+from topicberg.formats import Format, avro
 from topicberg.formats.columnar.memory import forget_stale
-from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
-from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.formats.subjects import RegisteredSchema
 
-NUMBER = 7
 TIME = {"type": "int", "logicalType": "date"}
-PREFIX = wire_prefix(NUMBER)
 
 
-class Decoder:
-    """The program of one schema."""
-
+class Decoder(ProgramRunner):
     def __init__(self, schema: Any, latest: Any = None) -> None:
         """:param latest: a later version, which the table follows; None: there is none"""
-        registered = RegisteredSchema(NUMBER, "AVRO", json.dumps(schema))
-        newest = RegisteredSchema(NUMBER + 1, "AVRO", json.dumps(latest or schema))
-        fields = avro.fields("test", registered, itertools.count(1))
-        self.shape, code = Shape(fields), Code()
-        places = {place.name: place for place in self.shape.places}
-        avro.program(code, places, registered, newest, fields)
-        self.programs = Programs.of(code, [(NUMBER, 0)], "AVRO")
-        self.buffers = Buffers(self.shape, 64, 256 * 1024)
-
-    def rows(self, payloads: list[bytes]) -> list[dict[str, Any]]:
-        """The rows of the first records: those before the one that is refused."""
-        records = [PREFIX + payload for payload in payloads]
-        data = np.frombuffer(b"".join(records), np.uint8).copy()
-        offsets = np.cumsum([0, *map(len, records)], dtype=np.int64)
-        self.buffers.clear()
-        present = np.ones(len(records), np.uint8)
-        done = decode(self.programs, self.buffers, data, offsets, present)
-        arrays = self.buffers.arrays()
-        names = [place.name for place in self.shape.places]
-        columns = [array.to_pylist() for array in arrays]
-        assert all(len(column) == done for column in columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        writer, newest = (
+            RegisteredSchema(number, "AVRO", json.dumps(one))
+            for number, one in ((NUMBER, schema), (NUMBER + 1, latest or schema))
+        )
+        super().__init__(cast("Format", avro), writer, newest, 256 * 1024)
 
 
 def covered(seed: int) -> tuple[AvroSchema, Decoder, Any, random.Random] | None:

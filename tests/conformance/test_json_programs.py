@@ -13,25 +13,22 @@ import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from fuzz_json import random_schema, random_value
 from json_family import version
+from program_runner import NUMBER, ProgramRunner
 from shapes import Malformed, difference
 from versions import Version
 
 from topicberg.errors import TableflowError
-from topicberg.formats import json_schema
+from topicberg.formats import Format, json_schema
 from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.decoding import decode
-from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
-from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.formats.subjects import RegisteredSchema
 
-NUMBER = 7
-PREFIX = wire_prefix(NUMBER)
 DECIMAL = {
     "type": "number",
     "title": "org.apache.kafka.connect.data.Decimal",
@@ -48,39 +45,12 @@ TOKENS = (
 """Values, and what looks like one."""
 
 
-class Decoder:
-    """The program of one schema."""
-
+class Decoder(ProgramRunner):
     def __init__(self, schema: Any, *, wrapped_as: str | None = None) -> None:
         registered = RegisteredSchema(
             NUMBER, "JSON", json.dumps(schema), wrapped_as=wrapped_as, parses_times=True
         )
-        fields = json_schema.fields("test", registered, itertools.count(1))
-        self.shape, code = Shape(fields), Code()
-        places = {place.name: place for place in self.shape.places}
-        json_schema.program(code, places, registered, registered, fields)
-        self.programs = Programs.of(code, [(NUMBER, 0)], "JSON")
-        self.buffers = Buffers(self.shape, 64, 64 * 1024)
-
-    def rows(self, payloads: list[bytes]) -> list[dict[str, Any]]:
-        """The rows of the first records: those before the one that is refused."""
-        records = [PREFIX + payload for payload in payloads]
-        data = np.frombuffer(b"".join(records), np.uint8).copy()
-        offsets = np.cumsum([0, *map(len, records)], dtype=np.int64)
-        self.buffers.clear()
-        present = np.ones(len(records), np.uint8)
-        done = decode(self.programs, self.buffers, data, offsets, present)
-        arrays = self.buffers.arrays()
-        names = [place.name for place in self.shape.places]
-        columns = [array.to_pylist() for array in arrays]
-        assert all(len(column) == done for column in columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-    def row(self, payload: bytes) -> dict[str, Any] | None:
-        try:
-            return next(iter(self.rows([payload])), None)
-        except pa.ArrowInvalid:  # a text is not UTF-8
-            return None
+        super().__init__(cast("Format", json_schema), registered)
 
 
 def row(schema: Any, text: str | bytes) -> Any:

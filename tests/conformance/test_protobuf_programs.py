@@ -6,58 +6,29 @@ what the other decoder makes of it, and what encoders write must be accepted.
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pytest
+from program_runner import NUMBER, PREFIX, ProgramRunner
 from protobuf_family import ProtobufFamily
 from shapes import difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED, protobuf
-from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.decoding import decode
-from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
-from topicberg.formats.subjects import RegisteredSchema, wire_prefix
-
-NUMBER = 7
-PREFIX = wire_prefix(NUMBER)
+from topicberg.formats import DECODED, Format, protobuf
+from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.formats.subjects import RegisteredSchema
 
 
-class Both:
+class Both(ProgramRunner):
     """The program of a schema, and its decoder of arrays."""
 
     def __init__(self, text: str) -> None:
         registered = RegisteredSchema(NUMBER, "PROTOBUF", text)
-        fields = protobuf.fields("test", registered, itertools.count(1))
-        self.shape, code = Shape(fields), Code()
-        places = {place.name: place for place in self.shape.places}
-        protobuf.program(code, places, registered, registered, fields)
-        self.programs = Programs.of(code, [(NUMBER, 0)], "PROTOBUF")
-        self.buffers = Buffers(self.shape, 64, 64 * 1024)
-        self.of_arrays = protobuf.of_arrays(registered, registered, fields)
-
-    def rows(self, payloads: list[bytes]) -> list[dict[str, Any]]:
-        """The rows of the program: of the first records, before the one that is refused."""
-        records = [PREFIX + payload for payload in payloads]
-        data = np.frombuffer(b"".join(records), np.uint8).copy()
-        offsets = np.cumsum([0, *map(len, records)], dtype=np.int64)
-        self.buffers.clear()
-        done = decode(self.programs, self.buffers, data, offsets, np.ones(len(records), np.uint8))
-        columns = [array.to_pylist() for array in self.buffers.arrays()]
-        assert all(len(column) == done for column in columns)
-        names = [place.name for place in self.shape.places]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-    def row(self, payload: bytes) -> dict[str, Any] | None:
-        try:
-            return next(iter(self.rows([payload])), None)
-        except pa.ArrowInvalid:  # a text is not UTF-8
-            return None
+        super().__init__(cast("Format", protobuf), registered)
+        self.of_arrays = protobuf.of_arrays(registered, registered, self.fields)
 
     def expected(self, payloads: list[bytes]) -> list[dict[str, Any] | None]:
         """The rows of the other decoder; None: the record is malformed."""

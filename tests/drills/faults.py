@@ -18,6 +18,12 @@ from topicberg.local import state
 from topicberg.local.supervisor import Control
 from topicberg.settings import settings
 
+INGESTION = (
+    *("kafka", "schema_registry", "access_proxy", "s3", "iceberg_rest", "spark"),
+    *("tableflow", "aws"),
+)
+"""Components between a producer and the table in Glue."""
+
 
 def _family(component: str) -> list[psutil.Process]:
     """The processes of a component, its own first."""

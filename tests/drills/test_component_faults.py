@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults import FAULTS
+from faults import FAULTS, INGESTION
 from load import Load, paused_load
 
 from topicberg.clients.confluent import Api
@@ -33,10 +33,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 
 HOLD_SECONDS = 15.0
 RECOVERY_SECONDS = 300.0
-COMPONENTS = (
-    *("kafka", "schema_registry", "access_proxy", "s3", "iceberg_rest", "spark"),
-    *("aws", "snowflake", "confluent", "tableflow"),
-)
+COMPONENTS = (*INGESTION, "snowflake", "confluent")
 PUBLISHERS = ("aws", "snowflake")
 """Nothing but the step from the Iceberg table to Snowflake asks these."""
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import psutil
 import pytest
+from faults import INGESTION
 from load import Load
 
 from topicberg.endpoints import Endpoints
@@ -27,17 +28,6 @@ pytestmark = [
     pytest.mark.timeout(int(MINUTES * 60 + 900)),
 ]
 
-SERVICES = (
-    "kafka",
-    "schema_registry",
-    "access_proxy",
-    "s3",
-    "iceberg_rest",
-    "spark",
-    "tableflow",
-    "aws",
-)
-
 
 def test_random_kills(stack: Endpoints) -> None:
     config = settings()
@@ -49,7 +39,7 @@ def test_random_kills(stack: Endpoints) -> None:
     until = time.monotonic() + MINUTES * 60
     while time.monotonic() < until:
         time.sleep(rng.uniform(3, 40))  # shorter, and nothing is ever under way to be hit
-        name = rng.choice(SERVICES)
+        name = rng.choice(INGESTION)
         running = {s.name: s.pid for s in local_stack.status(config) if s.running}
         if pid := running.get(name):
             psutil.Process(pid).kill()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults import FAULTS
+from faults import FAULTS, INGESTION
 from load import Load
 from rich.console import Console
 
@@ -32,16 +32,6 @@ pytestmark = [
     pytest.mark.timeout(int(MINUTES * 60 + 1200)),
 ]
 
-COMPONENTS = (
-    "kafka",
-    "schema_registry",
-    "access_proxy",
-    "s3",
-    "iceberg_rest",
-    "spark",
-    "tableflow",
-    "aws",
-)
 HOLD_SECONDS = 5.0
 MEBIBYTE = 1024 * 1024
 GROWTH, SLACK = 1.2, 64 * MEBIBYTE
@@ -95,7 +85,7 @@ def test_an_hour(stack: Endpoints) -> None:
     begun = time.monotonic()
     until = begun + MINUTES * 60
     while time.monotonic() < until:
-        component = rng.choice(COMPONENTS)
+        component = rng.choice(INGESTION)
         with FAULTS[rng.choice(("killed", "stopped", "full"))](component):
             time.sleep(HOLD_SECONDS)
         time.sleep(60 - HOLD_SECONDS)

@@ -17,7 +17,7 @@ from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.file_facts import Files
-from topicberg.iceberg.maintenance.conflicts import call, literal
+from topicberg.iceberg.maintenance.conflicts import call, literal, spark_sql
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, Policy
 from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.spark import quote
@@ -34,8 +34,8 @@ DELETED_SHARE = 0.3
 """If this share of a table's rows is deleted by position, its files are written without them."""
 SMALL_MANIFESTS = 40
 _SMALL_MANIFEST = 4 * MEBIBYTE
-_GROUP_BYTES = 1024 * MEBIBYTE
-"""The most bytes of files that are rewritten, and can conflict, together."""
+_TOGETHER_BYTES = 1024 * MEBIBYTE
+"""A larger rewrite is committed in parts."""
 _COMMITS = 10
 
 
@@ -120,14 +120,16 @@ def compact(
         "min-file-size-bytes": tier.max_bytes,
         "max-file-size-bytes": max(target * 9 // 5, tier.max_bytes + 1),
         "min-input-files": tier.min_files,
-        "max-file-group-size-bytes": _GROUP_BYTES,
-        "max-concurrent-file-group-rewrites": 2,  # leave a share of Spark to ingestion
+        # One task writes a group. It can take a minute, and is not interrupted for a batch of the
+        # engine, so half of the cores have none.
+        "max-file-group-size-bytes": target,
+        "max-concurrent-file-group-rewrites": max(1, _cores(endpoints, identifier) // 2),
     }
     if has_deletes:
         options["remove-dangling-deletes"] = "true"
     if apply_deletes:
         options["delete-file-threshold"] = 1
-    if bytes_to_write > _GROUP_BYTES:
+    if bytes_to_write > _TOGETHER_BYTES:
         options["partial-progress.enabled"] = "true"
         options["partial-progress.max-commits"] = _COMMITS
     arguments = {"options": _options(options)}
@@ -136,6 +138,13 @@ def compact(
         arguments["sort_order"] = literal(", ".join(quote(column) for column in sort_by))
     row = call(endpoints, identifier, "rewrite_data_files", arguments)
     return int(row["rewritten_data_files_count"])
+
+
+def _cores(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
+    """Return Spark's default parallelism, which is its number of cores."""
+    statement = "SELECT count(DISTINCT spark_partition_id()) AS cores FROM range(100000)"
+    (row,) = spark_sql(endpoints, ".".join(identifier), statement)
+    return int(row["cores"])
 
 
 def many_deletes(files: Files) -> bool:
