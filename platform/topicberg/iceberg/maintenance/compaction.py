@@ -142,7 +142,8 @@ def compact(
 
 def _cores(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
     """Return Spark's default parallelism, which is its number of cores."""
-    statement = "SELECT count(DISTINCT spark_partition_id()) AS cores FROM range(100000)"
+    partitions = "SELECT DISTINCT spark_partition_id() FROM range(100000)"
+    statement = f"SELECT count(*) AS cores FROM ({partitions})"  # noqa: S608  nothing is inserted
     (row,) = spark_sql(endpoints, ".".join(identifier), statement)
     return int(row["cores"])
 
