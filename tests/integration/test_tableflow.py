@@ -101,6 +101,7 @@ def test_a_long_computation_does_not_hold_up_a_batch(make_topic: Callable[..., T
 def test_batch_that_exhausts_memory_is_read_in_parts(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(columnar, "is_ready", lambda: False)  # Spark writes the batch
     topic = make_topic(write_mode="upsert", key={"format": "string"})
     topic.send(ORDER, [{"id": 1, "note": "a"}], key=lambda _: b"k")
     ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
