@@ -15,11 +15,12 @@ from confluent_kafka.schema_registry import Schema
 from fuzz_protobuf import schema_and_records
 from kafka_topics import Row, Topic, avro, encode
 
-from topicberg.errors import TableflowError
+from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg.summaries import WAP_ID, summary
 from topicberg.tableflow import columnar, engine
 from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.keys import KeyIndex
 
 pytestmark = pytest.mark.integration
 
@@ -321,3 +322,35 @@ def test_parts_of_an_upsert_batch_replace_each_other(
     found = in_order(topic)
     assert sorted(row["id"] for row in found) == list(range(1_070, 1_200))
     assert found == by_spark(topic)
+
+
+def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E.g. the disk of the key files is full: each attempt would leave files behind."""
+    topic = make_topic(KEPT, write_mode="upsert")
+    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
+    written: list[columnar.Written] = []
+
+    def fails(*_: object) -> None:
+        raise TopicbergError("the disk is full")
+
+    def ingest(*given: Any) -> columnar.Written:
+        written.append(columnar.ingest(*given))
+        return written[-1]
+
+    for number in range(2):
+        producer = Producer(topic.endpoints.kafka_config())
+        value = prefix + encode(parsed, make_row(random.Random(number), number))
+        producer.produce(topic.spec.name, value, b"key", partition=0)
+        producer.flush(30)
+        if number:
+            with monkeypatch.context() as patch:
+                patch.setattr(KeyIndex, "rows_with", fails)
+                patch.setattr(engine, "ingest", ingest)
+                with pytest.raises(TopicbergError, match="the disk is full"):
+                    topic.ingest()
+        topic.ingest()
+    (lost,) = (file.file_path for one in written for file in one.files)
+    assert not topic.table().io.new_input(lost).exists()
+    assert [row["id"] for row in in_order(topic)] == [1]

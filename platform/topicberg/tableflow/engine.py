@@ -42,7 +42,7 @@ from topicberg.spark import check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
-from topicberg.tableflow.columnar import Columnar, Written, ingest, ingest_by_spark
+from topicberg.tableflow.columnar import Columnar, Written, delete, ingest, ingest_by_spark
 from topicberg.tableflow.current_rows import Target
 from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
 from topicberg.tableflow.fold_state import Order, State
@@ -435,8 +435,12 @@ class Ingestor:
         missed: tombstones.Watch,
     ) -> Commit:
         """Commit the data files of a batch."""
-        changed = missed.of(batch, lambda: written.records, caught_up=batch.end == latest)
-        replaced = self._replaced(table, written)
+        try:
+            changed = missed.of(batch, lambda: written.records, caught_up=batch.end == latest)
+            replaced = self._replaced(table, written)
+        except BaseException:
+            delete(table.io, written.files)
+            raise
         properties = commit.snapshot_properties(
             self.spec.name, topic_id, batch, now_ms, self._size.dump()
         )
