@@ -120,11 +120,14 @@ def compact(
         "min-file-size-bytes": tier.max_bytes,
         "max-file-size-bytes": max(target * 9 // 5, tier.max_bytes + 1),
         "min-input-files": tier.min_files,
+        "max-file-group-size-bytes": target,
+        "max-concurrent-file-group-rewrites": 1,
+    }
+    if bytes_to_write > target or apply_deletes:
         # One task writes a group. It can take a minute, and is not interrupted for a batch of the
         # engine, so half of the cores have none.
-        "max-file-group-size-bytes": target,
-        "max-concurrent-file-group-rewrites": max(1, _cores(endpoints, identifier) // 2),
-    }
+        half = max(1, _cores(endpoints, identifier) // 2)
+        options["max-concurrent-file-group-rewrites"] = half
     if has_deletes:
         options["remove-dangling-deletes"] = "true"
     if apply_deletes:
