@@ -6,7 +6,7 @@ needs a running stack with nothing else to do (``TOPICBERG_STATE_DIR``). The eng
 with a commit interval of ten seconds: one gets a hundred records a second, which it writes itself,
 the other 150,000 every ten seconds, which it writes in tasks of Spark. For a minute they are alone;
 then a table of small files is compacted by maintenance until it is done. Printed are the seconds
-between two commits of a topic, and the memory of Spark.
+between two commits of a topic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from itertools import pairwise
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table as Shown
-from workloads import drop, make_topic, produce
+from workloads import drop, make_topic, produce, quantile
 
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.iceberg.maintenance import Policy
@@ -119,8 +119,7 @@ def main(rows: int, files: int) -> None:
         until = time.time()
         for name, spec in load.topics.items():
             found = gaps(endpoints, config, spec, since, until) or [until - since]
-            at = [found[min(len(found) - 1, int(share * len(found)))] for share in (0.5, 0.99)]
-            cells = (*at, found[-1])
+            cells = (quantile(found, 0.5), quantile(found, 0.99), found[-1])
             shown.add_row(name, what, str(len(found)), *(f"{cell:.1f}" for cell in cells))
 
     reports = list[object]()

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -54,6 +53,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dagster_dev import dagster_dev
 from project_copy import copy_project
+from workloads import quantile
 
 from topicberg.catalogs.snowflake import ask, quote
 from topicberg.dagster.home import dagster_home
@@ -259,10 +259,6 @@ def latencies(fleet: Fleet, since: float) -> list[float]:
                 found += [refreshed - at for at in new if at >= since]
                 shown = max(shown, rows)
     return sorted(found)
-
-
-def quantile(ascending: Sequence[float], share: float) -> float:
-    return ascending[min(len(ascending) - 1, math.ceil(share * len(ascending)) - 1)]
 
 
 def idle(

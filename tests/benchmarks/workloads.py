@@ -7,10 +7,11 @@ a nested record, an array and a nullable field; ids, times and sequence numbers 
 from __future__ import annotations
 
 import json
+import math
 import random
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from io import BytesIO
@@ -340,3 +341,7 @@ def _send(endpoints: Endpoints, spec: TopicSpec, values: Iterable[tuple[int, byt
     for number, value in values:
         kafka.produce(producer, spec.name, value, f"k{number}".encode(), lambda *_: None)
     producer.flush(120)
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    return ascending[min(len(ascending) - 1, math.ceil(share * len(ascending)) - 1)]

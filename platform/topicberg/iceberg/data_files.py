@@ -145,12 +145,11 @@ class DataFileWriter:
             arrays.append(array if is_constant else _cast(array, field.type))
             fields.append(field.with_type(array.type) if is_constant else field)
         table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-        return [
-            Placed(
-                *self._write(values, table if some is None else table.take(pa.array(some))), some
-            )
-            for values, some in self._partitions(columns, table)
-        ]
+        placed = []
+        for values, some in self._partitions(columns, table):
+            rows = table if some is None else table.take(pa.array(some))
+            placed.append(Placed(*self._write(values, rows), some))
+        return placed
 
     def _partitions(
         self, columns: Mapping[str, pa.Array], table: pa.Table

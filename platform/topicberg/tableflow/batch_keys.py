@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.iceberg.data_files import Placed
-from topicberg.tableflow.key_files import HeldKeys, Keys
+from topicberg.tableflow.key_files import HeldKeys, Keys, newest
 
 
 class Run(NamedTuple):
@@ -89,25 +89,6 @@ class BatchKeys:
             inside = places[file[places] == number]
             if len(inside):
                 yield path, Keys(self.high[inside], self.low[inside], position[inside])
-
-
-def newest(
-    high: NDArray[np.uint64], low: NDArray[np.uint64]
-) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the places of all records, sorted by key, and which are the last ones of their key.
-
-    Records of one key stay in their order.
-    """
-    order = np.argsort(high)
-    ordered = high[order]
-    repeated = ordered[1:] == ordered[:-1]
-    if repeated.any():
-        within = np.append(repeated, False) | np.append(False, repeated)
-        some = order[within]
-        order[within] = some[np.lexsort((some, low[some], high[some]))]
-    ordered_low = low[order]
-    last = ~repeated | (ordered_low[1:] != ordered_low[:-1])
-    return order, np.append(last, True)[: len(order)]
 
 
 class WrittenKeys:

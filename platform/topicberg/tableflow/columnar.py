@@ -30,7 +30,8 @@ from topicberg.iceberg.data_files import (
     dump_file,
     load_file,
 )
-from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys, newest
+from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.key_files import newest
 from topicberg.tableflow.keys import hash_keys
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
 from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP
@@ -626,12 +627,6 @@ def _result() -> pa.Schema:
     )
 
 
-_RESULT = (
-    "files array<string>, records long, keys struct<high: binary, low: binary, "
-    "runs: array<struct<path: string, first: long, length: long>>>, problem string"
-)
-
-
 def ingest_by_spark(
     spark: SparkSession, plan: Plan, table: Table, ranges: Ranges, size: float | None
 ) -> Written:
@@ -641,9 +636,12 @@ def ingest_by_spark(
     :raises NotCoveredError: see :func:`ingest`
     :raises PySparkException: a task failed
     """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     parts = split(ranges, size)
     numbers = spark.range(0, len(parts), 1, len(parts))
-    found = numbers.mapInArrow(Task(plan, parts), _RESULT).toArrow().to_pylist()
+    done = numbers.mapInArrow(Task(plan, parts), from_arrow_schema(_result()))
+    found = done.toArrow().to_pylist()
     files = [load_file(text, plan.target) for row in found for text in row["files"] or ()]
     if problem := next((row["problem"] for row in found if row["problem"]), None):
         delete(table.io, files)

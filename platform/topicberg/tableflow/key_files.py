@@ -107,6 +107,25 @@ def merged(parts: Sequence[Keys]) -> Keys:
     return Keys(high[order], low[order], position[order])
 
 
+def newest(
+    high: NDArray[np.uint64], low: NDArray[np.uint64]
+) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the places of all records, sorted by key, and which are the last ones of their key.
+
+    Records of one key stay in their order.
+    """
+    order = np.argsort(high)
+    ordered = high[order]
+    repeated = ordered[1:] == ordered[:-1]
+    if repeated.any():
+        within = np.append(repeated, False) | np.append(False, repeated)
+        some = order[within]
+        order[within] = some[np.lexsort((some, low[some], high[some]))]
+    ordered_low = low[order]
+    last = ~repeated | (ordered_low[1:] != ordered_low[:-1])
+    return order, np.append(last, True)[: len(order)]
+
+
 def bits_of(bits: NDArray[np.uint8], numbers: NDArray[np.unsignedinteger]) -> NDArray[np.bool_]:
     """Return the bits of these numbers, of a bitmap that has all of them."""
     byte = bits[numbers >> numbers.dtype.type(3)]

@@ -1,4 +1,4 @@
-"""The hash of keys: SipHash-2-4 of each value of a binary Arrow array, with two secrets at once.
+"""The hash of keys: SipHash-2-4 of each value of a binary Arrow array.
 
 The numbers are those of pandas' ``hash_array``, whose functions need a Python object for each value
 and take six times as long.

@@ -31,7 +31,7 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
-from topicberg.tableflow.key_files import Keys, merged
+from topicberg.tableflow.key_files import Keys, merged, newest
 from topicberg.tableflow.keys import KeyIndex, key_folder
 from topicberg.tableflow.rows import held_key
 from topicberg.tableflow.skips import current_user
@@ -87,14 +87,10 @@ class TopicKeys:
         )
 
     def newest(self, more: TopicKeys) -> TopicKeys:
-        """Return the last record of each key, of these and ``more``."""
+        """Return the last record of each key, of these and ``more``, which were read later."""
         columns = [np.concatenate(pair) for pair in zip(self._columns, more._columns, strict=True)]
-        high, low, _, offset, _ = columns
-        order = np.lexsort((offset, low, high))
-        high, low = high[order], low[order]
-        last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), True)
-        order = order[last[: len(order)]]
-        return TopicKeys(*(column[order] for column in columns))
+        order, last = newest(*columns[:2])
+        return TopicKeys(*(column[order[last]] for column in columns))
 
     def kept(self, held: Offsets) -> Keys:
         """Return the keys whose rows stay in a table that holds the topic up to these offsets."""

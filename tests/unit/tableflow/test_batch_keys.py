@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topicberg.iceberg.data_files import Placed
-from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys, newest
-from topicberg.tableflow.key_files import Keys, merged
+from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.key_files import Keys, merged, newest
 
 Record = tuple[int, int, bool]
 """A key's two hashes, and whether the record has a value."""
