@@ -43,7 +43,7 @@ import dagster as dg
 import fastavro
 import psutil
 import snowflake.connector
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from rich.console import Console
@@ -151,7 +151,11 @@ class Fleet:
         held = admin.list_topics(timeout=60).topics  # the stack creates the topics of specs
         missing = [NewTopic(name, 1) for name in new if name not in held]
         for future in (admin.create_topics(missing) if missing else {}).values():
-            future.result(120)
+            try:
+                future.result(120)
+            except KafkaException as error:  # the stack was faster
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
         registry = self.endpoints.schema_registry_client()
         schema = Schema(json.dumps(TRADE), "AVRO")
         for name in new:
