@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
@@ -15,7 +15,7 @@ import dagster as dg
 from assets.checks import last_evaluations
 from assets.partitions import asked_range
 from jobs.checks import CHECK
-from jobs.schedules import schedule_name
+from jobs.schedules import duration, schedule_name
 
 if TYPE_CHECKING:
     from dagster_shared.error import SerializableErrorInfo
@@ -129,13 +129,14 @@ class Reader:
 
         config = settings()
         ended = dg.RunsFilter(job_name=CHECK, statuses=_ENDED_RUNS)
-        newest = self._instance.get_run_records(ended, limit=1)
+        newest = next(iter(self._instance.get_run_records(ended, limit=1)), None)
         return CheckRuns(
             job=CHECK,
             schedule=_SCHEDULE,
             scheduled=self._repository.has_schedule_def(_SCHEDULE),
             stack_stopped=config.deployment == "local" and not runtime_file(config).exists(),
-            ended_at=newest[0].update_timestamp if newest else None,
+            ended_at=newest.update_timestamp if newest else None,
+            took=duration(newest) if newest else timedelta(),
         )
 
     def _stale_assets(self) -> Iterator[StaleAsset]:

@@ -7,6 +7,7 @@ import dagster as dg
 from assets import Lake
 from assets.checks import CheckKeys
 from jobs.schedules import schedule_unless_busy
+from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND
 
 CHECK = "check_tables"
@@ -29,5 +30,5 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
 
 
 def check_schedule() -> dg.ScheduleDefinition:
-    """Every five minutes."""
-    return schedule_unless_busy(CHECK, "*/5 * * * *")
+    """Every five minutes, or as often as a tenth of the time allows."""
+    return schedule_unless_busy(CHECK, "*/5 * * * *", CHECKS_REST)

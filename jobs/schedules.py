@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -28,6 +29,11 @@ def run_with_key(instance: dg.DagsterInstance, run_key: str) -> dg.DagsterRun | 
     """Return the run that was launched for a request of a sensor; None: there is none."""
     runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": run_key}), limit=1)
     return runs[0] if runs else None
+
+
+def duration(run: dg.RunRecord) -> timedelta:
+    """Return how long a run that ended took; nothing if it never started."""
+    return timedelta(seconds=(run.end_time or 0.0) - (run.start_time or run.end_time or 0.0))
 
 
 P = ParamSpec("P")
@@ -58,8 +64,24 @@ def schedule_name(job: str) -> str:
     return f"{job}_schedule"
 
 
-def schedule_unless_busy(job: str, cron: str) -> dg.ScheduleDefinition:
-    """Runs of the job, if the deployment is there and the last run has ended."""
+def _resting(instance: dg.DagsterInstance, job: str, rest: int) -> dg.SkipReason | None:
+    """Why to skip a tick, if a run of the job took long and ended only a moment ago."""
+    for run in instance.get_run_records(dg.RunsFilter(job_name=job), limit=1) if rest else ():
+        took = duration(run)
+        until = datetime.fromtimestamp(run.end_time or 0.0, UTC) + rest * took
+        if datetime.now(UTC) < until:
+            return dg.SkipReason(
+                f"the last run took {took.total_seconds():.0f} s, so the next one begins after "
+                f"{until:%H:%M:%S} UTC: runs take at most 1/{rest + 1} of the time"
+            )
+    return None
+
+
+def schedule_unless_busy(job: str, cron: str, rest: int = 0) -> dg.ScheduleDefinition:
+    """Runs of the job, if the deployment is there and the last run has ended.
+
+    :param rest: after a run, the next one waits for this many times as long as the run took
+    """
 
     @dg.schedule(
         name=schedule_name(job),
@@ -75,6 +97,10 @@ def schedule_unless_busy(job: str, cron: str) -> dg.ScheduleDefinition:
         except TopicbergError as error:
             return dg.SkipReason(str(error))
         unfinished = dg.RunsFilter(job_name=job, statuses=UNFINISHED)
-        return under_way(context.instance, unfinished) or dg.RunRequest()
+        return (
+            under_way(context.instance, unfinished)
+            or _resting(context.instance, job, rest)
+            or dg.RunRequest()
+        )
 
     return schedule

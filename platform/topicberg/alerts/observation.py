@@ -11,6 +11,9 @@ from topicberg.checks.finding import Finding, Severity
 
 CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule requests an evaluation of the checks every five minutes."""
+CHECKS_REST = 9
+"""After a run of the checks, the schedule waits for this many times as long as the run took, so
+that the checks of very many tables take at most a tenth of the time."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,16 @@ class CheckRuns:
     """Whether this is a local stack that the user stopped, or never started."""
     ended_at: datetime | None
     """When a run of the checks ended last, successful or not: a failed run has its own alert."""
+    took: timedelta = timedelta()
+    """How long this run took."""
 
     def overdue(self, now: datetime) -> bool:
         """Return whether the schedule should have evaluated the checks, and did not."""
         if not self.scheduled:
             return False
-        return self.ended_at is None or now - self.ended_at > CHECKED_WITHIN
+        return self.ended_at is None or (
+            now - self.ended_at > CHECKED_WITHIN + CHECKS_REST * self.took
+        )
 
 
 @dataclass(frozen=True)

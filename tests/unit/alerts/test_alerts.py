@@ -502,6 +502,7 @@ def test_checks_that_do_not_run_quote_the_skip_reason(
     watch.check()
     assert watch.faults() == {}
     monkeypatch.setattr("topicberg.alerts.observation.CHECKED_WITHIN", timedelta(0))
+    monkeypatch.setattr("topicberg.alerts.observation.CHECKS_REST", 0)
     assert watch.faults(UNCHECKED_TICKS - 1) == {}
     assert list(watch.faults()) == ["checks"]
 

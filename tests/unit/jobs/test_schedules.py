@@ -1,0 +1,64 @@
+"""Schedules of which one run at a time is enough."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+import pytest
+
+from jobs.schedules import schedule_unless_busy
+from resources import Lakehouse
+from topicberg.alerts.observation import CHECKED_WITHIN, CHECKS_REST, CheckRuns
+
+JOB = "look"
+
+
+@dg.op
+def slow() -> None:
+    time.sleep(0.5)
+
+
+@dg.job(name=JOB)
+def look() -> None:
+    slow()
+
+
+@pytest.fixture
+def available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lakehouse, "peek", lambda _: None)
+
+
+def tick(instance: dg.DagsterInstance, rest: int) -> object:
+    schedule = schedule_unless_busy(JOB, "* * * * *", rest)
+    context = dg.build_schedule_context(instance, resources={"lakehouse": Lakehouse()})
+    return schedule(context)
+
+
+@pytest.mark.usefixtures("available")
+def test_schedule_rests_after_a_run_as_long_as_it_says() -> None:
+    with dg.instance_for_test() as instance:
+        assert isinstance(tick(instance, 1000), dg.RunRequest)
+        look.execute_in_process(instance=instance)
+        skipped = tick(instance, 1000)
+        assert isinstance(skipped, dg.SkipReason)
+        assert "at most 1/1001 of the time" in (skipped.skip_message or "")
+        assert isinstance(tick(instance, 0), dg.RunRequest)
+        (run,) = instance.get_run_records()
+        assert run.end_time
+        assert run.start_time
+        wait = run.end_time - run.start_time - (time.time() - run.end_time)
+        time.sleep(max(0.0, wait) + 0.1)
+        assert isinstance(tick(instance, 1), dg.RunRequest)
+
+
+def test_checks_that_took_long_are_overdue_later() -> None:
+    now = datetime.now(UTC)
+    took = timedelta(minutes=2)
+    for age, is_overdue in ((timedelta(), False), (CHECKS_REST * took, False)):
+        runs = CheckRuns("job", "schedule", True, False, now - CHECKED_WITHIN - age, took)
+        assert runs.overdue(now) is is_overdue
+    late = CHECKED_WITHIN + CHECKS_REST * took + timedelta(seconds=1)
+    assert CheckRuns("job", "schedule", True, False, now - late, took).overdue(now)
+    assert not CheckRuns("job", "schedule", False, False, now - late, took).overdue(now)
