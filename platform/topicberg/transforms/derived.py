@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 logger = logging.getLogger(__name__)
 
@@ -147,19 +148,21 @@ def write_window(
     partition = derivation.target_time, derivation.partitioned_by
 
     def attempt() -> Written:
+        before = existing(catalog, derivation.target)
         sources = _load(catalog, derivation)
-        columns = _columns(spark, derivation, sources)
-        table = ensure_table(
-            catalog, derivation.target, columns, partition, derivation.format_version
-        )
         heads = {name: _head(each) for name, each in sources.items()}
-        if not any(heads.values()) and not _has_rows(table):
-            return Written()
-        properties = {**summary_of(derivation, table, sources, window), WRITE_ID: uuid.uuid4().hex}
         with conflicts(f"table {derivation.name}"), reading(sources.values(), derivation.name):
+            frame = _computed(spark, derivation, sources, window)
+            columns = _columns(derivation, frame)
+            table = ensure_table(
+                catalog, derivation.target, columns, partition, derivation.format_version, before
+            )
+            if not any(heads.values()) and not _has_rows(table):
+                return Written()
+            summary_ = summary_of(derivation, table, sources, window)
+            properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
             try:
-                present = frozenset(columns.names)
-                _overwrite(spark, table, derivation, window, sources, present, properties)
+                _overwrite(spark, table, derivation, window, frame, properties)
             except Exception as error:
                 if _OUTSIDE in str(error):
                     raise _time_changed(derivation) from error
@@ -238,12 +241,19 @@ def _has_rows(table: Table) -> bool:
     return head is not None and int(summary(head).get("total-records", 0)) > 0
 
 
-def _columns(
-    spark: SparkSession, derivation: Derivation, sources: Mapping[str, Table]
-) -> pa.Schema:
+def _computed(
+    spark: SparkSession, derivation: Derivation, sources: Mapping[str, Table], window: Window
+) -> DataFrame:
+    """Return what the function returns for a window; with a lookback also rows before it."""
+    read = window.back(derivation.lookback) if derivation.lookback else window
+    return derivation.transform(
+        *(_rows(spark, source, sources[source.name], read) for source in derivation.sources)
+    )
+
+
+def _columns(derivation: Derivation, computed: DataFrame) -> pa.Schema:
     """Return the columns that the function returns, all of them optional."""
-    frames = [spark.read.table(name_in_spark(sources[one.name])) for one in derivation.sources]
-    schema = described(derivation.transform(*frames))
+    schema = described(computed)
     if derivation.target_time not in schema.names:
         raise TopicbergError(
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
@@ -277,12 +287,21 @@ def optional(columns: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in columns])
 
 
+def existing(catalog: Catalog, name: TableName) -> Table | None:
+    """Return a table as it is; None: there is none yet."""
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        return None
+
+
 def ensure_table(
     catalog: Catalog,
     name: TableName,
     columns: pa.Schema,
     partition: tuple[str, str] | None = None,
     format_version: int = 2,
+    before: Table | None = None,
 ) -> Table:
     """Create or evolve a table so that it has these columns and at least one snapshot.
 
@@ -290,11 +309,12 @@ def ensure_table(
 
     :param partition: column and Iceberg transform
     :param format_version: of a new table
+    :param before: the table as it was before its sources were loaded; None: there was none
+    :raises CommitConflictError: another run wrote since then, maybe from newer sources
     :raises TopicbergError: a column cannot have its new type
     """
-    try:
-        table = catalog.load_table(name)
-    except NoSuchTableError:
+    head, table = _head(before) if before else None, before or existing(catalog, name)
+    if table is None:
         table = _create(catalog, name, columns, partition, format_version)
     else:
         _evolve(table, columns)
@@ -304,6 +324,8 @@ def ensure_table(
         with suppress(CommitConflictError):  # another run was faster
             SnapshotChange(table, Operation.APPEND).commit()
         table.refresh()
+    if _head(table) != head and (head is not None or _has_rows(table)):
+        raise CommitConflictError(f"table {'.'.join(name)}: another run wrote to it")
     return table
 
 
@@ -367,31 +389,29 @@ def _overwrite(
     table: Table,
     derivation: Derivation,
     window: Window,
-    sources: Mapping[str, Table],
-    present: frozenset[str],
+    computed: DataFrame,
     properties: dict[str, str],
 ) -> None:
-    """:param present: the columns that the function returns"""
     from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
 
-    read = window.back(derivation.lookback) if derivation.lookback else window
-    frame = derivation.transform(
-        *(_rows(spark, source, sources[source.name], read) for source in derivation.sources)
-    )
-    columns = spark.table(spark_name(derivation.target)).schema
-    time = derivation.target_time
-    inside = window.condition(time, columns[time].dataType)
+    time, target = derivation.target_time, spark_name(derivation.target)
+    inside = window.condition(time, time_type(table, time))
     if derivation.lookback:
-        frame = frame.filter(inside)
+        frame = computed.filter(inside)
     else:
         moved = F.raise_error(F.lit(_OUTSIDE))
-        frame = frame.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
+        frame = computed.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
+    # Other columns are of an earlier version of the function.
+    names = [field.name for field in table.schema().fields]
+    earlier = set(names) - set(computed.columns)
+    columns = spark.table(target).schema if earlier else StructType()
     frame = frame.select(
         *(
-            F.col(quote(column.name))
-            if column.name in present  # other columns are of an earlier version of the function
-            else F.lit(None).cast(column.dataType).alias(column.name)
-            for column in columns
+            F.lit(None).cast(columns[name].dataType).alias(name)
+            if name in earlier
+            else F.col(quote(name))
+            for name in names
         )
     )
     head = table.current_snapshot()
@@ -401,7 +421,7 @@ def _overwrite(
         "validate-from-snapshot-id": str(head.snapshot_id),
         **{f"snapshot-property.{key}": value for key, value in properties.items()},
     }
-    writer = frame.writeTo(spark_name(derivation.target))
+    writer = frame.writeTo(target)
     for key, value in options.items():
         writer = writer.option(key, value)
     writer.overwrite(inside)
@@ -415,7 +435,16 @@ def _rows(spark: SparkSession, source: Source, table: Table, window: Window) -> 
     frame = spark.read.option("versionAsOf", str(head)).table(name)
     if source.time is None or source.whole:
         return frame
-    return frame.filter(window.condition(source.time, frame.schema[source.time].dataType))
+    return frame.filter(window.condition(source.time, time_type(table, source.time)))
+
+
+def time_type(table: Table, column: str) -> DataType:
+    """Return the type in Spark of a column of a table, without a request to Spark."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    kind = schema_to_pyarrow(table.schema().find_type(column))
+    return from_arrow_type(kind, prefer_timestamp_ntz=True)
 
 
 def _time_changed(derivation: Derivation) -> TopicbergError:

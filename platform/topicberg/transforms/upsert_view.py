@@ -26,6 +26,7 @@ from topicberg.transforms.derived import (
     ATTEMPTS,
     TableName,
     ensure_table,
+    existing,
     name_in_spark,
     optional,
     spark_name,
@@ -67,9 +68,11 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
     """
 
     def attempt() -> Table:
+        before = existing(catalog, view.target)
         source = catalog.load_table(view.source)
         columns = optional(source.schema().as_arrow())
-        target = ensure_table(catalog, view.target, columns, format_version=view.format_version)
+        version = view.format_version
+        target = ensure_table(catalog, view.target, columns, None, version, before)
         head = source.current_snapshot()
         base = merged(target, view.source)
         if (head.snapshot_id if head else None) == base:
