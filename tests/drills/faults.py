@@ -15,7 +15,7 @@ import psutil
 
 from topicberg.local import stack as local_stack
 from topicberg.local import state
-from topicberg.local.supervisor import Control
+from topicberg.local.supervisor import Control, full_name
 from topicberg.settings import settings
 
 INGESTION = (
@@ -76,18 +76,26 @@ def _limit(process: psutil.Process, size: int) -> None:
 def down(component: str) -> Iterator[None]:
     """It does not run, and nobody starts it again; connections are refused."""
     control = _supervisor()
-    control.stopProcess(component, True)
+    control.stopProcess(_name(component), True)
     try:
         yield
     finally:
         with suppress(Fault):  # somebody did
-            control.startProcess(component, False)
+            control.startProcess(_name(component), False)
+
+
+def _control() -> Control:
+    context = state.load_context(settings())
+    assert context is not None
+    return Control(context)
 
 
 def _supervisor() -> Any:
-    context = state.load_context(settings())
-    assert context is not None
-    return Control(context)._api
+    return _control()._api
+
+
+def _name(component: str) -> str:
+    return full_name((_control().processes() or {})[component])
 
 
 def _address(component: str) -> tuple[str, int]:
@@ -109,7 +117,7 @@ def lying(component: str) -> Iterator[None]:
     throws away there is no help.
     """
     control = _supervisor()
-    control.stopProcess(component, True)
+    control.stopProcess(_name(component), True)
     address = _address(component)
     server: socketserver.TCPServer
     if component in ("kafka", "spark"):
@@ -126,14 +134,14 @@ def lying(component: str) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         with suppress(Fault):  # somebody did
-            control.startProcess(component, False)
+            control.startProcess(_name(component), False)
 
 
 @contextmanager
 def robbed(component: str) -> Iterator[None]:
     """Another program has its port: the supervisor starts it again and again, in vain."""
     with lying(component):
-        _supervisor().startProcess(component, False)
+        _supervisor().startProcess(_name(component), False)
         yield
 
 

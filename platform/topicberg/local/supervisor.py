@@ -65,7 +65,9 @@ password={_escape(password)}
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
     ]
+    orders: dict[int, list[str]] = {}
     for service in services:
+        orders.setdefault(service.start_order, []).append(service.name)
         environment = {
             STACK_VARIABLE: str(context.config.state_dir),
             "TMPDIR": str(context.temporary(service.name)),
@@ -75,7 +77,6 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
             f"""[program:{service.name}]
 command={_escape(" ".join(_quote(part) for part in [*_TIDILY, *service.command]))}
 environment={_escape(",".join(f"{key}={_enclose(value)}" for key, value in environment.items()))}
-priority={service.start_order}
 autostart=true
 autorestart=true
 startsecs={_START_SECONDS}
@@ -89,6 +90,11 @@ stdout_logfile_maxbytes=10MB
 stdout_logfile_backups=2
 """
         )
+    # supervisord stops one group after the other, and the programs of a group at the same time.
+    sections += [
+        f"[group:{order}]\nprograms={','.join(names)}\npriority={order}\n"
+        for order, names in orders.items()
+    ]
     return "\n".join(sections)
 
 
@@ -131,16 +137,21 @@ class Control:
 
     def restart_what_is_down(self) -> None:
         """Start now what is stopped, gave up, or waits for its next attempt."""
-        for name, info in (self.processes() or {}).items():
+        for info in (self.processes() or {}).values():
             if info["statename"] in ("RUNNING", "STARTING"):
                 continue
             with suppress(Fault):  # its state changed meanwhile
                 if info["statename"] == "BACKOFF":
-                    self._api.stopProcess(name)
-                self._api.startProcess(name, False)
+                    self._api.stopProcess(full_name(info))
+                self._api.startProcess(full_name(info), False)
 
     def shutdown(self) -> None:
         self._api.shutdown()
+
+
+def full_name(info: Mapping[str, Any]) -> str:
+    """Return what supervisord calls a process whose info it returned."""
+    return f"{info['group']}:{info['name']}"
 
 
 def launch(context: Context, services: Iterable[Service]) -> None:

@@ -36,17 +36,17 @@ def context(tmp_path: Path) -> Iterator[Context]:
     supervisor.end(supervisor.stack_processes(config.state_dir))
 
 
-def service(code: str, healthy: bool) -> Service:
+def service(code: str, healthy: bool, name: str = "little", order: int = 1) -> Service:
     def ask(_: Endpoints) -> None:
         if not healthy:
             raise ConnectionError("no server")
 
     return Service(
-        name="little",
+        name=name,
         command=[sys.executable, "-c", code],
         environment={"QUOTED": "100% 'of' it, a=b"},
         url=None,
-        start_order=1,
+        start_order=order,
         healthy=ask,
     )
 
@@ -100,3 +100,33 @@ def test_what_is_killed_comes_back(context: Context) -> None:
     assert left.parent.is_dir()
     control.shutdown()
     assert supervisor.wait_until_gone(context.config.state_dir, 20)
+
+
+def test_services_of_one_order_stop_at_the_same_time(context: Context) -> None:
+    """Each writes when it is told to stop, and a second later; others stop only after that."""
+    log, script = (context.config.state_dir / name for name in ("stops", "script.py"))
+    script.write_text("""
+import signal, threading, time
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+print("ready", flush=True)
+stop.wait()
+for word in ("begin", "end"):
+    with open("stops", "a") as stream:
+        stream.write(f"{name} {word}\\n")
+    time.sleep(1)
+""")
+    services = [
+        service(f"name = '{name}'; exec(open('script.py').read())", True, name, order)
+        for name, order in (("one", 1), ("other", 1), ("last", 2))
+    ]
+    supervisor.launch(context, services)
+    control = supervisor.Control(context)
+    logs = [supervisor.log_file(context, each.name) for each in services]
+    wait_until(lambda: all(path.exists() and "ready" in path.read_text() for path in logs), 20)
+    control.shutdown()
+    assert supervisor.wait_until_gone(context.config.state_dir, 20)
+    found = log.read_text().splitlines()
+    assert found[:2] == ["last begin", "last end"]
+    assert {*found[2:4]} == {"one begin", "other begin"}
+    assert {*found[4:]} == {"one end", "other end"}
