@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from faulty_proxy import FaultyProxy, glue_limits
+from pyiceberg.catalog import Catalog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from test_stock_tables import RULES, Row, ordered, reference_flagged
@@ -158,3 +159,58 @@ def test_tables_are_created_within_glues_limits(stack: Endpoints, spark: SparkSe
         assert write_window(session, catalog, derivation, window(0, HOURS - 1)).rows == 5
         refresh(session, catalog, view)
     assert rows(spark.table(spark_name(view.target)).select("symbol").distinct())
+
+
+class Overtaken:
+    """A catalog: right after it loaded a source for a writer, another writer does its work."""
+
+    def __init__(self, catalog: Catalog, source: tuple[str, str], other: Callable[[], object]):
+        self._catalog, self._source, self._other = catalog, source, [other]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def load_table(self, identifier: tuple[str, str]) -> Any:
+        found = self._catalog.load_table(identifier)
+        if identifier == self._source and self._other:
+            self._other.pop()()
+        return found
+
+
+@pytest.mark.parametrize("kind", ["window", "first window", "view", "first view"])
+def test_writer_with_older_sources_does_not_win(
+    stack: Endpoints, spark: SparkSession, kind: str
+) -> None:
+    """Another writer reads newer sources and commits while it has loaded its own already."""
+    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
+    derivation = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
+    view = UpsertView(source, target, keys=("id",), order=("version",))
+
+    def write(catalog: Any) -> None:
+        if "view" in kind:
+            refresh(spark, catalog, view)
+        else:
+            write_window(spark, catalog, derivation, window(0, 0))
+
+    def arrive(version: int) -> None:
+        columns = "at timestamp, id long, version long"
+        rows_ = [(START + timedelta(minutes=version), 1, version)]
+        frame = spark.createDataFrame(rows_, columns)
+        if version:
+            frame.writeTo(spark_name(source)).append()
+        else:
+            create_table(spark, frame, source, "at")
+
+    def other() -> None:
+        arrive(2)
+        write(catalog)
+
+    arrive(0)
+    if "first" not in kind:
+        write(catalog)
+    arrive(1)
+    write(Overtaken(catalog, source, other))
+    found = [row["version"] for row in spark.table(spark_name(target)).collect()]
+    assert sorted(found) == ([2] if "view" in kind else [0, 1, 2])
