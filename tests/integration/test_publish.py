@@ -30,6 +30,7 @@ from topicberg.tableflow.engine import run_once
 from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.topics.spec import TableflowSpec
+from topicberg.transforms import publish as publishing
 from topicberg.transforms.publish import STATE_TOPIC, Published, PublishError, publish
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
@@ -378,3 +379,24 @@ def test_deleted_rows_stay_in_an_append_topic(topic: Published_, spark: SparkSes
     topic.write([booked(1), booked(3)], f"booked_at < '{SECOND_HOUR}'")
     published = topic.publish(spark)
     assert (published.records, published.not_taken_back) == (1, 1)
+
+
+def test_publisher_that_another_overtakes_publishes_what_is_new(
+    stack: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one publishes a newer snapshot after the first one has loaded the table."""
+    table = Published_("airline.flyer_stats", stack, f"t{uuid.uuid4().hex[:8]}")
+    table.create()
+    table.write([stats(1)])
+    begin, other = publishing._transactions, [True]
+
+    def overtaken(*given: Any) -> Any:
+        if other:
+            other.clear()
+            table.write([stats(2)])
+            table.publish(spark)
+        return begin(*given)
+
+    monkeypatch.setattr(publishing, "_transactions", overtaken)
+    assert table.publish(spark).snapshot == table.table().metadata.current_snapshot_id
+    assert len(table.records()) == 2

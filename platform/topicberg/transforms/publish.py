@@ -146,6 +146,7 @@ def publish(
     kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
     current = _encoding(spec, config, ensured)
     with _transactions(spec.name, endpoints) as producer:  # no other publisher can commit now
+        table.refresh()  # another one may have published a newer snapshot until now
         progress = _progress(table, spec.name, endpoints)
         done = 0, 0, 0
         while (target := _target(table, progress)) is not None:
