@@ -380,6 +380,18 @@ def test_two_writers_write_one_log(make_table: MakeTable) -> None:
     assert delta_rows(table) == iceberg_rows(table)
 
 
+def test_writer_that_another_overtakes_does_not_go_back(make_table: MakeTable) -> None:
+    table = make_table()
+    append(table, {"id": 0, "note": "n"})
+    delta.sync(table, BOTH)
+    earlier = table.catalog.load_table(table.name())
+    append(table, {"id": 1, "note": "n"})
+    delta.sync(table, BOTH)
+    whole = versions(table)
+    delta.sync(earlier, BOTH)
+    assert versions(table) == whole
+
+
 def test_checkpoints_and_old_logs(make_table: MakeTable) -> None:
     table = make_table(NESTED)
     for number in range(CHECKPOINT_EVERY + 3):

@@ -49,7 +49,8 @@ def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
     more than :data:`CATCH_UP`, or if snapshots were rolled back or expired. If nothing changed, it
     writes nothing. It has to run before snapshots expire, or Delta refers to deleted files.
 
-    :param table: freshly loaded
+    :param table: loaded again, after the log was read: if another process updates the log at the
+        same time, the log must not go back to a state that this one had loaded before
     :returns: the newest version; None: the spec does not request Delta
     :raises TopicbergError: the Delta log cannot be updated; the Iceberg table is unchanged
     """
@@ -81,16 +82,18 @@ def rebuild(table: Table, spec: TopicSpec) -> None:
 
 
 def _sync(table: Table, retention_ms: int) -> DeltaVersion:
-    actions = definition(table, retention_ms)
     log = DeltaLog(table)
     exhausted = CommitConflictError(
         f"table {'.'.join(table.name())}: {CONFLICT_ATTEMPTS} times in a row another writer wrote "
         "the next version of the Delta log",
         hint="check whether a second engine runs for this topic",
     )
-    held = retry_conflicts(
-        lambda: _write(table, log, log.newest(), actions), CONFLICT_ATTEMPTS, exhausted=exhausted
-    )
+
+    def write() -> DeltaVersion:
+        held = log.newest()
+        return _write(table, log, held, definition(table.refresh(), retention_ms))
+
+    held = retry_conflicts(write, CONFLICT_ATTEMPTS, exhausted=exhausted)
     if held.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
         log.write_checkpoint()
     return held
