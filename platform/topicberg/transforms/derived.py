@@ -12,6 +12,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -150,40 +151,50 @@ def write_window(
     def attempt() -> Written:
         before = existing(catalog, derivation.target)
         sources = _load(catalog, derivation)
-        heads = {name: _head(each) for name, each in sources.items()}
-        with conflicts(f"table {derivation.name}"), reading(sources.values(), derivation.name):
-            frame = _computed(spark, derivation, sources, window)
-            columns = _columns(derivation, frame)
-            table = ensure_table(
-                catalog, derivation.target, columns, partition, derivation.format_version, before
-            )
-            if not any(heads.values()) and not _has_rows(table):
-                return Written()
-            summary_ = summary_of(derivation, table, sources, window)
-            properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
-            try:
-                _overwrite(spark, table, derivation, window, frame, properties)
-            except Exception as error:
-                if _OUTSIDE in str(error):
-                    raise _time_changed(derivation) from error
-                raise
-        written = next(
-            snapshot
-            for snapshot in ancestry(table.refresh())
-            if summary(snapshot).get(WRITE_ID) == properties[WRITE_ID]
-        )
-        return Written(
-            rows=int(summary(written).get("added-records", 0)),
-            rows_by_hour=added_rows(table, written, derivation.target_time),
-            snapshot_id=written.snapshot_id,
-            sources=heads,
-        )
+        frame = _computed(spark, derivation, sources, window)
+        # Beside the main thread runs what takes as long as creating and removing the tags.
+        with ThreadPoolExecutor(1) as beside, conflicts(f"table {derivation.name}"):
+            analyzed = beside.submit(_columns, derivation, frame)
+            with reading(sources.values(), derivation.name):
+                version, columns = derivation.format_version, analyzed.result()
+                name = derivation.target
+                table = ensure_table(catalog, name, columns, partition, version, before)
+                if not any(map(_head, sources.values())) and not _has_rows(table):
+                    return Written()
+                summary_ = summary_of(derivation, table, sources, window)
+                properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
+                try:
+                    _overwrite(spark, table, derivation, window, frame, properties)
+                except Exception as error:
+                    if _OUTSIDE in str(error):
+                        raise _time_changed(derivation) from error
+                    raise
+                written = beside.submit(_written, derivation, table, sources, properties[WRITE_ID])
+            return written.result()
 
     exhausted = CommitConflictError(
         f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of {window}",
         hint="materialize the partitions again when the other run has ended",
     )
     return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+
+
+def _written(
+    derivation: Derivation, table: Table, sources: Mapping[str, Table], write_id: str
+) -> Written:
+    """Return what a commit wrote.
+
+    :param table: as it was before
+    """
+    snapshot = next(
+        one for one in ancestry(table.refresh()) if summary(one).get(WRITE_ID) == write_id
+    )
+    return Written(
+        rows=int(summary(snapshot).get("added-records", 0)),
+        rows_by_hour=added_rows(table, snapshot, derivation.target_time),
+        snapshot_id=snapshot.snapshot_id,
+        sources={name: _head(each) for name, each in sources.items()},
+    )
 
 
 def read_window(
