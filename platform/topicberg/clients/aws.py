@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,12 @@ def _models() -> Any:
 
     path = botocore.session.get_session().get_config_variable("data_path")
     return Models(extra_search_paths=path.split(os.pathsep) if path else None)
+
+
+def every(client: Any, operation: str, field: str, **parameters: Any) -> Iterator[Any]:
+    """Yield the elements of a list in the responses to an operation, over all of its pages."""
+    for page in client.get_paginator(operation).paginate(**parameters):
+        yield from page[field]
 
 
 def login_hint(error: BaseException, profile: str | None) -> str | None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import requests
@@ -20,11 +20,7 @@ from pydantic import ValidationError
 from pyiceberg.catalog import BOTOCORE_SESSION, Catalog
 from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.catalog.rest.auth import AuthManager, AuthManagerAdapter
-from pyiceberg.exceptions import (
-    ForbiddenError,
-    NamespaceAlreadyExistsError,
-    RESTError,
-)
+from pyiceberg.exceptions import ForbiddenError, NamespaceAlreadyExistsError, RESTError
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
@@ -41,7 +37,7 @@ from topicberg.logins.catalog import (
     ROLE,
     SETTINGS,
     oauth_client,
-    role_error,
+    role_errors,
     role_session,
 )
 from topicberg.logins.oauth import SKEW_SECONDS, OAuthClient, skew
@@ -97,16 +93,16 @@ class CheckedCatalog(RestCatalog):
         if role := self.properties.get(ROLE):
             send = partial(_with_role, role, send)
         settings_prefix = self.properties.get(SETTINGS, PREFIX)
-        session.request = partial(  # type: ignore[method-assign]
-            _request, send, client, self.uri, settings_prefix
-        )
+        checked = partial(_request, send, client, self.uri, settings_prefix)
+        session.request = checked  # type: ignore[method-assign]
         session.hooks["response"].append(_catalog_answer)
         return session
 
     def _init_sigv4(self, session: requests.Session) -> None:
         given = self.properties
         if role := given.get(ROLE):
-            signer = _signer(role, given["rest.signing-region"])
+            with role_errors(role):
+                signer = role_session(role, given["rest.signing-region"])
             self.properties = {**given, BOTOCORE_SESSION: signer}
         super()._init_sigv4(session)
         self.properties = given
@@ -155,9 +151,7 @@ class SplitCatalog(CheckedCatalog):
     """
 
     def __init__(self, name: str, topics: Catalog, properties: dict[str, str]) -> None:
-        """
-        :param topics: its property :data:`READ_ONLY` names the topics' namespace
-        """
+        """:param topics: its property :data:`READ_ONLY` names the topics' namespace"""
         super().__init__(name, **properties)
         self.topics = topics
         self._namespace = topics.properties[READ_ONLY]
@@ -165,28 +159,21 @@ class SplitCatalog(CheckedCatalog):
     def _of_topics(self, identifier: str | Identifier) -> bool:
         return bool(Catalog.identifier_to_tuple(identifier)[0] == self._namespace)
 
+    def _holder(self, identifier: str | Identifier) -> Catalog:
+        """Return the catalog that has a table or a namespace."""
+        return self.topics if self._of_topics(identifier) else cast(Catalog, super())
+
     def load_table(self, identifier: str | Identifier) -> Table:
-        if self._of_topics(identifier):
-            return self.topics.load_table(identifier)
-        return super().load_table(identifier)
+        return self._holder(identifier).load_table(identifier)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
-        if self._of_topics(identifier):
-            return self.topics.table_exists(identifier)
-        found: bool = super().table_exists(identifier)
-        return found
+        return self._holder(identifier).table_exists(identifier)
 
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
-        if self._of_topics(namespace):
-            return self.topics.list_tables(namespace)
-        found: list[Identifier] = super().list_tables(namespace)
-        return found
+        return self._holder(namespace).list_tables(namespace)
 
     def namespace_exists(self, namespace: str | Identifier) -> bool:
-        if self._of_topics(namespace):
-            return self.topics.namespace_exists(namespace)
-        found: bool = super().namespace_exists(namespace)
-        return found
+        return self._holder(namespace).namespace_exists(namespace)
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
         """Return the topics' namespace and those of the derived tables."""
@@ -245,16 +232,6 @@ def ensure_namespace(catalog: Catalog, namespace: str) -> None:
             raise
 
 
-def _signer(role: str, region: str) -> Any:
-    """:raises LoginError: this process has no credentials to assume the role with"""
-    from botocore.exceptions import BotoCoreError
-
-    try:
-        return role_session(role, region)
-    except BotoCoreError as error:
-        raise role_error(role, error) from None
-
-
 def _with_role(
     role: str, send: Callable[..., requests.Response], *args: Any, **kwargs: Any
 ) -> requests.Response:
@@ -262,12 +239,8 @@ def _with_role(
 
     :raises TopicbergError: AWS does not give out keys of the role
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
+    with role_errors(role):
         return send(*args, **kwargs)
-    except (BotoCoreError, ClientError) as error:
-        raise role_error(role, error) from None
 
 
 def _request(
@@ -344,7 +317,7 @@ def _catalog_answer(response: requests.Response, **_: Any) -> None:
     if not 200 <= response.status_code < 300 or method == "HEAD" or not response.content.strip():
         return
     path = str(response.request.path_url).partition("?")[0]
-    operation, found = f"Iceberg catalog {method} {path}", None
+    operation = f"Iceberg catalog {method} {path}"
     try:
         found = json.loads(response.content)
     except ValueError:
@@ -360,9 +333,7 @@ def _catalog_answer(response: requests.Response, **_: Any) -> None:
 
 
 def _check_version(match: re.Match[str], metadata: Any) -> None:
-    """
-    :raises TableFormatError: PyIceberg cannot read tables of this format version
-    """
+    """:raises TableFormatError: PyIceberg cannot read tables of this format version"""
     version = metadata.get("format-version") if isinstance(metadata, dict) else None
     if not isinstance(version, int) or version <= NEWEST_FORMAT_VERSION:
         return

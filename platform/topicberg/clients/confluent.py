@@ -16,10 +16,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import requests
@@ -31,6 +32,8 @@ from topicberg.clients.answers import AnswerError, checked, unusable
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+Found = TypeVar("Found")
 
 ATTEMPTS = 7
 TIMEOUT_SECONDS = (10.0, 60.0)
@@ -207,10 +210,10 @@ class Api:
                 timeout=TIMEOUT_SECONDS,
                 allow_redirects=False,
             )
-        except requests.exceptions.ConnectTimeout as error:
-            raise _TransientError(_silent(what, error), done=False) from None
         except requests.RequestException as error:
-            raise _TransientError(_silent(what, error), done=True) from None
+            reason = f"{what}: no answer ({type(error).__name__})"
+            done = not isinstance(error, requests.exceptions.ConnectTimeout)
+            raise _TransientError(ApiError(reason, hint="check the address"), done=done) from None
         trace.confluent(what, response.status_code, began)
         if 200 <= response.status_code < 300:
             return _expected(what, response, expected)
@@ -221,24 +224,16 @@ class Api:
         status = response.status_code
         reason = explain(response).replace(self.secret.get_secret_value() or "\0", "***")
         message = f"{what}: {status} {reason}".rstrip()
-        if status == 429:
-            error = ApiError(message, status=status, hint="try again later: rate limit")
-            raise _TransientError(error, retry_after(response.headers), done=False)
-        if status >= 500 and status != 501:
-            error = ApiError(message, status=status)
-            raise _TransientError(error, retry_after(response.headers), done=True)
+        if status == 429 or (status >= 500 and status != 501):
+            hint = "try again later: rate limit" if status == 429 else None
+            error = ApiError(message, status=status, hint=hint)
+            raise _TransientError(error, retry_after(response.headers), done=status != 429)
         if status == 401 or (status == 403 and _INVALID_KEY in reason.lower()):
-            raise CredentialsError(
-                message,
-                status=status,
-                hint=f"check whether {self.key} is a key for this API and still exists",
-            )
+            hint = f"check whether {self.key} is a key for this API and still exists"
+            raise CredentialsError(message, status=status, hint=hint)
         if status in (403, 404):
-            raise GoneError(
-                message,
-                status=status,
-                hint=f"check the permissions of the owner of {self.key}" if status == 403 else None,
-            )
+            hint = f"check the permissions of the owner of {self.key}" if status == 403 else None
+            raise GoneError(message, status=status, hint=hint)
         if status == 409:
             raise ConflictError(message, status=status)
         raise ApiError(message, status=status)
@@ -253,10 +248,21 @@ class Api:
         return session
 
 
+def if_found(request: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | None:
+    """Return the response to a request; None after a 404.
+
+    After a 403 the resource may exist: the key may lack the permission to see it.
+    """
+    try:
+        return request(*args, **kwargs)
+    except GoneError as error:
+        if error.status == 403:
+            raise
+        return None
+
+
 def _expected(what: str, response: requests.Response, expected: type) -> Any:
-    """
-    :raises _TransientError: the response is not the API's
-    """
+    """:raises _TransientError: the response is not the API's"""
     try:
         found = _json(response)
     except (ValueError, OSError, EOFError):  # also gzip's errors
@@ -307,16 +313,10 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that a response asks to wait; the rate limit's reset is relative too."""
     for name in ("Retry-After", "X-RateLimit-Reset"):
         value = headers.get(name, "").strip()
-        if not value:
-            continue
-        try:
+        with suppress(ValueError):
             return max(0.0, float(value))
-        except ValueError:
-            pass
-        try:
+        with suppress(ValueError, TypeError):
             return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-        except (ValueError, TypeError):
-            continue
     return None
 
 
@@ -324,10 +324,6 @@ def _next_token(page: Mapping[str, Any]) -> str:
     """Return the ``page_token`` in the URL ``metadata.next``, or None on the last page."""
     following = (page.get("metadata") or {}).get("next") or ""
     return parse_qs(urlsplit(following).query).get("page_token", [""])[0]
-
-
-def _silent(what: str, error: Exception) -> ApiError:
-    return ApiError(f"{what}: no answer ({type(error).__name__})", hint="check the address")
 
 
 def _wait(state: RetryCallState) -> float:

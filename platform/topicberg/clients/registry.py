@@ -35,23 +35,20 @@ def registry_errors(what: str) -> Iterator[None]:
         with answered(f"the schema registry ({what})", "JSON of a registry", library):
             yield
     except SchemaRegistryError as error:
-        if error.http_status_code in (401, 403):
+        status, reason = error.http_status_code, f"{error.error_message} ({error.http_status_code})"
+        if status in (401, 403):
             raise LoginError(
-                f"the schema registry refuses the login ({what}): {error.error_message} "
-                f"({error.http_status_code})",
+                f"the schema registry refuses the login ({what}): {reason}",
                 hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, "
                 "whichever you use, and what it may do",
             ) from error
-        if error.http_status_code in _GATEWAY:
+        if status in _GATEWAY:
             raise UnreachableError(
-                f"the schema registry does not answer ({what}): {error.http_status_code} "
-                "from the proxy before it",
+                f"the schema registry does not answer ({what}): {status} from the proxy before it",
                 hint="run `topicberg status` to see whether it runs",
             ) from error
-        kind = IncompatibleSchemaError if error.http_status_code == CONFLICT else TopicbergError
-        raise kind(
-            f"the schema registry refused {what}: {error.error_message} ({error.http_status_code})"
-        ) from error
+        kind = IncompatibleSchemaError if status == CONFLICT else TopicbergError
+        raise kind(f"the schema registry refused {what}: {reason}") from error
     except (HTTPError, OSError) as error:
         raise UnreachableError(
             f"the schema registry does not answer ({what}): {error}",

@@ -55,9 +55,7 @@ class Version:
 
 @dataclass
 class Secrets:
-    """
-    :param client: boto3's ``secretsmanager``
-    """
+    """:param client: boto3's ``secretsmanager``"""
 
     client: Any
     _added: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
@@ -78,11 +76,9 @@ class Secrets:
         if described is None or "DeletedDate" in described:
             return []
         held: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
-        remembered = {
-            one: [stage] for (secret, one), stage in self._added.items() if secret == name
-        }
+        added = {one: [stage] for (secret, one), stage in self._added.items() if secret == name}
         found: list[Version] = []
-        for version, stages in {**remembered, **held}.items():
+        for version, stages in {**added, **held}.items():
             for stage in stages:
                 if stage.startswith(_LABEL):
                     label, _, created_ms = stage.removeprefix(_LABEL).rpartition("-")
@@ -146,7 +142,7 @@ class Secrets:
         """
 
         def move() -> None:
-            stages = self._stages(name)
+            stages = (self._describe(name) or {}).get("VersionIdsToStages") or {}
             held_by = next((one for one, labels in stages.items() if stage in labels), None)
             if held_by == to:
                 return
@@ -159,21 +155,12 @@ class Secrets:
         Retrying(retry=refused, stop=stop_after_attempt(MOVES), reraise=True)(move)
 
     def delete(self, name: str, *, purge: bool) -> None:
-        """
-        :param purge: delete immediately and for ever, instead of after AWS's 30 days
-        """
+        """:param purge: delete immediately and for ever, instead of after AWS's 30 days"""
         self._added = {key: stage for key, stage in self._added.items() if key[0] != name}
         if self._describe(name) is None:
             return
-        how: dict[str, Any] = (
-            {"ForceDeleteWithoutRecovery": True} if purge else {"RecoveryWindowInDays": 30}
-        )
+        how = {"ForceDeleteWithoutRecovery": True} if purge else {"RecoveryWindowInDays": 30}
         self.client.delete_secret(SecretId=name, **how)
-
-    def _stages(self, name: str) -> dict[str, list[str]]:
-        described = self._describe(name) or {}
-        stages: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
-        return stages
 
     def _describe(self, name: str) -> dict[str, Any] | None:
         try:

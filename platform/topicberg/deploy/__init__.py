@@ -9,6 +9,6 @@ repeated, what was created manually or by Terraform is adopted, and drift is det
 | ``resource``, ``engine``, ``wait`` | what a resource is; plan, create and delete; patience |
 | ``platform`` | the resource graph |
 | ``confluent``, ``aws``, ``snowflake`` | the resources, a module a group of APIs |
-| ``secrets``, ``rotate``, ``rsa`` | keys with a history, and their rotation |
+| ``rotate``, ``rsa`` | the rotation of keys |
 | ``lock`` | one deploy at a time |
 """

@@ -109,9 +109,6 @@ class DeployContext:
     def remember(self, key: str, live: Live) -> None:
         self.live[key] = live
 
-    def forget(self, key: str) -> None:
-        self.live.pop(key, None)
-
     @property
     def environment(self) -> str:
         return self.need(ENVIRONMENT).id
@@ -119,6 +116,11 @@ class DeployContext:
     @property
     def cluster(self) -> str:
         return self.need(CLUSTER).id
+
+    @property
+    def place(self) -> dict[str, dict[str, str]]:
+        """Of what is in the cluster, as Confluent's APIs state it."""
+        return {"environment": {"id": self.environment}, "kafka_cluster": {"id": self.cluster}}
 
     @property
     def namespace(self) -> str:
@@ -130,10 +132,8 @@ class DeployContext:
     @property
     def cloud(self) -> Api:
         """The control plane, with the key of whoever deploys."""
-        return self._api(
-            self.deploy.confluent_url,
-            ApiKey(self.deploy.confluent_api_key, self.deploy.confluent_api_secret),
-        )
+        deploy = self.deploy
+        return self.cloud_as(ApiKey(deploy.confluent_api_key, deploy.confluent_api_secret))
 
     def cloud_as(self, key: ApiKey) -> Api:
         return self._api(self.deploy.confluent_url, key)
@@ -171,11 +171,10 @@ class DeployContext:
 
     def _api(self, url: str, key: ApiKey) -> Api:
         with self._lock:
-            found = self._apis.get((url, key.id))
-            if found is None:
-                found = Api(url, key.id, key.secret, self.sleep, check_lease=self.check_lease)
-                self._apis[url, key.id] = found
-            return found
+            if (url, key.id) not in self._apis:
+                api = Api(url, key.id, key.secret, self.sleep, check_lease=self.check_lease)
+                self._apis[url, key.id] = api
+            return self._apis[url, key.id]
 
     # --- AWS ---
 

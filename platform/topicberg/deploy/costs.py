@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from topicberg.deploy.aws import emr
 from topicberg.deploy.aws.athena import Workgroup
@@ -25,9 +24,7 @@ from topicberg.deploy.confluent.tableflow import TableflowTopic
 from topicberg.deploy.resource import Live, Resource
 from topicberg.deploy.snowflake.principals import UserKeys
 from topicberg.deploy.snowflake.storage import IcebergTable, Warehouse
-
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
+from topicberg.settings import Settings
 
 AS_OF = "November 2026"
 HOURS = 730
@@ -144,9 +141,18 @@ def _number(*kinds: type[Resource]) -> Callable[[list[Resource], Settings], int]
 
 
 def _partitions(resources: list[Resource], _config: Settings) -> int:
-    return sum(one.spec.partitions for one in resources if isinstance(one, Topic) and one.spec)
+    return sum(one.spec.partitions for one in resources if isinstance(one, Topic))
 
 
+def _parameters(resources: list[Resource], _config: Settings) -> int:
+    return sum(len(one.values) for one in resources if isinstance(one, Parameters))
+
+
+def _vcpu(resources: list[Resource], config: Settings) -> int:
+    return config.emr_max_vcpu if any(isinstance(o, emr.Application) for o in resources) else 0
+
+
+_REGIONAL = "account and region"
 _CLUSTER_TYPES = "docs.confluent.io/cloud/current/clusters/cluster-types.html"
 _SERVICE_QUOTAS = "docs.confluent.io/cloud/current/quotas/service-quotas.html"
 _EMR = "docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/endpoints-quotas.html"
@@ -160,29 +166,9 @@ QUOTAS = (
     Quota("S3 buckets", 10_000, _number(Bucket), "account", f"{_GENERAL}/s3.html"),
     Quota("IAM roles", 1000, _number(Role), "account", _IAM),
     Quota("IAM policies", 1500, _number(Policy), "account", _IAM),
-    Quota(
-        "SSM parameters",
-        10_000,
-        lambda resources, _: sum(len(o.values) for o in resources if isinstance(o, Parameters)),
-        "account and region",
-        f"{_GENERAL}/ssm.html",
-    ),
-    Quota(
-        "vCPU of EMR Serverless",
-        16,
-        lambda resources, config: (
-            config.emr_max_vcpu if _number(emr.Application)(resources, config) else 0
-        ),
-        "account and region",
-        _EMR,
-    ),
-    Quota(
-        "Athena workgroups",
-        1000,
-        _number(Workgroup),
-        "account and region",
-        f"{_GENERAL}/athena.html",
-    ),
+    Quota("SSM parameters", 10_000, _parameters, _REGIONAL, f"{_GENERAL}/ssm.html"),
+    Quota("vCPU of EMR Serverless", 16, _vcpu, _REGIONAL, _EMR),
+    Quota("Athena workgroups", 1000, _number(Workgroup), _REGIONAL, f"{_GENERAL}/athena.html"),
 )
 """No number was found for connectors and Tableflow topics of a cluster, nor for Snowflake's
 volumes, integrations and tables. Confluent's Service Quotas API has those of an organization.

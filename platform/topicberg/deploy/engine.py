@@ -20,12 +20,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from topicberg.clients.confluent import (
-    ConflictError,
-    CredentialsError,
-    GoneError,
-    UncertainError,
-)
+from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.deploy.context import WORKERS, DeployContext
 from topicberg.deploy.passing import exists, gone, is_retryable, unanswered
 from topicberg.deploy.resource import (
@@ -74,7 +69,7 @@ def look(resource: Resource, context: DeployContext) -> Live | None:
 
     :raises MissingError: it cannot be seen because something that is needed to look is missing
     """
-    context.forget(resource.key)
+    context.live.pop(resource.key, None)
     context.waiting.pop(resource.key, None)
     for key in resource.within:
         context.need(key)
@@ -119,12 +114,9 @@ def _wait(resource: Resource, context: DeployContext, reason: str) -> Step:
 
 
 def difference(resource: Resource, context: DeployContext, live: Live) -> Changes:
-    """
-    :raises MissingError: what it is created from does not exist yet
-    """
+    """:raises MissingError: what it is created from does not exist yet"""
     changes = compare(live.fields, resource.desired(context))
-    orphans = resource.orphans(context, live)
-    if orphans:
+    if orphans := resource.orphans(context, live):
         changes["unused"] = (orphans, [])
     return changes
 
@@ -160,9 +152,8 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
             minutes = resource.usual_minutes
             report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
             whole = _make(resource, context)
-        live = until(
-            lambda: look(resource, context), f"{resource.title} appears", resource_seconds(resource)
-        )
+        seconds = 600.0 if resource.built_in else 120.0
+        live = until(lambda: look(resource, context), f"{resource.title} appears", seconds)
         report(resource, "created" if not resource.built_in else "is there")
     if not whole and (changes := difference(resource, context, live)):
         live = _correct(resource, context, live, changes, report)
@@ -173,11 +164,6 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     return settled
 
 
-def resource_seconds(resource: Resource) -> float:
-    """How long a created resource may take to become visible."""
-    return 600.0 if resource.built_in else 120.0
-
-
 def _make(resource: Resource, context: DeployContext) -> bool:
     """Create it; after an unclear response, find out first whether that worked.
 
@@ -185,17 +171,17 @@ def _make(resource: Resource, context: DeployContext) -> bool:
     A 403 or 404 passes when it is about a permission or an object that is not known everywhere
     yet; a 409 may be about what an earlier, unanswered request created.
     """
-    pause, attempt = 1.0, 0
+    attempt = 0
     while True:
         attempt += 1
         try:
             resource.create(context)
+            return True
         except Exception as error:
             made = exists(error)
             if attempt == TRIES or not (made or is_retryable(error)):
                 raise
-            context.sleep(pause)
-            pause = min(30.0, pause * 2)
+            context.sleep(min(30.0, 2.0 ** (attempt - 1)))
             if look(resource, context) is not None:
                 return False
             if isinstance(error, UncertainError) and not resource.unique:
@@ -206,8 +192,6 @@ def _make(resource: Resource, context: DeployContext) -> bool:
                     return False
             if made and attempt > 4:
                 raise
-        else:
-            return True
 
 
 def _correct(
@@ -264,7 +248,11 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
     by_key = {resource.key: resource for resource in graph if resource.wanted}
     failed = _walk(by_key, lambda resource: _create(resource, context, report))
     if failed:
-        raise _summary("could not be created", by_key, failed)
+        lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
+        raise DeployError(
+            f"{len(failed)} resources could not be created:\n  " + "\n  ".join(lines),
+            hint="fix the cause and run the command again: it resumes where it stopped",
+        )
 
 
 def _create(resource: Resource, context: DeployContext, report: Report) -> None:
@@ -294,9 +282,7 @@ def _clear(graph: list[Resource], context: DeployContext, report: Report) -> Non
         return
     steps = plan(_with_needs(unwanted, graph), context)
     dead = [step.resource for step in steps if step.action is Action.DELETE]
-    found: list[Found] = [(one, context.live[one.key]) for one in reversed(dead)]
-    left = delete(found, context, report)
-    if left:
+    if left := delete([(one, context.live[one.key]) for one in reversed(dead)], context, report):
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
 
@@ -354,14 +340,6 @@ def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dic
                     raise error
                 else:
                     sorter.done(key)
-
-
-def _summary(what: str, by_key: dict[str, Resource], failed: dict[str, Exception]) -> DeployError:
-    lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
-    return DeployError(
-        f"{len(failed)} resources {what}:\n  " + "\n  ".join(lines),
-        hint="fix the cause and run the command again: it resumes where it stopped",
-    )
 
 
 def _reason(error: Exception) -> str:
@@ -459,10 +437,15 @@ def delete(found: list[Found], context: DeployContext, report: Report) -> dict[s
     """
     left: dict[str, str] = {}
     kept: dict[str, str] = {}
+
+    def keep_needs(of: Resource) -> None:
+        for key in of.needs:
+            kept.setdefault(key, of.title)
+
     for resource, live in found:
         if resource.key in kept:
             left[resource.title] = f"{kept[resource.key]} is left and needs it"
-            _keep(kept, resource)
+            keep_needs(resource)
             continue
         if isinstance(live, str):
             left[resource.title] = live
@@ -473,13 +456,8 @@ def delete(found: list[Found], context: DeployContext, report: Report) -> dict[s
                 remove(resource, context, live)
         except Exception as error:  # whatever it is, the others are still to be deleted
             left[resource.title] = _reason(error)
-            _keep(kept, resource)
+            keep_needs(resource)
             report(resource, "left")
         else:
             report(resource, "deleted")
     return left
-
-
-def _keep(kept: dict[str, str], resource: Resource) -> None:
-    for key in resource.needs:
-        kept.setdefault(key, resource.title)

@@ -26,16 +26,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from topicberg.deploy.context import DeployContext
 from topicberg.errors import TopicbergError
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 logger = logging.getLogger(__name__)
 
@@ -100,47 +98,40 @@ def seconds_since_boot() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+@dataclass
 class Lease:
     """One client's part in the lease.
 
     :param client: boto3's ``ssm``
     :param me: the client's id, of its own
     :param is_dead: whether the process behind a holder's id is known to have ended
+    :param state: as it was seen last
     """
 
-    def __init__(
-        self,
-        client: Any,
-        name: str,
-        me: str,
-        is_dead: Callable[[str], bool] = lambda _: False,
-        now: Callable[[], float] = seconds_since_boot,
-    ) -> None:
-        self._client = client
-        self._name = name
-        self._me = me
-        self._is_dead = is_dead
-        self._now = now
-        self._version = 0
-        self._until = float("-inf")
-        self.state = State()
-        """As it was seen last."""
+    client: Any
+    name: str
+    me: str
+    is_dead: Callable[[str], bool] = lambda _: False
+    now: Callable[[], float] = seconds_since_boot
+    state: State = State()
+    _version: int = 0
+    _until: float = float("-inf")
 
     def acquire(self) -> bool:
         """Take the lease if it is free. One attempt; :attr:`state` then says who has it."""
-        sent = self._now()
+        sent = self.now()
         try:
             self._hold(sent, self._write(overwrite=False))
             return True
-        except self._client.exceptions.ParameterAlreadyExists:
+        except self.client.exceptions.ParameterAlreadyExists:
             entries, now = self._history()
         self.state = state_of(entries)
         holder, after = self.state.holder, None
-        if holder not in (None, self._me) and now <= self.state.expires:
-            if not self._is_dead(str(holder)):
+        if holder not in (None, self.me) and now <= self.state.expires:
+            if not self.is_dead(str(holder)):
                 return False
             after = holder
-        sent = self._now()
+        sent = self.now()
         return self._confirm(sent, self._write(overwrite=True, after=after))
 
     def renew(self) -> None:
@@ -148,7 +139,7 @@ class Lease:
 
         :raises LockLostError: another client has it
         """
-        sent = self._now()
+        sent = self.now()
         written = self._write(overwrite=True)
         if written == self._version + 1:  # no other client wrote in between
             self._hold(sent, written)
@@ -161,7 +152,7 @@ class Lease:
 
         :raises LockLostError: the lease is lost, or was not renewed in time
         """
-        if self._now() >= self._until:
+        if self.now() >= self._until:
             raise LockLostError(
                 "the deploy lock could not be renewed in time, so nothing more is changed",
                 hint="run the command again when AWS answers: it resumes where it stopped",
@@ -170,7 +161,7 @@ class Lease:
     def release(self) -> None:
         """Give the lease back; if it is another client's by now, that changes nothing."""
         self._until = float("-inf")
-        self._write(overwrite=True, holder=False, after=self._me)
+        self._write(overwrite=True, holder=False, after=self.me)
 
     def _hold(self, sent: float, version: int) -> None:
         self._version = version
@@ -182,21 +173,21 @@ class Lease:
             entries, _ = self._history()
             if any(entry.version == version for entry in entries):
                 self.state = state_of(entries)
-                if self.state.holder == self._me:
+                if self.state.holder == self.me:
                     self._hold(sent, version)
                     return True
-                return False
+                break
         return False
 
     def _write(self, *, overwrite: bool, holder: bool = True, after: str | None = None) -> int:
-        """Returns the parameter's new version."""
+        """Return the parameter's new version."""
         value = {
-            "holder": self._me if holder else None,
+            "holder": self.me if holder else None,
             "after": after,
             "who": f"process {os.getpid()} on {socket.gethostname()}",
         }
-        answer = self._client.put_parameter(
-            Name=self._name, Value=json.dumps(value), Type="String", Overwrite=overwrite
+        answer = self.client.put_parameter(
+            Name=self.name, Value=json.dumps(value), Type="String", Overwrite=overwrite
         )
         return int(answer["Version"])
 
@@ -205,7 +196,7 @@ class Lease:
         entries: list[Entry] = []
         more: dict[str, str] = {}
         while True:
-            answer = self._client.get_parameter_history(Name=self._name, MaxResults=_PAGE, **more)
+            answer = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
             entries += [_entry(one) for one in answer["Parameters"]]
             if not answer.get("NextToken"):
                 break
@@ -216,10 +207,9 @@ class Lease:
 
 
 def _entry(parameter: dict[str, Any]) -> Entry:
-    try:
+    value: Any = {}
+    with suppress(ValueError):
         value = json.loads(parameter["Value"])
-    except ValueError:
-        value = {}
     if not isinstance(value, dict):
         value = {}
     return Entry(

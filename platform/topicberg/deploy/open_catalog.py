@@ -13,10 +13,7 @@ https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
+from topicberg.deploy.context import DeployContext
 
 
 def manual_steps(context: DeployContext) -> list[str]:

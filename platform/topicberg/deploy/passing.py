@@ -23,30 +23,18 @@ from topicberg.clients.confluent import (
 )
 
 EXISTS = (
-    "EntityAlreadyExists",
-    "AlreadyExistsException",
-    "ResourceExistsException",
-    "ParameterAlreadyExists",
-    "BucketAlreadyOwnedByYou",
-    "OperationAborted",
+    *("EntityAlreadyExists", "AlreadyExistsException", "ResourceExistsException"),
+    *("ParameterAlreadyExists", "BucketAlreadyOwnedByYou", "OperationAborted"),
 )
 """AWS's codes for an object that an earlier request created, or is creating."""
 GONE = (
-    "NoSuchEntity",
-    "EntityNotFoundException",
-    "ResourceNotFoundException",
-    "ParameterNotFound",
-    "NoSuchBucket",
+    *("NoSuchEntity", "EntityNotFoundException", "ResourceNotFoundException"),
+    *("ParameterNotFound", "NoSuchBucket"),
 )
 EVENTUAL = (
-    "NoSuchEntity",
-    "MalformedPolicyDocument",
-    "DeleteConflict",
-    "BucketNotEmpty",
-    "InvalidParameterException",
-    "InvalidRequestException",
-    "ConcurrentModification",
-    "ConcurrentModificationException",
+    *("NoSuchEntity", "MalformedPolicyDocument", "DeleteConflict", "BucketNotEmpty"),
+    *("InvalidParameterException", "InvalidRequestException"),
+    *("ConcurrentModification", "ConcurrentModificationException"),
 )
 """What AWS answers while a change is not everywhere: a principal that IAM does not know yet is
 called a malformed policy; a secret's stage that has moved already, an invalid parameter. Tableflow
@@ -115,9 +103,8 @@ def broken(error: BaseException) -> bool:
         return False
     from snowflake.connector.errors import DatabaseError, Error, OperationalError
 
-    if isinstance(error, DatabaseError):
-        return isinstance(error, OperationalError)
-    return isinstance(error, Error)
+    kind = OperationalError if isinstance(error, DatabaseError) else Error
+    return isinstance(error, kind)
 
 
 def _of_snowflake(error: BaseException) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from topicberg.catalogs.snowflake import QUERY_ROLE
 from topicberg.catalogs.snowflake import Names as SnowflakeNames
@@ -46,6 +45,7 @@ from topicberg.deploy.snowflake.principals import (
 )
 from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
 from topicberg.deploy.snowflake.storage import (
+    OWNER,
     Container,
     IcebergTable,
     Integration,
@@ -57,10 +57,8 @@ from topicberg.deploy.snowflake.storage import (
     Warehouse,
 )
 from topicberg.naming import Names
-
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec
 
 ACCOUNTS = {
     "app_manager": "creates topics and runs Tableflow",
@@ -75,6 +73,7 @@ OWN_PREFIX = "topicberg"
 """Of the topics, groups and transactional ids that topicberg itself uses."""
 ROLE_TO_SYSADMIN = "snowflake/role_grant/to_sysadmin"
 CONNECTOR_ACL = "confluent/acl/app_connector"
+IAM_ROLE = "aws/role/snowflake"
 LINKED_INTEGRATION = "snowflake/linked_integration"
 LINKED_DATABASE = "snowflake/linked_database"
 
@@ -91,7 +90,7 @@ def binding(name: str) -> str:
 def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
     """Every resource of the deployment, and those that a spec has turned off."""
     names = Names(config.prefix)
-    found = [
+    return [
         *_organization(names, config),
         *_keys(names),
         *_aws(names, config),
@@ -99,10 +98,8 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_compute(names, config),
         *_integrations(names, config),
         *_snowflake(names, config),
+        *(resource for spec in specs for resource in _topic(spec, names, config)),
     ]
-    for spec in specs:
-        found += _topic(spec, names, config)
-    return found
 
 
 def _organization(names: Names, config: Settings) -> Iterator[Resource]:
@@ -111,16 +108,15 @@ def _organization(names: Names, config: Settings) -> Iterator[Resource]:
     yield Cluster(CLUSTER, names.cluster, within, within, type=config.cluster_type)
     yield SchemaRegistry(REGISTRY, "of the environment", (ENVIRONMENT, CLUSTER), within)
     for role, purpose in ACCOUNTS.items():
-        yield ServiceAccount(
-            account(role), names.service_account(role), description=f"topicberg: {purpose}"
-        )
+        name, description = names.service_account(role), f"topicberg: {purpose}"
+        yield ServiceAccount(account(role), name, description=description)
     yield _binding("cluster_admin", "app_manager", "CloudClusterAdmin", CLUSTER)
     # Tableflow validates schemas with the rights of whoever enables it.
     yield _binding("tableflow_subjects", "app_manager", "DeveloperRead", REGISTRY, pattern=SUBJECTS)
     for role in ("DeveloperRead", "DeveloperWrite"):
         name = f"subjects_{role.removeprefix('Developer').lower()}"
         yield _binding(name, "schema_registry", role, REGISTRY, pattern=SUBJECTS)
-    yield _acl("app_connector", "app_connector", "DESCRIBE")
+    yield _acl("app_connector", "app_connector", "DESCRIBE", "CLUSTER", "kafka-cluster")
     # What Dagster's processes need beside the topics of the specs.
     yield _acl("consumer_group", "app_consumer", "READ", "GROUP", names.prefix, prefixed=True)
     for name, role, operation, of in (
@@ -135,13 +131,7 @@ def _organization(names: Names, config: Settings) -> Iterator[Resource]:
 
 
 def _acl(
-    name: str,
-    role_of: str,
-    operation: str,
-    of: str = "CLUSTER",
-    on: str = "kafka-cluster",
-    *,
-    prefixed: bool = False,
+    name: str, role_of: str, operation: str, of: str, on: str, *, prefixed: bool = False
 ) -> Acl:
     within = (account(role_of), CLUSTER)
     return Acl(
@@ -157,53 +147,29 @@ def _acl(
     )
 
 
-def _binding(
-    name: str, role_of: str, role: str, on: str, *, fact: str = "crn", pattern: str = ""
-) -> RoleBinding:
-    needs = (account(role_of), on)
+def _binding(name: str, role_of: str, role: str, on: str, *, pattern: str = "") -> RoleBinding:
+    who, title = account(role_of), f"{role} of {role_of} on {on}{pattern}"
+    needs = (who, on)
     return RoleBinding(
-        binding(name),
-        f"{role} of {role_of} on {on}{pattern}",
-        needs,
-        needs,
-        account=account(role_of),
-        role=role,
-        on=on,
-        fact=fact,
-        pattern=pattern,
+        binding(name), title, needs, needs, account=who, role=role, on=on, pattern=pattern
     )
 
 
 def _keys(names: Names) -> Iterator[Resource]:
     def key(name: str, role: str, of: KeyKind, path: str, *needs: str) -> RotatingKey:
-        return RotatingKey(
-            f"key/{name}",
-            names.confluent_secret(path),
-            (account(role), *needs),
-            account=account(role),
-            of=of,
-        )
+        owner, secret = account(role), names.confluent_secret(path)
+        return RotatingKey(f"key/{name}", secret, (owner, *needs), account=owner, of=of)
 
     admin = binding("cluster_admin")
     yield key("cloud", "app_manager", "cloud", "cloud", admin)
     for role in ("app_manager", "app_consumer", "app_producer"):
+        rights = (admin,) if role == "app_manager" else ()  # the others have access lists
         path = f"kafka_cluster/{role}/python_client"
-        yield key(f"kafka_{role}", role, "kafka", path, CLUSTER, *_kafka_rights(role))
-    yield key(
-        "schema_registry",
-        "schema_registry",
-        "schema_registry",
-        "schema_registry_cluster/python_client",
-        REGISTRY,
-        binding("subjects_read"),
-        binding("subjects_write"),
-    )
+        yield key(f"kafka_{role}", role, "kafka", path, CLUSTER, *rights)
+    path = "schema_registry_cluster/python_client"
+    needs = (REGISTRY, binding("subjects_read"), binding("subjects_write"))
+    yield key("schema_registry", "schema_registry", "schema_registry", path, *needs)
     yield key("tableflow", "app_manager", "tableflow", "tableflow", CLUSTER, admin)
-
-
-def _kafka_rights(role: str) -> tuple[str, ...]:
-    """What the key of a service account waits for; those of others have access lists."""
-    return (binding("cluster_admin"),) if role == "app_manager" else ()
 
 
 def _aws(names: Names, config: Settings) -> Iterator[Resource]:
@@ -269,22 +235,13 @@ def _namespaces(names: Names, specs: list[TopicSpec]) -> Iterator[Resource]:
     """Of derived tables, which Spark writes."""
     for pipeline in pipelines(specs):
         name = names.namespace(pipeline)
-        yield GlueDatabase(
-            f"aws/pipeline_database/{pipeline}",
-            name,
-            database=name,
-            description=f"Tables derived in pipeline {pipeline}",
-        )
+        key, of = f"aws/pipeline_database/{pipeline}", f"Tables derived in pipeline {pipeline}"
+        yield GlueDatabase(key, name, database=name, description=of)
 
 
 def _integrations(names: Names, config: Settings) -> Iterator[Resource]:
-    yield ProviderIntegration(
-        PROVIDER_INTEGRATION,
-        names.provider_integration,
-        (ENVIRONMENT,),
-        (ENVIRONMENT,),
-        role=config.tableflow_role_arn or names.tableflow_role,
-    )
+    role, name = config.tableflow_role_arn or names.tableflow_role, names.provider_integration
+    yield ProviderIntegration(PROVIDER_INTEGRATION, name, (ENVIRONMENT,), (ENVIRONMENT,), role=role)
     yield _binding("provider_integration", "app_manager", "ResourceOwner", PROVIDER_INTEGRATION)
     yield CatalogIntegration(
         "confluent/catalog_integration",
@@ -315,9 +272,8 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         needs = [REGISTRY, "key/schema_registry"]
         if schema.compatibility:  # registering takes less than setting the level
             owner = f"{name}_{part}_owner"
-            yield _binding(
-                owner, "schema_registry", "ResourceOwner", REGISTRY, pattern=f"/subject={subject}"
-            )
+            on = f"/subject={subject}"
+            yield _binding(owner, "schema_registry", "ResourceOwner", REGISTRY, pattern=on)
             needs.append(binding(owner))
         yield Subject(
             subjects[-1],
@@ -329,7 +285,7 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             message=schema.message,
             compatibility=schema.compatibility,
         )
-    before = [*([] if spec.external else [topic]), *subjects]
+    before = [*subjects] if spec.external else [topic, *subjects]
     quickstart = QUICKSTARTS.get(spec.generator.kind) if spec.generator else None
     has_source = bool(quickstart) and config.generators
     if quickstart:
@@ -356,28 +312,21 @@ def _connector(
 ) -> Iterator[Resource]:
     name, generator = spec.asset_name, spec.generator
     assert generator is not None  # noqa: S101  it has a quickstart
-    rights: list[Resource] = [
-        _acl(f"{name}_connector", "app_connector", "WRITE", "TOPIC", spec.name),
-        _binding(
-            f"{name}_connector_subject",
-            "app_connector",
-            "DeveloperWrite",
-            REGISTRY,
-            pattern=f"/subject={spec.value_subject}",
-        ),
-    ]
-    yield from rights
+    who, subject = "app_connector", f"/subject={spec.value_subject}"
+    acl = _acl(f"{name}_connector", who, "WRITE", "TOPIC", spec.name)
+    right = _binding(f"{name}_connector_subject", who, "DeveloperWrite", REGISTRY, pattern=subject)
+    yield from (acl, right)
     yield Connector(
         f"confluent/connector/{name}",
         names.connector(spec.name),
-        (CLUSTER, account("app_connector"), CONNECTOR_ACL, *before, *(one.key for one in rights)),
+        (CLUSTER, account(who), CONNECTOR_ACL, *before, acl.key, right.key),
         (CLUSTER,),
         topic=spec.name,
         quickstart=quickstart,
         format=spec.value_schema.format,
         rate=generator.rate,
         tasks=generator.tasks,
-        account=account("app_connector"),
+        account=account(who),
     )
 
 
@@ -388,7 +337,12 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     manager = config.snowflake_name("security_admin_role")
     asker = config.snowflake_name(QUERY_ROLE)
     database: tuple[str, ...] = (called.database,)
-    schema: tuple[str, ...] = (called.database, called.schema)
+    schema = (called.database, called.schema)
+    roles = (
+        ("security_admin", manager, "Security Admin"),
+        ("system_admin", reader, "System Admin"),
+        ("query", asker, "Query"),
+    )
 
     yield Warehouse("snowflake/warehouse", called.warehouse)
     # Tables go with their database, before what they use: Snowflake keeps that while one uses it.
@@ -401,12 +355,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
         name = f"{of.lower()} {'.'.join(path)}"
         yield Container(key, name, (*within, *first), within, of=of, path=path, comment=comment)
-    for key, role, what in (
-        ("snowflake/role/security_admin", manager, "Security Admin"),
-        ("snowflake/role/system_admin", reader, "System Admin"),
-        ("snowflake/role/query", asker, "Query"),
-    ):
-        yield SnowflakeRole(key, role, comment=f"{what} role for {user}")
+    for key, role, what in roles:
+        yield SnowflakeRole(f"snowflake/role/{key}", role, comment=f"{what} role for {user}")
     yield UserKeys(KEYS, names.snowflake_secret, user=user)
     properties = {
         "DEFAULT_WAREHOUSE": called.warehouse,
@@ -418,116 +368,82 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     policy = config.snowflake_name("network_policy")
     key, wanted = "snowflake/network_policy", bool(networks)
     yield NetworkPolicy(key, policy, wanted=wanted, allowed=networks)
-    needs = (key, "snowflake/user")
-    yield UserPolicy(
-        "snowflake/user_network_policy",
-        f"{policy} of {user}",
-        needs,
-        needs[1:],
-        wanted=wanted,
-        user=user,
-        policy=policy,
-    )
-    for key, role in (("security_admin", manager), ("system_admin", reader), ("query", asker)):
+    needs, name = (key, "snowflake/user"), f"{policy} of {user}"
+    key = "snowflake/user_network_policy"
+    yield UserPolicy(key, name, needs, needs[1:], wanted, user=user, policy=policy)
+    for key, role, _ in roles:
         both = (f"snowflake/role/{key}", "snowflake/user")
         name = f"{role} to {user}"
         yield RoleGrant(f"snowflake/role_grant/{key}", name, both, both, role=role, grantee=user)
     # What the owner of a derived table may do with it, the admin may do too, e.g. drop it.
     alone = ("snowflake/role/system_admin",)
-    name = f"{reader} to SYSADMIN"
-    yield RoleGrant(
-        ROLE_TO_SYSADMIN, name, alone, alone, role=reader, to="ROLE", grantee="SYSADMIN"
-    )
+    name = f"{reader} to {OWNER}"
+    yield RoleGrant(ROLE_TO_SYSADMIN, name, alone, alone, role=reader, to="ROLE", grantee=OWNER)
 
     yield Volume("snowflake/volume", called.volume, (CLUSTER, "aws/bucket"))
-    yield Volume(
-        "snowflake/derived_volume",
-        called.derived_volume,
-        (CLUSTER, "aws/derived_bucket"),
-        derived=True,
-    )
+    needs = (CLUSTER, "aws/derived_bucket")
+    yield Volume("snowflake/derived_volume", called.derived_volume, needs, derived=True)
     yield Integration("snowflake/integration", called.integration, (CLUSTER,))
     rest = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
-    yield RestIntegration(
-        "snowflake/rest_integration",
-        called.rest_integration,
-        (CLUSTER, "confluent/catalog_integration"),
-        (CLUSTER,),
-        rest,
-    )
+    needs = (CLUSTER, "confluent/catalog_integration")
+    key = "snowflake/rest_integration"
+    yield RestIntegration(key, called.rest_integration, needs, (CLUSTER,), rest)
     linked = config.snowflake_linked_database
     begin = (LINKED_INTEGRATION, called.linked_integration)
     if rest:
-        needs = (CLUSTER, "confluent/catalog_integration")
         yield RestIntegration(*begin, needs, (CLUSTER,), linked, linked=True)
     else:
         yield Integration(*begin, (CLUSTER,), (CLUSTER,), linked, linked=True)
-    yield LinkedDatabase(
-        LINKED_DATABASE,
-        called.linked_database,
-        (LINKED_INTEGRATION, "snowflake/volume", "aws/role/snowflake"),
-        (LINKED_INTEGRATION,),
-        linked,
-    )
-    yield Policy(
-        "aws/policy/snowflake",
-        names.snowflake_policy,
-        (CLUSTER, "aws/bucket", "aws/derived_bucket"),
-        wanted=config.snowflake_role_arn is None,
-        grants=snowflake_policy,
-    )
+    follows, within = (LINKED_INTEGRATION, "snowflake/volume", IAM_ROLE), (LINKED_INTEGRATION,)
+    yield LinkedDatabase(LINKED_DATABASE, called.linked_database, follows, within, linked)
+    key, reads = "aws/policy/snowflake", (CLUSTER, "aws/bucket", "aws/derived_bucket")
+    own = config.snowflake_role_arn is None
+    yield Policy(key, names.snowflake_policy, reads, wanted=own, grants=snowflake_policy)
+    by_glue = linked and not rest
     yield ReadingRole(
-        "aws/role/snowflake",
+        IAM_ROLE,
         _role(config.snowflake_role_arn, names.snowflake_role),
-        ("aws/policy/snowflake", *used, *((LINKED_INTEGRATION,) if linked and not rest else ())),
+        (key, *used, *((LINKED_INTEGRATION,) if by_glue else ())),
         trust=snowflake_trust,
-        policy="aws/policy/snowflake",
+        policy=key,
         given=config.snowflake_role_arn,
         volumes=(called.volume, called.derived_volume),
         integrations=(
             *((called.integration,) if config.snowflake_catalog == "glue_rest" else ()),
-            *((called.linked_integration,) if linked and not rest else ()),
+            *((called.linked_integration,) if by_glue else ()),
         ),
     )
-    for on, target, needed in (
+    volume = ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume")
+    integration = ("INTEGRATION", (called.integration,), "snowflake/integration")
+    usable: tuple[tuple[str, tuple[str, ...], str], ...] = (
         ("WAREHOUSE", (called.warehouse,), "snowflake/warehouse"),
         ("DATABASE", database, "snowflake/database"),
         ("SCHEMA", schema, "snowflake/schema"),
-        ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
+        volume,
         ("EXTERNAL VOLUME", (called.derived_volume,), "snowflake/derived_volume"),
-        ("INTEGRATION", (called.integration,), "snowflake/integration"),
-    ):
-        yield _grant(reader, "USAGE", on, target, needed, "snowflake/role/system_admin")
+        integration,
+    )
+    holder = "snowflake/role/system_admin"
+    for on, target, needed in usable:
+        yield _grant(reader, "USAGE", on, target, needed, holder)
         if on in ("WAREHOUSE", "DATABASE", "SCHEMA"):
             yield _grant(asker, "USAGE", on, target, needed, "snowflake/role/query")
-    # The user itself creates the derived tables.
-    needs = ("snowflake/schema", "snowflake/role/system_admin")
-    yield _grant(reader, "CREATE ICEBERG TABLE", "SCHEMA", schema, *needs)
-    for on, target, needed in (
-        ("EXTERNAL VOLUME", (called.volume,), "snowflake/volume"),
-        ("INTEGRATION", (called.integration,), "snowflake/integration"),
-    ):  # SYSADMIN makes the tables that use them
-        yield _grant("SYSADMIN", "USAGE", on, target, needed)
-    for role in (reader, "SYSADMIN"):
-        holder = ("snowflake/role/system_admin",) if role == reader else ()
-        target = (called.rest_integration,)
-        grant = _grant(role, "USAGE", "INTEGRATION", target, "snowflake/rest_integration", *holder)
-        yield replace(grant, wanted=rest)
-    for role, key in ((reader, "snowflake/role/system_admin"), (asker, "snowflake/role/query")):
-        target = (called.linked_database,)
-        usage = _grant(role, "USAGE", "DATABASE", target, LINKED_DATABASE, key)
+    # The user itself creates the derived tables; SYSADMIN creates the topics', which use the rest.
+    yield _grant(reader, "CREATE ICEBERG TABLE", "SCHEMA", schema, "snowflake/schema", holder)
+    yield _grant(OWNER, "USAGE", *volume)
+    yield _grant(OWNER, "USAGE", *integration)
+    other = ("INTEGRATION", (called.rest_integration,), "snowflake/rest_integration")
+    yield replace(_grant(reader, "USAGE", *other, holder), wanted=rest)
+    yield replace(_grant(OWNER, "USAGE", *other), wanted=rest)
+    for role, key in _readers(config):
+        usage = _grant(role, "USAGE", "DATABASE", (called.linked_database,), LINKED_DATABASE, key)
         yield replace(usage, wanted=linked)
-
-
-def _topic_integration(config: Settings) -> str:
-    """Key of the integration by which Snowflake finds the topics' tables."""
-    return "snowflake/integration" if config.topics_in_glue else "snowflake/rest_integration"
 
 
 def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str) -> Grant:
     """``needs`` begins with the key of what the privilege is on."""
     name = ".".join(target)
-    who = "sysadmin" if role == "SYSADMIN" else "reader"
+    who = "sysadmin" if role == OWNER else "reader"
     if role.endswith(f"_{QUERY_ROLE}".upper()):
         who = "query"
     what = "create_tables_in_" if privilege.startswith("CREATE") else ""
@@ -547,32 +463,21 @@ def _snowflake_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> 
     if config.snowflake_linked_database:
         yield from _linked_table(spec, config, has_source=has_source)
         return
-    called = SnowflakeNames.of(config)
-    table = f"snowflake/table/{spec.asset_name}"
-    integration = _topic_integration(config)
-    within = ("snowflake/schema", "snowflake/volume", integration)
-    grants = (
-        "snowflake/grant/sysadmin/volume",
-        f"snowflake/grant/sysadmin/{integration.removeprefix('snowflake/')}",
+    called, wanted = SnowflakeNames.of(config), spec.has_table(config)
+    table, name = f"snowflake/table/{spec.asset_name}", spec.snowflake_name
+    # By which Snowflake finds the topics' tables.
+    integration = "integration" if config.topics_in_glue else "rest_integration"
+    within = ("snowflake/schema", "snowflake/volume", f"snowflake/{integration}")
+    needs = (
+        *(*within, "snowflake/grant/sysadmin/volume", f"snowflake/grant/sysadmin/{integration}"),
+        *(f"confluent/tableflow/{spec.asset_name}", IAM_ROLE),
+        *("aws/glue_database", "snowflake/warehouse"),
     )
-    yield IcebergTable(
-        table,
-        spec.snowflake_name,
-        (
-            *within,
-            *grants,
-            *(f"confluent/tableflow/{spec.asset_name}", "aws/role/snowflake"),
-            *("aws/glue_database", "snowflake/warehouse"),
-        ),
-        within,
-        spec.has_table(config),
-        spec=spec,
-        has_source=has_source,
-    )
-    target = (called.database, called.schema, spec.snowflake_name)
+    yield IcebergTable(table, name, needs, within, wanted, spec=spec, has_source=has_source)
+    target = (called.database, called.schema, name)
     for reader, role in _readers(config):
         select = _grant(reader, "SELECT", "ICEBERG TABLE", target, table, role)
-        yield replace(select, wanted=spec.has_table(config))
+        yield replace(select, wanted=wanted)
 
 
 def _readers(config: Settings) -> list[tuple[str, str]]:
@@ -594,14 +499,9 @@ def _linked_table(spec: TopicSpec, config: Settings, *, has_source: bool) -> Ite
     table = f"snowflake/table/{spec.asset_name}"
     name = spec.glue_name if config.topics_in_glue else spec.name
     path = (SnowflakeNames.of(config).linked_database, OF_TOPICS, name)
-    yield LinkedTable(
-        table,
-        name,
-        (CLUSTER, LINKED_DATABASE, f"confluent/tableflow/{spec.asset_name}", "aws/glue_database"),
-        (CLUSTER, LINKED_DATABASE),
-        spec=spec,
-        has_source=has_source,
-    )
+    within = (CLUSTER, LINKED_DATABASE)
+    needs = (*within, f"confluent/tableflow/{spec.asset_name}", "aws/glue_database")
+    yield LinkedTable(table, name, needs, within, spec=spec, has_source=has_source)
     for reader, role in _readers(config):
         usage = _grant(reader, "USAGE", "SCHEMA", path[:2], table, CLUSTER, role)
         yield replace(usage, key=f"{usage.key}_schema")

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.clients.aws import login_hint
 from topicberg.deploy.confluent.organization import organization
-from topicberg.deploy.snowflake.session import role_problems
+from topicberg.deploy.context import DeployContext
+from topicberg.deploy.snowflake.session import take_roles
 from topicberg.errors import TopicbergError
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 
 def check(context: DeployContext) -> None:
-    """
-    :raises TopicbergError: names every account that does not let us in
-    """
+    """:raises TopicbergError: names every account that does not let us in"""
     from snowflake.connector.errors import Error as SnowflakeError
 
     requests: list[tuple[str, Callable[[], object]]] = [
         ("Confluent Cloud", lambda: organization(context.cloud)),
         ("AWS", lambda: context.account),
-        ("Snowflake's admin user", lambda: _take_roles(context)),
+        ("Snowflake's admin user", lambda: take_roles(context)),
     ]
     problems = []
     hint = "see docs/cloud.md for what each account needs"
@@ -40,12 +35,4 @@ def check(context: DeployContext) -> None:
         except SnowflakeError as error:  # e.g. a network policy, before anything costs money
             problems.append(f"{name} cannot log in: {error.msg}")
     if problems:
-        raise TopicbergError(
-            "nothing was changed, because:\n  " + "\n  ".join(problems),
-            hint=hint,
-        )
-
-
-def _take_roles(context: DeployContext) -> None:
-    if problems := role_problems(context):
-        raise TopicbergError("; ".join(problems))
+        raise TopicbergError("nothing was changed, because:\n  " + "\n  ".join(problems), hint=hint)

@@ -111,9 +111,7 @@ class Resource:
         raise NotImplementedError
 
     def desired(self, context: DeployContext) -> Fields:
-        """
-        :raises MissingError: what it is created from does not exist yet
-        """
+        """:raises MissingError: what it is created from does not exist yet"""
         return {}
 
     def create(self, context: DeployContext) -> None:

@@ -15,22 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from topicberg.clients.answers import AnswerError
 from topicberg.clients.confluent import UncertainError
 from topicberg.clients.secrets import ApiKey, Version
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.keys import RotatingKey
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.engine import TRIES, ensure, look, plan
 from topicberg.deploy.resource import Action, Resource
 from topicberg.deploy.snowflake.principals import User, UserKeys
 from topicberg.errors import TopicbergError
 
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
-
 Tell = Callable[[str], None]
+
+
+def _quiet(*_: object) -> None:
+    """A report that is not shown."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _rotate_key(
     decision = decide(keys, now, period, context.deploy.number_of_api_keys_to_retain, force=force)
     if decision.create:
         key = _add(resource, context)
-        ensure(resource, context, lambda *_: None)
+        ensure(resource, context, _quiet)
         tell(f"rotated: {resource.title}: {key.id} works and is active")
     else:
         due = max(key.made for key in keys) + period
@@ -138,7 +139,7 @@ def _add(resource: RotatingKey, context: DeployContext) -> ApiKey:
             return resource.add(context)
         except (UncertainError, AnswerError):
             context.sleep(1.0)
-            ensure(resource, context, lambda *_: None)
+            ensure(resource, context, _quiet)
     return resource.add(context)
 
 
@@ -151,11 +152,8 @@ def _rotate_pair(
     force: bool,
     now: datetime,
 ) -> bool:
-    def quiet(*_: object) -> None:
-        return
-
-    ensure(resource, context, quiet)
-    ensure(user, context, quiet)  # a pair that was stored is put in, tried and published
+    ensure(resource, context, _quiet)
+    ensure(user, context, _quiet)  # a pair that was stored is put in, tried and published
     live = look(resource, context)
     assert live is not None  # noqa: S101  it was just converged
     active = live.facts["versions"][-1]
@@ -168,8 +166,8 @@ def _rotate_pair(
     replaced = rsa.public_key(values, slot)
     pair = rsa.generate()
     context.secrets.add(resource.name, rsa.with_pair(values, slot, pair), rsa.label(pair.public))
-    ensure(resource, context, quiet)
-    ensure(user, context, quiet)
+    ensure(resource, context, _quiet)
+    ensure(user, context, _quiet)
     if replaced:
         context.secrets.forget(resource.name, rsa.label(replaced))
     tell(f"rotated: {resource.title}: the pair in slot {slot} works and is active")

@@ -39,16 +39,11 @@ def generate() -> KeyPair:
 
 def public_of(private: bytes) -> str:
     """Return the public key of a private one."""
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        PublicFormat,
-        load_pem_private_key,
-    )
+    from cryptography.hazmat.primitives import serialization as as_bytes
 
-    key = load_pem_private_key(private, None).public_key()
-    return base64.b64encode(
-        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    ).decode()
+    key = as_bytes.load_pem_private_key(private, None).public_key()
+    der = key.public_bytes(as_bytes.Encoding.DER, as_bytes.PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(der).decode()
 
 
 def fingerprint(public: str) -> str:

@@ -69,13 +69,13 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     :raises TopicbergError: names every setting that is missing or wrong, never a value of a secret
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    values = _local(config) | given
     problems: list[str] = []
     found = None
     try:
-        found = DeploySettings(**values)
+        found = DeploySettings(**_local(config) | given)
     except ValidationError as error:
-        problems += [_problem(one) for one in error.errors(include_input=False)]
+        errors = error.errors(include_input=False)
+        problems += [f"{_called(str(one['loc'][0]))}: {one['msg']}" for one in errors]
     stated = found or _Stated(**given)
     problems += _catalog_problems(stated, config)
     if config.deployment == "cloud":
@@ -120,19 +120,14 @@ def _cloud_problems(known: DeploySettings | _Stated) -> list[str]:
 
     problems = []
     if not known.admin_user_secrets_root_path:
-        problems.append(
-            f"{_called('admin_user_secrets_root_path')}: missing; it is the login to Snowflake"
-        )
+        name = _called("admin_user_secrets_root_path")
+        problems.append(f"{name}: missing; it is the login to Snowflake")
     try:
         if boto3.Session(profile_name=known.profile).get_credentials() is None:
             problems.append("AWS: no credentials (AWS_PROFILE or --profile, or AWS_ACCESS_KEY_ID)")
     except BotoCoreError as error:
         problems.append(f"AWS_PROFILE (--profile): {error}")
     return problems
-
-
-def _problem(error: Any) -> str:
-    return f"{_called(str(error['loc'][0]))}: {error['msg']}"
 
 
 def _called(name: str) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec
 
 
 def uncomputed(

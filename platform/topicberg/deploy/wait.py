@@ -28,7 +28,6 @@ def until(
     seconds: float,
     *,
     sleep: Callable[[float], None] = time.sleep,
-    now: Callable[[], float] = time.monotonic,
 ) -> T:
     """The first answer of ``ask`` that is neither None nor False.
 
@@ -37,13 +36,13 @@ def until(
     :param what: a sentence about what is waited for, for the error
     :raises PatienceError: not within ``seconds``
     """
-    deadline = now() + seconds
+    deadline = time.monotonic() + seconds
     interval = FIRST_SECONDS
     while True:
         answer = ask()
         if answer is not None and answer is not False:
             return answer
-        if now() + interval > deadline:
+        if time.monotonic() + interval > deadline:
             raise PatienceError(
                 f"waited {seconds:.0f} s in vain: {what}",
                 hint="run the command again: it resumes where it stopped",

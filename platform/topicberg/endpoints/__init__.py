@@ -85,16 +85,12 @@ class SnowflakeEndpoint(HoldsSecrets):
         """Return the same, as Snowflake's own connector expects them."""
         if not self.private_key:
             return {**self.login()}
-        from cryptography.hazmat.primitives.serialization import (
-            Encoding,
-            NoEncryption,
-            PrivateFormat,
-            load_pem_private_key,
-        )
+        from cryptography.hazmat.primitives import serialization as as_bytes
 
         pem = base64.b64decode(self.private_key.get_secret_value())
-        key = load_pem_private_key(pem, password=None)
-        return {"private_key": key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())}
+        key = as_bytes.load_pem_private_key(pem, password=None)
+        how = as_bytes.PrivateFormat.PKCS8, as_bytes.NoEncryption()
+        return {"private_key": key.private_bytes(as_bytes.Encoding.DER, *how)}
 
 
 class LakeEndpoints(HoldsSecrets):
@@ -315,15 +311,12 @@ class Endpoints(LakeEndpoints):
 
         return client_parameters(settings(), client) if self.kafka_deployed else {}
 
-    def kafka_account(self, writes: bool = False) -> KafkaLogin:
-        """Return the login for reading, or the one for writing."""
-        return self.kafka_writer if writes and self.kafka_writer else self.kafka_login
-
     def kafka_listener(self, writes: bool = False) -> tuple[str, KafkaLogin]:
         """Return the address and the login of topicberg's own clients."""
         if self.kafka_own and self.kafka_own.proxy == self.kafka_bootstrap:
             return self.kafka_own.bootstrap, self.kafka_own.login
-        return self.kafka_bootstrap, self.kafka_account(writes)
+        login = self.kafka_writer if writes and self.kafka_writer else self.kafka_login
+        return self.kafka_bootstrap, login
 
     def kafka_spark_options(self) -> dict[str, str]:
         """Return options of Spark's Kafka source."""
@@ -350,17 +343,16 @@ class Endpoints(LakeEndpoints):
 
         :param options: a ``botocore.config.Config``; a client without options is shared
         """
-        on_s3 = service == "s3"
-        access_key = self.s3_access_key if on_s3 else self.aws_access_key
-        secret_key = self.s3_secret_key if on_s3 else self.aws_secret_key
-        keys = access_key, secret_key
+        url, *keys = self.aws, self.aws_access_key, self.aws_secret_key
+        if service == "s3":
+            url, *keys = self.s3, self.s3_access_key, self.s3_secret_key
         with _CREATING:
             return _client(
                 frozenset(item for item in os.environ.items() if item[0].startswith("AWS_")),
                 _aws_session(),
                 service,
                 (config or settings()).aws_region,
-                self.s3 if on_s3 else self.aws,
+                url,
                 *(key.get_secret_value() if key else None for key in keys),
                 options,
             )

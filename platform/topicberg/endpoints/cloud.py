@@ -148,14 +148,12 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
     if cloud.kafka_bootstrap and login.api_key and login.api_secret:
         return cloud.kafka_bootstrap, login, None
     roles = ("app_manager",) if config.own_engine else ("app_consumer", "app_producer")
-    found = [_kafka_secret(role, config) for role in roles]
+    paths = [f"kafka_cluster/{role}/python_client" for role in roles]
+    instead = "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET"
+    names = Names(config.prefix)
+    found = [_secret(names.confluent_secret(path), config, instead) for path in paths]
     logins = [login.as_user(one["sasl.username"], one["sasl.password"]) for one in found]
     return found[0]["bootstrap.servers"], logins[0], logins[1] if len(logins) > 1 else None
-
-
-def _kafka_secret(role: str, config: Settings) -> dict[str, str]:
-    path = Names(config.prefix).confluent_secret(f"kafka_cluster/{role}/python_client")
-    return _secret(path, config, "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET")
 
 
 def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogin]:

@@ -9,13 +9,11 @@ transactions).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
-
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
+from topicberg.settings import Settings
 
 Client = Literal["consumer", "producer"]
 
@@ -48,16 +46,12 @@ def client_parameters(config: Settings, client: Client) -> dict[str, str]:
 def _parameters(path: str, config: Settings) -> dict[str, str]:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from topicberg.clients.aws import aws_session, login_hint
+    from topicberg.clients.aws import aws_session, every, login_hint
 
     ssm: Any = aws_session(region_name=config.aws_region).client("ssm")
     try:
-        pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=path)
-        return {
-            str(one["Name"]).rpartition("/")[2]: str(one["Value"])
-            for page in pages
-            for one in page["Parameters"]
-        }
+        found = every(ssm, "get_parameters_by_path", "Parameters", Path=path)
+        return {str(one["Name"]).rpartition("/")[2]: str(one["Value"]) for one in found}
     except (BotoCoreError, ClientError) as error:
         raise TopicbergError(
             f"the parameters under {path} in SSM Parameter Store in {config.aws_region}: {error}",

@@ -8,16 +8,22 @@ process.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-from topicberg.settings import problems
+from topicberg.settings import ENV_FILE, problems
 
 Model = TypeVar("Model", bound=BaseSettings)
+
+
+def named(prefix: str) -> SettingsConfigDict:
+    """Return the configuration of settings whose names begin with the prefix and ``_``."""
+    return SettingsConfigDict(
+        env_prefix=f"{prefix}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+    )
 
 
 def from_environment(model: type[Model], where: str, docs: str) -> Model:
@@ -37,24 +43,23 @@ def from_environment(model: type[Model], where: str, docs: str) -> Model:
     )
 
 
-def check_files(prefix: str, files: dict[str, Path | None]) -> None:
-    """Refuse a login whose files do not exist.
+def check_files(prefix: str, login: BaseModel) -> None:
+    """Refuse a login whose files for TLS do not exist.
 
-    :param files: name → value of the settings
     :raises ValueError: names the first one
     """
-    for name, path in files.items():
+    for name in ("ca_file", "certificate_file", "key_file"):
+        path = getattr(login, name)
         if path and not path.is_file():
             raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
 
 
-def missing(prefix: str, kind: str, fields: dict[str, object]) -> None:
+def missing(prefix: str, kind: str, login: BaseModel, *required: str) -> None:
     """Refuse a login that lacks settings.
 
     :param kind: the value of the setting ``<prefix>_AUTH``
-    :param fields: name → value of the required settings
-    :raises ValueError: names those without a value
+    :raises ValueError: names the required ones without a value
     """
-    absent = [f"{prefix}_{name.upper()}" for name, value in fields.items() if not value]
+    absent = [f"{prefix}_{name.upper()}" for name in required if not getattr(login, name)]
     if absent:
         raise ValueError(f"{prefix}_AUTH is {kind}, which requires {', '.join(absent)}")

@@ -6,20 +6,21 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
-from topicberg.logins import missing
+from topicberg.logins import missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import ENV_FILE, FromJson
+from topicberg.settings import FromJson
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
 TOPICS_PREFIX = "TOPICBERG_CATALOG"
@@ -80,10 +81,9 @@ class CatalogLogin(OAuthLogin):
             self.auth = "oauth2" if self.client_id else "token" if self.token else None
         if self.auth == "oauth2":
             needed = ("client_id", "client_secret", "token_uri")
-            given = {name: getattr(self, name) for name in needed}
-            missing(self.settings_prefix, "oauth2", given)
+            missing(self.settings_prefix, "oauth2", self, *needed)
         if self.auth == "token":
-            missing(PREFIX, "token", {"token": self.token})
+            missing(PREFIX, "token", self, "token")
         if self.role_arn and self.auth != "sigv4":
             raise ValueError(f"{PREFIX}_ROLE_ARN signs requests: set {PREFIX}_AUTH=sigv4")
         if self.delegation == "remote-signing":
@@ -157,7 +157,8 @@ class CatalogLogin(OAuthLogin):
             found[ROLE] = self.role_arn
         if self.vends:
             found[IS_VENDED] = "true"
-        if self.locations == "catalog" or (self.locations is None and self._is_s3_tables):
+        in_s3_tables = self.auth == "sigv4" and self.signing_name == "s3tables"
+        if self.locations == "catalog" or (self.locations is None and in_s3_tables):
             found[LOCATIONS] = "catalog"
         return found
 
@@ -208,8 +209,7 @@ class CatalogLogin(OAuthLogin):
         extra = f", EXTRA_HTTP_HEADERS MAP {{{headers}}}" if headers else ""
         token = self.bearer()
         if token is None:
-            also = f", {extra[2:]}" if extra else ""
-            return None, f"AUTHORIZATION_TYPE 'none', {delegation}{also}"
+            return None, f"AUTHORIZATION_TYPE 'none', {delegation}{extra}"
         # It does not send the headers with a request for a token, nor renews one: a token of ours.
         secret = f"CREATE SECRET {name}_catalog (TYPE iceberg, TOKEN {_text(token)}{extra})"
         return secret, f"SECRET {name}_catalog, {delegation}"
@@ -229,17 +229,11 @@ class CatalogLogin(OAuthLogin):
             }
         return found
 
-    @property
-    def _is_s3_tables(self) -> bool:
-        return self.auth == "sigv4" and self.signing_name == "s3tables"
-
 
 class CatalogSettings(CatalogLogin, BaseSettings):
     """``TOPICBERG_ICEBERG_REST_<FIELD>``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=f"{PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
-    )
+    model_config = named(PREFIX)
 
 
 class TopicsCatalogLogin(CatalogLogin):
@@ -253,9 +247,7 @@ class TopicsCatalogLogin(CatalogLogin):
 class TopicsCatalogSettings(HoldsSecrets, BaseSettings):
     """``TOPICBERG_CATALOG_<FIELD>``, which ``topicberg deploy`` reads too."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=f"{TOPICS_PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
-    )
+    model_config = named(TOPICS_PREFIX)
 
     uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     name: str | None = None
@@ -272,9 +264,9 @@ class TopicsCatalogSettings(HoldsSecrets, BaseSettings):
         :param vends: the catalog gives out the keys of the object store
         :raises TopicbergError: settings are missing
         """
-        needed = {"uri": self.uri, "client_id": self.client_id, "client_secret": self.client_secret}
+        stated = self.model_copy(update={"name": warehouse})
         try:
-            missing(TOPICS_PREFIX, "oauth2", {**needed, "name": warehouse})
+            missing(TOPICS_PREFIX, "oauth2", stated, "uri", "client_id", "client_secret", "name")
         except ValueError as error:
             raise TopicbergError(
                 f"TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, and the login to it is incomplete: "
@@ -310,38 +302,38 @@ def role_keys(role_arn: str, region: str) -> Any:
 
     :raises TopicbergError: AWS does not answer, or refuses
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
+    with role_errors(role_arn):
         return role_session(role_arn, region).get_credentials().get_frozen_credentials()
-    except (BotoCoreError, ClientError) as error:
-        raise role_error(role_arn, error) from None
 
 
-def role_error(role_arn: str, error: Exception) -> TopicbergError:
-    """Return botocore's error about a role as one message.
+@contextmanager
+def role_errors(role_arn: str) -> Iterator[None]:
+    """Turn botocore's errors about a role into one message.
 
-    :param error: a ``BotoCoreError`` or a ``ClientError``
+    :raises TopicbergError: AWS does not give out keys of the role
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     what = f"AWS does not give out keys of the role {role_arn}"
-    if isinstance(error, ClientError):
+    try:
+        yield
+    except ClientError as error:
         found = error.response["Error"]
         if "Throttl" in found["Code"]:
-            return ThrottledError(f"{what}: {found['Message']}")
-        return LoginError(
+            raise ThrottledError(f"{what}: {found['Message']}") from None
+        raise LoginError(
             f"{what}: {found['Code']}: {found['Message']}",
             hint=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
             "process, and name that user in the role's trust policy",
-        )
-    if isinstance(error, NoCredentialsError) or not isinstance(error, BotoCoreError):
-        return LoginError(
+        ) from None
+    except NoCredentialsError:
+        raise LoginError(
             f"{what}: this process has no credentials of its own",
             hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of a user that "
             "may assume the role",
-        )
-    return UnreachableError(f"{what}: {error}", hint="check the network to AWS STS")
+        ) from None
+    except BotoCoreError as error:
+        raise UnreachableError(f"{what}: {error}", hint="check the network to AWS STS") from None
 
 
 @lru_cache(maxsize=8)
@@ -351,10 +343,7 @@ def role_session(role_arn: str, region: str) -> Any:
     :raises NoCredentialsError: this process has none to assume the role with
     """
     import botocore.session
-    from botocore.credentials import (
-        AssumeRoleCredentialFetcher,
-        DeferredRefreshableCredentials,
-    )
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
     from botocore.exceptions import NoCredentialsError
 
     own = botocore.session.Session()

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
 from topicberg.errors import LoginError
-from topicberg.logins import check_files, missing
+from topicberg.logins import check_files, missing, named
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import ENV_FILE, FromJson
+from topicberg.settings import FromJson
 
 PREFIX = "TOPICBERG_KAFKA"
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -70,19 +70,16 @@ class KafkaLogin(HoldsSecrets):
                 f"{self.security_protocol}"
             )
         if self.auth == "oidc":
-            needed = ("client_id", "client_secret", "token_uri")
-            missing(PREFIX, "oidc", {name: getattr(self, name) for name in needed})
+            missing(PREFIX, "oidc", self, "client_id", "client_secret", "token_uri")
         if self.auth == "mtls":
-            pair = {"certificate_file": self.certificate_file, "key_file": self.key_file}
-            missing(PREFIX, "mtls", {**pair})
+            missing(PREFIX, "mtls", self, "certificate_file", "key_file")
         if self.auth == "plain" and self.sasl_mechanism not in (None, "PLAIN"):
             raise ValueError(
                 f"{PREFIX}_AUTH is plain, {PREFIX}_SASL_MECHANISM is {self.sasl_mechanism}"
             )
         if self.auth == "scram" and self.sasl_mechanism == "PLAIN":
             raise ValueError(f"{PREFIX}_AUTH is scram, {PREFIX}_SASL_MECHANISM is PLAIN")
-        files = ("ca_file", "certificate_file", "key_file")
-        check_files(PREFIX, {name: getattr(self, name) for name in files})
+        check_files(PREFIX, self)
         return self
 
     def _given(self) -> Literal["none", "plain", "scram", "oidc", "mtls"]:
@@ -173,10 +170,8 @@ class KafkaLogin(HoldsSecrets):
                 "sasl.client.callback.handler.class": f"{_MSK}.IAMClientCallbackHandler",
             }
         if self.ca_file:
-            found |= {
-                "ssl.truststore.type": "PEM",
-                "ssl.truststore.certificates": _read(self.ca_file, "ca_file"),
-            }
+            found["ssl.truststore.type"] = "PEM"
+            found["ssl.truststore.certificates"] = _read(self.ca_file, "ca_file")
         if self.certificate_file and self.key_file:
             found |= {
                 "ssl.keystore.type": "PEM",
@@ -190,24 +185,20 @@ class KafkaLogin(HoldsSecrets):
 
         :raises LoginError: the file has no key, or its password is another one
         """
-        from cryptography.hazmat.primitives.serialization import (
-            Encoding,
-            NoEncryption,
-            PrivateFormat,
-            load_pem_private_key,
-        )
+        from cryptography.hazmat.primitives import serialization as as_bytes
 
         assert self.key_file is not None  # noqa: S101  see the caller
         password = _open(self.key_password).encode() or None
         try:
-            key = load_pem_private_key(self.key_file.read_bytes(), password)
+            key = as_bytes.load_pem_private_key(self.key_file.read_bytes(), password)
         except (OSError, ValueError, TypeError) as error:
             raise LoginError(
                 f"the private key {self.key_file} cannot be read: {error}",
                 hint=f"set {PREFIX}_KEY_FILE to a key in PEM, and {PREFIX}_KEY_PASSWORD to its "
                 "password if it has one",
             ) from None
-        text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        how = as_bytes.PrivateFormat.PKCS8, as_bytes.NoEncryption()
+        text = key.private_bytes(as_bytes.Encoding.PEM, *how).decode()
         remember([text])
         return text
 
@@ -226,9 +217,7 @@ class KafkaLogin(HoldsSecrets):
 class KafkaSettings(KafkaLogin, BaseSettings):
     """``TOPICBERG_KAFKA_<FIELD>``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=f"{PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
-    )
+    model_config = named(PREFIX)
 
 
 @lru_cache(maxsize=8)

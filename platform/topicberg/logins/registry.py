@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
-from topicberg.logins import check_files, missing
+from topicberg.logins import check_files, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
-from topicberg.settings import ENV_FILE
 
 PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
 
@@ -44,9 +43,8 @@ class RegistryLogin(OAuthLogin):
             "oauth2": ("client_id", "client_secret", "token_uri"),
             "mtls": ("certificate_file", "key_file"),
         }.get(self.auth, ())
-        missing(PREFIX, self.auth, {name: getattr(self, name) for name in needed})
-        files = ("ca_file", "certificate_file", "key_file")
-        check_files(PREFIX, {name: getattr(self, name) for name in files})
+        missing(PREFIX, self.auth, self, *needed)
+        check_files(PREFIX, self)
         return self
 
     def _given(self) -> Literal["none", "basic", "bearer", "oauth2", "mtls"]:
@@ -69,13 +67,9 @@ class RegistryLogin(OAuthLogin):
                 "bearer.auth.custom.provider.function": self._bearer,
                 "bearer.auth.custom.provider.config": {},
             }
-        for name, value in (
-            ("ssl.ca.location", self.ca_file),
-            ("ssl.certificate.location", self.certificate_file),
-            ("ssl.key.location", self.key_file),
-        ):
-            if value:
-                found[name] = str(value)
+        for name in ("ca", "certificate", "key"):
+            if path := getattr(self, f"{name}_file"):
+                found[f"ssl.{name}.location"] = str(path)
         if self.key_password:
             found["ssl.key.password"] = self.key_password.get_secret_value()
         return found
@@ -96,10 +90,7 @@ class RegistryLogin(OAuthLogin):
         """Return what the client sends with a request; it calls this for each of them."""
         client = self.oauth()
         token = client.token() if client else self.token.get_secret_value() if self.token else ""
-        found = {
-            "bearer.auth.token": token,
-            "bearer.auth.logical.cluster": self.logical_cluster,
-        }
+        found = {"bearer.auth.token": token, "bearer.auth.logical.cluster": self.logical_cluster}
         if self.identity_pool:
             found["bearer.auth.identity.pool.id"] = self.identity_pool
         return found
@@ -108,6 +99,4 @@ class RegistryLogin(OAuthLogin):
 class RegistrySettings(RegistryLogin, BaseSettings):
     """``TOPICBERG_SCHEMA_REGISTRY_<FIELD>``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=f"{PREFIX}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
-    )
+    model_config = named(PREFIX)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from topicberg.clients.confluent import Api, GoneError
+from topicberg.clients.confluent import Api, if_found
 from topicberg.endpoints.addresses import Addresses
 from topicberg.endpoints.cloud import read_secret
 from topicberg.naming import Names
@@ -61,13 +61,7 @@ def _status(topic: str, spec: dict[str, Any], status: dict[str, Any]) -> TopicSt
 
 def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str, Any] | None:
     """Return Confluent's Tableflow resource of a topic, or None if Tableflow is not enabled."""
-    try:
-        found: dict[str, Any] = api.get(topic_path(name), **where(environment, cluster))
-    except GoneError as error:
-        if error.status == 403:
-            raise
-        return None
-    return found
+    return if_found(api.get, topic_path(name), **where(environment, cluster))
 
 
 def catalog_problems(status: dict[str, Any]) -> list[str]:

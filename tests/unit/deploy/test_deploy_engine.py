@@ -88,7 +88,6 @@ class Toy:
 
     need = DeployContext.need
     remember = DeployContext.remember
-    forget = DeployContext.forget
 
 
 def _there(context: DeployContext) -> dict[str, Fields]:

@@ -133,7 +133,7 @@ def test_trust_of_something_else_does_not_suffice(context: DeployContext, statem
 
 
 def test_trust_that_is_not_known_yet_comes_later(context: DeployContext) -> None:
-    context.forget("confluent/provider_integration")
+    del context.live["confluent/provider_integration"]
     step = _step(ROLE, context)
     assert step.action == "wait"
     assert "once confluent/provider_integration exists" in step.reason

@@ -26,10 +26,7 @@ UNPACKED = "topicberg"
 """Folder in a worker's working directory into which Spark unpacks the archive."""
 LOCK = "requirements-production.lock"
 PYTHON_VERSION = "3.11"
-PLATFORMS = (
-    *("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64"),
-    "manylinux_2_34_x86_64",
-)
+PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 28, 34)))
 """Of Amazon Linux 2023, on which the releases with Spark 4 run: glibc 2.34."""
 SPARKS_OWN = frozenset({"pyspark", "py4j"})
 UNUSED = frozenset(
@@ -43,12 +40,8 @@ UNUSED = frozenset(
 )
 """What no job imports, and is large."""
 PROJECT = (
-    "platform/topicberg",
-    "platform/topics",
-    "platform/schemas",
-    "assets",
-    "jobs",
-    "resources",
+    *("platform/topicberg", "platform/topics", "platform/schemas"),
+    *("assets", "jobs", "resources"),
 )
 _PATHS = ("project/platform", "project", "site")
 PYTHONPATH = ":".join(f"./{UNPACKED}/{path}" for path in _PATHS)

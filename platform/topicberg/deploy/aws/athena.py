@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topicberg.deploy.aws.bucket import RESULTS
 from topicberg.deploy.aws.iam import tag_of, tags
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 SCAN_LIMIT = 100 * 1024**3
 """Bytes that one query may read: at about 5 USD a terabyte, half a dollar."""
@@ -31,16 +29,14 @@ class Workgroup(Resource):
         configuration = found.get("Configuration", {})
         results = configuration.get("ResultConfiguration", {})
         found_tags = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
-        return Live(
-            self.name,
-            {
-                "results": results.get("OutputLocation"),
-                "enforced": configuration.get("EnforceWorkGroupConfiguration"),
-                "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
-                "state": found["State"],
-                "tag": tag_of(found_tags, context),
-            },
-        )
+        fields = {
+            "results": results.get("OutputLocation"),
+            "enforced": configuration.get("EnforceWorkGroupConfiguration"),
+            "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
+            "state": found["State"],
+            "tag": tag_of(found_tags, context),
+        }
+        return Live(self.name, fields)
 
     def desired(self, context: DeployContext) -> Fields:
         return {

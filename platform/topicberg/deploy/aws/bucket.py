@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
-from topicberg.deploy.aws.iam import Document, document, tag_of, tags
-from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.deploy.aws.iam import Document, document, listed, tag_of, tags
+from topicberg.deploy.context import DeployContext
+from topicberg.deploy.passing import code
+from topicberg.deploy.resource import Changes, Fields, Live, Resource, compare
 from topicberg.errors import TopicbergError
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
@@ -25,30 +25,28 @@ LOG_DAYS = 30
 """Logs of job runs, their messages and results of queries are kept so many days."""
 JOBS, RESULTS, CODE = "jobs/", "athena/", "code/"
 """Folders of the bucket for computing."""
-_VERSIONS: dict[str, dict[str, Any]] = {
-    "version_days": {
-        "ID": "earlier-versions",
-        "Status": "Enabled",
-        "Filter": {"Prefix": ""},
-        "NoncurrentVersionExpiration": {"NoncurrentDays": VERSION_DAYS},
-    }
-}
 _TLS_ONLY = "topicberg-tls-only"
-_BLOCK = {
-    "BlockPublicAcls": True,
-    "IgnorePublicAcls": True,
-    "BlockPublicPolicy": True,
-    "RestrictPublicBuckets": True,
-}
+_BLOCK = dict.fromkeys(
+    ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
+)
 _UNSET = (
-    "ServerSideEncryptionConfigurationNotFoundError",
-    "NoSuchPublicAccessBlockConfiguration",
-    "NoSuchLifecycleConfiguration",
-    "NoSuchTagSet",
-    "NoSuchBucketPolicy",
+    *("ServerSideEncryptionConfigurationNotFoundError", "NoSuchPublicAccessBlockConfiguration"),
+    *("NoSuchLifecycleConfiguration", "NoSuchTagSet", "NoSuchBucketPolicy"),
 )
 NOT_SERVED = ("NotImplemented", "MethodNotAllowed", "501", "405", "UnsupportedOperation")
 """An object store that is not Amazon's says so of settings that it does not have."""
+
+
+def _rule(name: str, action: str, unit: str, days: int, prefix: str = "") -> dict[str, Any]:
+    """Return a lifecycle rule of the objects whose keys begin with the prefix."""
+    filter_ = {"Prefix": prefix}
+    return {"ID": name, "Status": "Enabled", "Filter": filter_, action: {unit: days}}
+
+
+_UPLOADS = _rule(
+    "incomplete-uploads", "AbortIncompleteMultipartUpload", "DaysAfterInitiation", UPLOAD_DAYS
+)
+_VERSIONS = _rule("earlier-versions", "NoncurrentVersionExpiration", "NoncurrentDays", VERSION_DAYS)
 
 
 @dataclass(frozen=True)
@@ -65,19 +63,13 @@ class Bucket(Resource):
     kind = "S3 bucket"
     holds_data = True
     replaced_for = frozenset({"region"})
-    lifecycle: ClassVar[dict[str, dict[str, Any]]] = {
-        "incomplete_uploads_days": {
-            "ID": "incomplete-uploads",
-            "Status": "Enabled",
-            "Filter": {"Prefix": ""},
-            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": UPLOAD_DAYS},
-        }
-    }
+    lifecycle: ClassVar[dict[str, dict[str, Any]]] = {"incomplete_uploads_days": _UPLOADS}
     """Field → the rule that it is about."""
 
     def rules(self, context: DeployContext) -> dict[str, dict[str, Any]]:
         """Return the rules by field; the rule of earlier versions exists with versioning only."""
-        return self.lifecycle | (_VERSIONS if context.config.bucket_versioning else {})
+        versions = {"version_days": _VERSIONS} if context.config.bucket_versioning else {}
+        return self.lifecycle | versions
 
     def bucket(self, context: DeployContext) -> str:
         """Return its name, which may carry the account's number."""
@@ -88,7 +80,7 @@ class Bucket(Resource):
         try:
             s3.head_bucket(Bucket=self.bucket(context))
         except ClientError as error:
-            if error.response["Error"]["Code"] in ("404", "NoSuchBucket"):
+            if code(error) in ("404", "NoSuchBucket"):
                 return None
             raise
         region = s3.get_bucket_location(Bucket=self.bucket(context)).get("LocationConstraint")
@@ -129,9 +121,9 @@ class Bucket(Resource):
         return context.deploy_on_aws and not self.given
 
     def waits(self, context: DeployContext) -> str:
-        name = self.bucket(context)
         if not self.given:
             return ""
+        name = self.bucket(context)
         return f"bucket {name} does not exist, and TOPICBERG_EXISTING_BUCKETS is set: create it"
 
     def create(self, context: DeployContext) -> None:
@@ -139,20 +131,12 @@ class Bucket(Resource):
         where: dict[str, Any] = {}
         if context.region != "us-east-1" and context.deploy_on_aws:
             where["CreateBucketConfiguration"] = {"LocationConstraint": context.region}
-        try:
+        with suppress(s3.exceptions.BucketAlreadyOwnedByYou):
             s3.create_bucket(Bucket=self.bucket(context), **where)
-        except s3.exceptions.BucketAlreadyOwnedByYou:
-            return
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """A bucket that was just created has no settings yet."""
-        wanted = self.desired(context)
-        changes = {
-            name: (live.fields.get(name), value)
-            for name, value in wanted.items()
-            if live.fields.get(name) != value
-        }
-        if changes:
+        if changes := compare(live.fields, self.desired(context)):
             self.update(context, live, changes)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
@@ -186,9 +170,8 @@ class Bucket(Resource):
         if changes.keys() & own.keys():  # a call that replaces all of them
             ids = {rule["ID"] for rule in own.values()}
             kept = [one for one in _rules(s3, bucket) if one.get("ID") not in ids]
-            s3.put_bucket_lifecycle_configuration(
-                Bucket=bucket, LifecycleConfiguration={"Rules": [*kept, *own.values()]}
-            )
+            rules = {"Rules": [*kept, *own.values()]}
+            s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         """With every object, version and upload in it."""
@@ -213,15 +196,8 @@ class ComputeBucket(Bucket):
     holds_data = False
     lifecycle: ClassVar[dict[str, dict[str, Any]]] = {
         **Bucket.lifecycle,
-        **{
-            field: {
-                "ID": f"expired-{folder.strip('/')}",
-                "Status": "Enabled",
-                "Filter": {"Prefix": folder},
-                "Expiration": {"Days": LOG_DAYS},
-            }
-            for field, folder in (("log_days", JOBS), ("result_days", RESULTS))
-        },
+        "log_days": _rule("expired-jobs", "Expiration", "Days", LOG_DAYS, JOBS),
+        "result_days": _rule("expired-athena", "Expiration", "Days", LOG_DAYS, RESULTS),
     }
 
     def bucket(self, context: DeployContext) -> str:
@@ -232,8 +208,7 @@ def _read(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except ClientError as error:
-        code = error.response["Error"]["Code"]
-        if code in _UNSET:
+        if code(error) in _UNSET:
             return None
         raise
 
@@ -263,8 +238,7 @@ def _tls_only(bucket: str) -> Document:
 
 def _statements(s3: Any, bucket: str) -> list[Document]:
     found = _read(lambda: s3.get_bucket_policy(Bucket=bucket)["Policy"])
-    statements = json.loads(found)["Statement"] if found else []
-    return statements if isinstance(statements, list) else [statements]
+    return listed(json.loads(found)["Statement"]) if found else []
 
 
 def _policy(s3: Any, bucket: str) -> str:
@@ -278,8 +252,7 @@ def _versioning(s3: Any, bucket: str) -> str:
 
 
 def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
-    found = _read(lambda: s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"])
-    return found or []
+    return _read(lambda: s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]) or []
 
 
 def _days(rule: dict[str, Any]) -> int | None:
@@ -326,7 +299,7 @@ def _empty(s3: Any, bucket: str) -> None:
         for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
             drop(s3, bucket, [*page.get("Versions", []), *page.get("DeleteMarkers", [])])
     except ClientError as error:
-        if error.response["Error"]["Code"] not in NOT_SERVED:
+        if code(error) not in NOT_SERVED:
             raise
         for some in pages(s3, bucket):
             drop(s3, bucket, some)

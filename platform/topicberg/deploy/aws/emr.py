@@ -9,8 +9,9 @@ https://docs.aws.amazon.com/emr-serverless/latest/APIReference/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from topicberg.clients.aws import every
 from topicberg.deploy.aws import archive
 from topicberg.deploy.aws.bucket import CODE, JOBS, drop, pages
 from topicberg.deploy.aws.glue import pipelines
@@ -18,16 +19,15 @@ from topicberg.deploy.aws.iam import (
     GLUE_READS,
     WRITES_KEY,
     Document,
+    allow,
     document,
     glue_arns,
     key_use,
 )
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 APPLICATION = "aws/emr/application"
 CODE_KEY = "aws/emr/code"
@@ -70,35 +70,15 @@ def emr_policy(context: DeployContext) -> Document:
         for name in (context.bucket, context.derived_bucket, context.compute_bucket)
     )
     databases = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
+    writes = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     return document(
-        {
-            "Effect": "Allow",
-            "Action": ["s3:GetBucketLocation", "s3:ListBucket"],
-            "Resource": [topics, derived],
-        },
-        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{topics}/*"},
-        {
-            "Effect": "Allow",
-            "Action": [
-                "s3:GetObject",
-                "s3:PutObject",
-                "s3:DeleteObject",
-                "s3:AbortMultipartUpload",
-            ],
-            "Resource": f"{derived}/*",
-        },
-        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{compute}/{CODE}*"},
-        {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": f"{compute}/{JOBS}*"},
-        {
-            "Effect": "Allow",
-            "Action": GLUE_READS,
-            "Resource": glue_arns(context, context.namespace, *databases),
-        },
-        {
-            "Effect": "Allow",
-            "Action": ["glue:CreateTable", "glue:UpdateTable"],
-            "Resource": glue_arns(context, *databases),
-        },
+        allow(["s3:GetBucketLocation", "s3:ListBucket"], [topics, derived]),
+        allow(["s3:GetObject"], f"{topics}/*"),
+        allow(writes, f"{derived}/*"),
+        allow(["s3:GetObject"], f"{compute}/{CODE}*"),
+        allow(["s3:PutObject"], f"{compute}/{JOBS}*"),
+        allow(GLUE_READS, glue_arns(context, context.namespace, *databases)),
+        allow(["glue:CreateTable", "glue:UpdateTable"], glue_arns(context, *databases)),
         *key_use(context, *WRITES_KEY),
     )
 
@@ -175,11 +155,8 @@ class Code(Resource):
         with archive.built(context.config.project_root) as path, path.open("rb") as file:
             key = f"{folder}/{archive.ARCHIVE}"
             s3.put_object(Bucket=context.compute_bucket, Key=key, Body=file)
-        s3.put_object(
-            Bucket=context.compute_bucket,
-            Key=f"{folder}/{archive.ENTRY_POINT}",
-            Body=archive.entry_point().encode(),
-        )
+        key, script = f"{folder}/{archive.ENTRY_POINT}", archive.entry_point().encode()
+        s3.put_object(Bucket=context.compute_bucket, Key=key, Body=script)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         self.create(context)
@@ -209,19 +186,26 @@ class Application(Resource):
         if not found:
             return None
         application = found[0]
+
+        def part(of: str) -> dict[str, Any]:
+            return dict(application.get(of, {}))
+
+        # AWS may add a limit of disks of its own, which Terraform's provider takes for computed.
+        # https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_MaximumAllowedResources.html
+        capacity, stop = part("maximumCapacity"), part("autoStopConfiguration")
+        monitoring = part("monitoringConfiguration")
         fields = {
             "release": application["releaseLabel"],
             "architecture": application.get("architecture"),
-            "maximum_capacity": _requested(application.get("maximumCapacity", {})),
-            "auto_start": application.get("autoStartConfiguration", {}).get("enabled"),
-            "auto_stop_minutes": _idle_minutes(application),
-            "image": application.get("imageConfiguration", {}).get("imageUri"),
-            "log_uri": _log_uri(application),
-            "tag": application.get("tags", {}).get(name),
+            "maximum_capacity": {size: text for size, text in capacity.items() if size != "disk"},
+            "auto_start": part("autoStartConfiguration").get("enabled"),
+            "auto_stop_minutes": stop.get("idleTimeoutMinutes") if stop.get("enabled") else None,
+            "image": part("imageConfiguration").get("imageUri"),
+            "log_uri": monitoring.get("s3MonitoringConfiguration", {}).get("logUri"),
+            "tag": part("tags").get(name),
         }
         facts = {
             "arn": application["arn"],
-            "state": application["state"],
             "others": [one["applicationId"] for one in found[1:] if is_ours(one)],
         }
         return Live(application["applicationId"], fields, facts)
@@ -229,26 +213,25 @@ class Application(Resource):
     def _all(self, context: DeployContext) -> list[dict[str, Any]]:
         """Return the applications of this name that are not deleted."""
         emr = context.aws("emr-serverless")
-        pages = emr.get_paginator("list_applications").paginate()
         return [
             emr.get_application(applicationId=one["id"])["application"]
-            for page in pages
-            for one in page["applications"]
+            for one in every(emr, "list_applications", "applications")
             if one.get("name") == self.name and one["state"] != "TERMINATED"
         ]
 
     def desired(self, context: DeployContext) -> Fields:
-        fields = {
+        vcpu, image = context.config.emr_max_vcpu, context.config.emr_image
+        return {
             "release": context.config.emr_release,
             "architecture": "X86_64",
-            "maximum_capacity": _capacity(context),
+            "maximum_capacity": {"cpu": f"{vcpu} vCPU", "memory": f"{vcpu * GB_PER_VCPU} GB"},
             "auto_start": True,
             "auto_stop_minutes": IDLE_MINUTES,
             "log_uri": f"s3://{context.compute_bucket}/{JOBS}",
             "tag": context.names.tag[1],
+            # An image cannot be taken away from an application, so none is not compared.
+            **({"image": image} if image else {}),
         }
-        # An image cannot be taken away from an application, so none is not compared.
-        return {**fields, "image": context.config.emr_image} if context.config.emr_image else fields
 
     def _request(self, context: DeployContext) -> dict[str, Any]:
         wanted = self.desired(context)
@@ -274,8 +257,7 @@ class Application(Resource):
         self._wait(context, live.id, "CREATED", "STARTED", "STOPPED")
 
     def orphans(self, context: DeployContext, live: Live) -> list[str]:
-        others: list[str] = live.facts["others"]
-        return others
+        return list(live.facts["others"])
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         emr = context.aws("emr-serverless")
@@ -304,12 +286,8 @@ class Application(Resource):
         emr = context.aws("emr-serverless")
         for run in _job_runs(context, identity):
             emr.cancel_job_run(applicationId=identity, jobRunId=run)
-        until(
-            lambda: not _job_runs(context, identity),
-            f"{self.title} has no job runs",
-            STATE_SECONDS,
-            sleep=context.sleep,
-        )
+        what = f"{self.title} has no job runs"
+        until(lambda: not _job_runs(context, identity), what, STATE_SECONDS, sleep=context.sleep)
         self._stop(context, identity)
         emr.delete_application(applicationId=identity)
 
@@ -337,34 +315,8 @@ class Application(Resource):
         return until(reached, what, STATE_SECONDS, sleep=context.sleep)
 
 
-def _capacity(context: DeployContext) -> dict[str, str]:
-    vcpu = context.config.emr_max_vcpu
-    return {"cpu": f"{vcpu} vCPU", "memory": f"{vcpu * GB_PER_VCPU} GB"}
-
-
-def _requested(capacity: dict[str, str]) -> dict[str, str]:
-    """Return the part of a capacity that is requested: AWS may add a limit of disks of its own,
-    which Terraform's provider of AWS takes for computed.
-
-    https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_MaximumAllowedResources.html
-    """
-    return {name: text for name, text in capacity.items() if name != "disk"}
-
-
-def _idle_minutes(application: dict[str, Any]) -> int | None:
-    """Return when it stops by itself; None: never."""
-    found = application.get("autoStopConfiguration", {})
-    return found.get("idleTimeoutMinutes") if found.get("enabled") else None
-
-
-def _log_uri(application: dict[str, Any]) -> str | None:
-    monitoring = application.get("monitoringConfiguration", {})
-    found: str | None = monitoring.get("s3MonitoringConfiguration", {}).get("logUri")
-    return found
-
-
 def _job_runs(context: DeployContext, identity: str) -> list[str]:
     """Return the ids of the job runs that have not ended."""
     emr = context.aws("emr-serverless")
-    pages = emr.get_paginator("list_job_runs").paginate(applicationId=identity, states=ACTIVE)
-    return [one["id"] for page in pages for one in page["jobRuns"]]
+    found = every(emr, "list_job_runs", "jobRuns", applicationId=identity, states=ACTIVE)
+    return [one["id"] for one in found]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from topicberg.clients.aws import every
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Live, Resource
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 
 def pipelines(specs: Iterable[TopicSpec]) -> list[str]:
@@ -39,10 +38,8 @@ class GlueDatabase(Resource):
 
     def create(self, context: DeployContext) -> None:
         glue, name = context.aws("glue"), self.database or context.namespace
-        try:
+        with suppress(glue.exceptions.AlreadyExistsException):
             glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
-        except glue.exceptions.AlreadyExistsException:
-            return
 
     def contents(self, context: DeployContext) -> list[str]:
         """Tableflow's own tables are resources by themselves."""
@@ -61,5 +58,5 @@ class GlueDatabase(Resource):
 
 def tables(context: DeployContext, database: str) -> list[str]:
     """Return the names of the tables in a Glue database."""
-    pages = context.aws("glue").get_paginator("get_tables").paginate(DatabaseName=database)
-    return [table["Name"] for page in pages for table in page["TableList"]]
+    found = every(context.aws("glue"), "get_tables", "TableList", DatabaseName=database)
+    return [table["Name"] for table in found]

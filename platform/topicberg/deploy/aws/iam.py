@@ -9,28 +9,28 @@ it: what needs a role retries its vendor until it works.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from topicberg.clients.aws import every
 from topicberg.deploy.aws.glue import pipelines
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 Document = dict[str, Any]
 GLUE_READS = [
-    "glue:GetCatalog",
-    "glue:GetDatabase",
-    "glue:GetDatabases",
-    "glue:GetTable",
-    "glue:GetTables",
+    *("glue:GetCatalog", "glue:GetDatabase", "glue:GetDatabases"),
+    *("glue:GetTable", "glue:GetTables"),
 ]
 """What a reader of tables may do, with the ARNs of ``glue_arns``."""
 MAX_VERSIONS = 5
 """AWS keeps so many versions of a managed policy and refuses one more."""
+
+
+def allow(actions: Iterable[str], resource: str | list[str]) -> Document:
+    return {"Effect": "Allow", "Action": [*actions], "Resource": resource}
 
 
 def trusted_by(principal: str, external_id: str) -> Document:
@@ -58,19 +58,12 @@ def tag_of(found: list[dict[str, str]] | None, context: DeployContext) -> str | 
     return next((one["Value"] for one in found or [] if one["Key"] == name), None)
 
 
-def _nothing(_context: DeployContext) -> Document:
-    return document()
-
-
 def confluent_trust(context: DeployContext) -> Document:
     """Tagging the session is a second statement: the external id is not in that request."""
     facts = context.need("confluent/provider_integration").facts
-    tagging = {
-        "Effect": "Allow",
-        "Principal": {"AWS": facts["principal"]},
-        "Action": "sts:TagSession",
-    }
-    return document(trusted_by(facts["principal"], facts["external_id"]), tagging)
+    assuming = trusted_by(facts["principal"], facts["external_id"])
+    tagging = {"Effect": "Allow", "Principal": assuming["Principal"], "Action": "sts:TagSession"}
+    return document(assuming, tagging)
 
 
 def snowflake_trust(context: DeployContext) -> Document:
@@ -108,7 +101,7 @@ def key_use(context: DeployContext, *actions: str) -> list[Document]:
     if key is None:
         return []
     by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{context.region}.amazonaws.com"}}
-    return [{"Effect": "Allow", "Action": [*actions], "Resource": key, "Condition": by_s3}]
+    return [{**allow(actions, key), "Condition": by_s3}]
 
 
 READS_KEY, WRITES_KEY = ("kms:Decrypt",), ("kms:Decrypt", "kms:GenerateDataKey")
@@ -121,42 +114,21 @@ def tableflow_policy(context: DeployContext) -> Document:
     database is not permitted, and a refused catalog integration does not try again.
     """
     bucket = f"arn:aws:s3:::{context.bucket}"
+    on_bucket = ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads", "s3:ListBucket"]
+    on_objects = [
+        *("s3:PutObject", "s3:PutObjectTagging", "s3:GetObject", "s3:DeleteObject"),
+        *("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+    ]
+    in_glue = [
+        *("glue:GetDatabase", "glue:GetDatabases"),
+        *("glue:CreateDatabase", "glue:UpdateDatabase", "glue:DeleteDatabase"),
+        *("glue:GetTable", "glue:GetTables", "glue:GetTableVersion", "glue:GetTableVersions"),
+        *("glue:CreateTable", "glue:UpdateTable", "glue:DeleteTable"),
+    ]
     return document(
-        {
-            "Effect": "Allow",
-            "Action": ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads", "s3:ListBucket"],
-            "Resource": bucket,
-        },
-        {
-            "Effect": "Allow",
-            "Action": [
-                "s3:PutObject",
-                "s3:PutObjectTagging",
-                "s3:GetObject",
-                "s3:DeleteObject",
-                "s3:AbortMultipartUpload",
-                "s3:ListMultipartUploadParts",
-            ],
-            "Resource": f"{bucket}/*",
-        },
-        {
-            "Effect": "Allow",
-            "Action": [
-                "glue:GetDatabase",
-                "glue:GetDatabases",
-                "glue:CreateDatabase",
-                "glue:UpdateDatabase",
-                "glue:DeleteDatabase",
-                "glue:GetTable",
-                "glue:GetTables",
-                "glue:GetTableVersion",
-                "glue:GetTableVersions",
-                "glue:CreateTable",
-                "glue:UpdateTable",
-                "glue:DeleteTable",
-            ],
-            "Resource": f"arn:aws:glue:{context.region}:{context.account}:*",
-        },
+        allow(on_bucket, bucket),
+        allow(on_objects, f"{bucket}/*"),
+        allow(in_glue, f"arn:aws:glue:{context.region}:{context.account}:*"),
         *key_use(context, *WRITES_KEY),
     )
 
@@ -172,39 +144,23 @@ def snowflake_policy(context: DeployContext) -> Document:
     derived = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
     config = context.config
     vends = config.snowflake_linked_database and config.snowflake_vended_credentials
-    lake = {"Effect": "Allow", "Action": ["lakeformation:GetDataAccess"], "Resource": "*"}
+    lake = allow(["lakeformation:GetDataAccess"], "*")
     # Open Catalog gives out keys of this role to who writes tables of its internal catalog.
-    writes = {
-        "Effect": "Allow",
-        "Action": ["s3:PutObject", "s3:DeleteObject"],
-        "Resource": f"arn:aws:s3:::{context.derived_bucket}/*",
-    }
+    writes = allow(["s3:PutObject", "s3:DeleteObject"], f"{buckets[1]}/*")
     in_open_catalog = config.has_topics_catalog and context.deploy.catalog_derived_name
     return document(
         *((lake,) if vends and config.topics_in_glue else ()),
         *((writes,) if in_open_catalog else ()),
-        {
-            "Effect": "Allow",
-            "Action": ["s3:GetBucketLocation", "s3:ListBucket"],
-            "Resource": buckets,
-        },
-        {
-            "Effect": "Allow",
-            "Action": ["s3:GetObject", "s3:GetObjectVersion"],
-            "Resource": [f"{bucket}/*" for bucket in buckets],
-        },
-        {
-            "Effect": "Allow",
-            "Action": GLUE_READS,
-            "Resource": glue_arns(context, context.namespace, *derived),
-        },
+        allow(["s3:GetBucketLocation", "s3:ListBucket"], buckets),
+        allow(["s3:GetObject", "s3:GetObjectVersion"], [f"{bucket}/*" for bucket in buckets]),
+        allow(GLUE_READS, glue_arns(context, context.namespace, *derived)),
         *key_use(context, *READS_KEY),
     )
 
 
 @dataclass(frozen=True)
 class Policy(Resource):
-    grants: Callable[[DeployContext], Document] = _nothing
+    grants: Callable[[DeployContext], Document] = field(kw_only=True)
 
     kind = "IAM policy"
 
@@ -218,11 +174,8 @@ class Policy(Resource):
         except iam.exceptions.NoSuchEntityException:
             return None
         version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
-        fields = {
-            "document": _parsed(version["PolicyVersion"]["Document"]),
-            "tag": tag_of(policy.get("Tags"), context),
-        }
-        return Live(arn, fields)
+        text = version["PolicyVersion"]["Document"]
+        return Live(arn, {"document": _parsed(text), "tag": tag_of(policy.get("Tags"), context)})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"document": self.grants(context), "tag": context.names.tag[1]}
@@ -246,18 +199,16 @@ class Policy(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         iam = context.aws("iam")
-        pages = iam.get_paginator("list_entities_for_policy").paginate(PolicyArn=live.id)
-        for role in [role["RoleName"] for page in pages for role in page["PolicyRoles"]]:
-            iam.detach_role_policy(RoleName=role, PolicyArn=live.id)
+        for role in list(every(iam, "list_entities_for_policy", "PolicyRoles", PolicyArn=live.id)):
+            iam.detach_role_policy(RoleName=role["RoleName"], PolicyArn=live.id)
         _drop_versions(iam, live.id, keep=1)
         iam.delete_policy(PolicyArn=live.id)
 
 
 def _drop_versions(iam: Any, arn: str, *, keep: int) -> None:
     """The oldest ones; the default one stays."""
-    pages = iam.get_paginator("list_policy_versions").paginate(PolicyArn=arn)
-    versions = [version for page in pages for version in page["Versions"]]
-    versions.sort(key=lambda version: version["CreateDate"], reverse=True)
+    found = every(iam, "list_policy_versions", "Versions", PolicyArn=arn)
+    versions = sorted(found, key=lambda version: version["CreateDate"], reverse=True)
     rest = [version["VersionId"] for version in versions if not version["IsDefaultVersion"]]
     for version in rest[max(0, keep - 1) :]:
         iam.delete_policy_version(PolicyArn=arn, VersionId=version)
@@ -276,7 +227,7 @@ class Role(Resource):
         whoever needs it; it is never created, changed or deleted.
     """
 
-    trust: Callable[[DeployContext], Document] = _nothing
+    trust: Callable[[DeployContext], Document] = field(kw_only=True)
     policy: str = ""
     given: str | None = None
 
@@ -318,15 +269,13 @@ class Role(Resource):
             role = iam.get_role(RoleName=self.name)["Role"]
         except iam.exceptions.NoSuchEntityException:
             return None
-        return Live(
-            role["Arn"],
-            {
-                "trust": _parsed(role["AssumeRolePolicyDocument"]),
-                "policies": sorted(_attached(iam, self.name)),
-                "inline_policies": _inline(iam, self.name),
-                "tag": tag_of(role.get("Tags"), context),
-            },
-        )
+        fields = {
+            "trust": _parsed(role["AssumeRolePolicyDocument"]),
+            "policies": sorted(_attached(iam, self.name)),
+            "inline_policies": _inline(iam, self.name),
+            "tag": tag_of(role.get("Tags"), context),
+        }
+        return Live(role["Arn"], fields)
 
     def desired(self, context: DeployContext) -> Fields:
         if self.given is not None:
@@ -357,12 +306,11 @@ class Role(Resource):
         if "trust" in changes:
             trust = json.dumps(changes["trust"][1])
             iam.update_assume_role_policy(RoleName=self.name, PolicyDocument=trust)
-        if "policies" in changes:
-            has, wanted = changes["policies"]
-            for arn in wanted:
-                iam.attach_role_policy(RoleName=self.name, PolicyArn=arn)
-            for arn in set(has) - set(wanted):
-                iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
+        has, wanted = changes.get("policies", ([], []))
+        for arn in wanted:
+            iam.attach_role_policy(RoleName=self.name, PolicyArn=arn)
+        for arn in set(has) - set(wanted):
+            iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
         if "tag" in changes:
             iam.tag_role(RoleName=self.name, Tags=tags(context))
         for name in changes.get("inline_policies", ([], []))[0]:
@@ -419,10 +367,9 @@ def _principals(statement: Document) -> set[str]:
 
 
 def _attached(iam: Any, role: str) -> list[str]:
-    pages = iam.get_paginator("list_attached_role_policies").paginate(RoleName=role)
-    return [one["PolicyArn"] for page in pages for one in page["AttachedPolicies"]]
+    found = every(iam, "list_attached_role_policies", "AttachedPolicies", RoleName=role)
+    return [one["PolicyArn"] for one in found]
 
 
 def _inline(iam: Any, role: str) -> list[str]:
-    pages = iam.get_paginator("list_role_policies").paginate(RoleName=role)
-    return [name for page in pages for name in page["PolicyNames"]]
+    return list(every(iam, "list_role_policies", "PolicyNames", RoleName=role))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from topicberg.clients.aws import every
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 _COMMON = {
     "client.dns.lookup": "use_all_dns_ips",
@@ -35,21 +33,15 @@ PRODUCER = {
 
 @dataclass(frozen=True)
 class Parameters(Resource):
-    """
-    :param name: the path that they are under
-    """
+    """:param name: the path that they are under"""
 
     values: dict[str, str] = field(default_factory=dict, hash=False)
 
     kind = "SSM parameters"
 
     def find(self, context: DeployContext) -> Live | None:
-        pages = context.aws("ssm").get_paginator("get_parameters_by_path").paginate(Path=self.name)
-        found = {
-            one["Name"].removeprefix(f"{self.name}/"): one["Value"]
-            for page in pages
-            for one in page["Parameters"]
-        }
+        listed = every(context.aws("ssm"), "get_parameters_by_path", "Parameters", Path=self.name)
+        found = {one["Name"].removeprefix(f"{self.name}/"): one["Value"] for one in listed}
         return Live(self.name, found) if found else None
 
     def desired(self, context: DeployContext) -> Fields:

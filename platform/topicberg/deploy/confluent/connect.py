@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
@@ -24,7 +22,6 @@ RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 6
 """Times in a row that FAILED must be seen: a configuration that was just sent again starts it."""
 _PENDING = ("NONE", "PROVISIONING", "DEGRADED")
-_MASK = "****"
 
 
 @dataclass(frozen=True)
@@ -35,12 +32,12 @@ class Connector(Resource):
     :param rate: records a second of all tasks; 0: as many as possible
     """
 
-    topic: str = ""
-    quickstart: str = ""
-    format: str = "avro"
-    rate: float = 0
-    tasks: int = 1
-    account: str = ""
+    topic: str = field(kw_only=True)
+    quickstart: str = field(kw_only=True)
+    format: str = field(kw_only=True)
+    rate: float = field(kw_only=True)
+    tasks: int = field(kw_only=True)
+    account: str = field(kw_only=True)
 
     kind = "connector"
     usual_minutes = 3
@@ -52,22 +49,19 @@ class Connector(Resource):
         return self._path(context, f"/connectors/{quote(self.name, safe='')}{rest}")
 
     def _config(self, context: DeployContext) -> dict[str, str]:
+        # After each record a task waits a random part of it: half of it on average.
+        interval_ms = 2000 * self.tasks / self.rate if self.rate else 0
         return {
             "connector.class": PLUGIN,
             "name": self.name,
             "kafka.auth.mode": "SERVICE_ACCOUNT",
             "kafka.service.account.id": context.need(self.account).id,
             "kafka.topic": self.topic,
-            "max.interval": str(self._interval_ms()),
+            "max.interval": str(max(MIN_INTERVAL_MS, round(interval_ms))),
             "output.data.format": OUTPUTS[self.format],
             "quickstart": self.quickstart,
             "tasks.max": str(self.tasks),
         }
-
-    def _interval_ms(self) -> int:
-        """After each record a task waits a random part of it: half of it on average."""
-        interval = 2000 * self.tasks / self.rate if self.rate else 0
-        return max(MIN_INTERVAL_MS, round(interval))
 
     def find(self, context: DeployContext) -> Live | None:
         listed = context.cloud.get(self._path(context, "/connectors"), expand="info,status,id")
@@ -79,22 +73,19 @@ class Connector(Resource):
         identity = (found.get("id") or {}).get("id") or self.name
         # A state that passes is the running one for a plan; settle waits for it.
         shown = "RUNNING" if state in _PENDING else state
-        return Live(identity, {"state": shown, **_open(config)}, {"state": state})
+        unmasked = {name: text for name, text in config.items() if set(str(text)) != {"*"}}
+        return Live(identity, {"state": shown, **unmasked}, {"state": state})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"state": "RUNNING", **self._config(context)}
 
     def create(self, context: DeployContext) -> None:
         config = self._config(context)
-        answer = context.cloud.put(
-            self._path(context, f"/connector-plugins/{PLUGIN}/config/validate"), config
-        )
-        problems = _problems(answer or {})
-        if problems:
+        validate = self._path(context, f"/connector-plugins/{PLUGIN}/config/validate")
+        if problems := _problems(context.cloud.put(validate, config) or {}):
             raise ApiError(f"{self.title}: its configuration is wrong: {'; '.join(problems)}")
-        context.cloud.post(
-            self._path(context, "/connectors"), {"name": self.name, "config": config}
-        )
+        body = {"name": self.name, "config": config}
+        context.cloud.post(self._path(context, "/connectors"), body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         if set(changes) != {"state"} or live.facts["state"] == "FAILED":
@@ -124,14 +115,8 @@ class Connector(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         answer = context.cloud.delete(self._named(context))
-        problem = (answer or {}).get("error")
-        if problem:
+        if problem := (answer or {}).get("error"):
             raise ApiError(f"{self.title}: {problem}")
-
-
-def _open(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what the vendor masks."""
-    return {name: value for name, value in config.items() if set(str(value)) != set(_MASK[0])}
 
 
 def _problems(answer: dict[str, Any]) -> list[str]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from topicberg.deploy.confluent.organization import only
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 
 @dataclass(frozen=True)
 class ServiceAccount(Resource):
-    description: str = ""
+    description: str = field(kw_only=True)
 
     kind = "service account"
 
@@ -30,12 +27,11 @@ class ServiceAccount(Resource):
         return {"description": self.description}
 
     def create(self, context: DeployContext) -> None:
-        body = {"display_name": self.name, "description": self.description}
+        body = {"display_name": self.name, **self.desired(context)}
         context.cloud.post("/iam/v2/service-accounts", body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        body = {"description": self.description}
-        context.cloud.patch(f"/iam/v2/service-accounts/{live.id}", body)
+        context.cloud.patch(f"/iam/v2/service-accounts/{live.id}", self.desired(context))
 
     def delete(self, context: DeployContext, live: Live) -> None:
         context.cloud.delete(f"/iam/v2/service-accounts/{live.id}")
@@ -47,24 +43,21 @@ class RoleBinding(Resource):
 
     :param account: key of the service account
     :param on: key of the resource whose CRN the pattern begins with
-    :param fact: which CRN of it
     :param pattern: what follows the CRN, e.g. ``/topic=*``
     """
 
-    account: str = ""
-    role: str = ""
-    on: str = ""
-    fact: str = "crn"
-    pattern: str = ""
+    account: str = field(kw_only=True)
+    role: str = field(kw_only=True)
+    on: str = field(kw_only=True)
+    pattern: str = field(kw_only=True)
 
     kind = "role binding"
 
     def _body(self, context: DeployContext) -> dict[str, str]:
-        crn = context.need(self.on).facts[self.fact]
         return {
             "principal": f"User:{context.need(self.account).id}",
             "role_name": self.role,
-            "crn_pattern": f"{crn}{self.pattern}",
+            "crn_pattern": f"{context.need(self.on).facts['crn']}{self.pattern}",
         }
 
     def find(self, context: DeployContext) -> Live | None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.organization import only
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
+from topicberg.tableflow.confluent import where
 
 CONNECTED_SECONDS = 20 * 60.0
 PENDING_POLLS = 8
 """Times that PENDING must be seen: one that fails does so within seconds."""
+CATALOGS = "/tableflow/v1/catalog-integrations"
 PROVIDER_INTEGRATION = "confluent/provider_integration"
 
 
@@ -26,7 +26,7 @@ class ProviderIntegration(Resource):
     :param role: name of the IAM role
     """
 
-    role: str = ""
+    role: str = field(kw_only=True)
 
     kind = "provider integration"
     replaced_for = frozenset({"role"})
@@ -39,28 +39,22 @@ class ProviderIntegration(Resource):
             return None
         config = found["config"]
         crn = f"{context.need('confluent/environment').facts['crn']}/provider-integration"
-        return Live(
-            found["id"],
-            {"role": config.get("customer_iam_role_arn")},
-            {
-                "crn": f"{crn}={found['id']}",
-                "principal": config["iam_role_arn"],
-                "external_id": config["external_id"],
-            },
-        )
+        facts = {
+            "crn": f"{crn}={found['id']}",
+            "principal": config["iam_role_arn"],
+            "external_id": config["external_id"],
+        }
+        return Live(found["id"], {"role": config.get("customer_iam_role_arn")}, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         return {"role": context.role_arn(self.role)}
 
     def create(self, context: DeployContext) -> None:
-        config = {
-            "kind": "AwsIntegrationConfig",
-            "customer_iam_role_arn": context.role_arn(self.role),
-        }
+        role = context.role_arn(self.role)
         body = {
             "display_name": self.name,
             "provider": "AWS",
-            "config": config,
+            "config": {"kind": "AwsIntegrationConfig", "customer_iam_role_arn": role},
             "environment": {"id": context.environment},
         }
         context.cloud.post("/pim/v1/integrations", body)
@@ -82,24 +76,15 @@ class CatalogIntegration(Resource):
     usual_minutes = 5
     replaced_for = frozenset({"kind", "provider_integration", "failed"})
 
-    def _where(self, context: DeployContext) -> dict[str, str]:
-        return {"environment": context.environment, "spec.kafka_cluster": context.cluster}
-
-    def _all(self, context: DeployContext) -> list[dict[str, Any]]:
-        pages = context.tableflow.pages(
-            "/tableflow/v1/catalog-integrations", **self._where(context)
-        )
-        return [one for one in pages if one["spec"].get("display_name") == self.name]
-
     def find(self, context: DeployContext) -> Live | None:
-        found = only(self._all(context), f"catalog integrations named {self.name}")
+        pages = context.tableflow.pages(CATALOGS, **where(context.environment, context.cluster))
+        named = [one for one in pages if one["spec"].get("display_name") == self.name]
+        found = only(named, f"catalog integrations named {self.name}")
         if found is None:
             return None
-        config = found["spec"].get("config") or {}
-        status = found.get("status") or {}
-        failed = status.get("phase") == "FAILED"
-        suspended = bool(found["spec"].get("suspended"))
-        fields: Fields = {"kind": config.get("kind"), "suspended": suspended}
+        spec, status = found["spec"], found.get("status") or {}
+        config, failed = spec.get("config") or {}, status.get("phase") == "FAILED"
+        fields: Fields = {"kind": config.get("kind"), "suspended": bool(spec.get("suspended"))}
         if config.get("kind") == "AwsGlue":
             fields |= {
                 "provider_integration": config.get("provider_integration_id"),
@@ -107,10 +92,11 @@ class CatalogIntegration(Resource):
                 "failed": failed,
             }
         else:
-            names = ("endpoint", "warehouse", "allowed_scope")
-            fields |= {name: config.get(name) for name in names}
-            fields["namespace"] = config.get("custom_namespace") or context.cluster
-            fields["login_failed"] = failed
+            fields |= {
+                **{name: config.get(name) for name in ("endpoint", "warehouse", "allowed_scope")},
+                "namespace": config.get("custom_namespace") or context.cluster,
+                "login_failed": failed,
+            }
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
         return Live(found["id"], fields, facts)
 
@@ -127,40 +113,19 @@ class CatalogIntegration(Resource):
         }
 
     def create(self, context: DeployContext) -> None:
-        config = {
-            "kind": "AwsGlue",
-            "provider_integration_id": context.need(PROVIDER_INTEGRATION).id,
-            **_namespace(context, "custom_database"),
-        }
-        if _in_open_catalog(context):
-            config = {"kind": "Snowflake", **_open_catalog(context), **_client(context)}
-            config |= _namespace(context, "custom_namespace")
-        spec = {
-            "display_name": self.name,
-            "environment": {"id": context.environment},
-            "kafka_cluster": {"id": context.cluster},
-            "config": config,
-        }
-        context.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
+        config = _config(context)
+        if not _in_open_catalog(context):
+            config["provider_integration_id"] = context.need(PROVIDER_INTEGRATION).id
+        spec = {"display_name": self.name, **context.place, "config": config}
+        context.tableflow.post(CATALOGS, {"spec": spec})
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        spec: dict[str, Any] = {
-            "environment": {"id": context.environment},
-            "kafka_cluster": {"id": context.cluster},
-        }
+        spec: dict[str, Any] = dict(context.place)
         if "suspended" in changes:
             spec["suspended"] = False
         if set(changes) != {"suspended"}:
-            moved = "namespace" in changes
-            if _in_open_catalog(context):
-                spec["config"] = {
-                    **{"kind": "Snowflake", **_open_catalog(context), **_client(context)},
-                    **_namespace(context, "custom_namespace", always=moved),
-                }
-            else:
-                of_glue = _namespace(context, "custom_database", always=moved)
-                spec["config"] = {"kind": "AwsGlue", **of_glue}
-        context.tableflow.patch(f"/tableflow/v1/catalog-integrations/{live.id}", {"spec": spec})
+            spec["config"] = _config(context, moved="namespace" in changes)
+        context.tableflow.patch(f"{CATALOGS}/{live.id}", {"spec": spec})
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """It is connected, or has nothing to sync: the first sync comes with the first table.
@@ -181,8 +146,8 @@ class CatalogIntegration(Resource):
         until(decided, f"{self.title} is connected", CONNECTED_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        path = f"/tableflow/v1/catalog-integrations/{live.id}"
-        context.tableflow.delete(path, **self._where(context))
+        place = where(context.environment, context.cluster)
+        context.tableflow.delete(f"{CATALOGS}/{live.id}", **place)
 
 
 def _in_open_catalog(context: DeployContext) -> bool:
@@ -199,21 +164,22 @@ def _open_catalog(context: DeployContext) -> dict[str, str]:
     }
 
 
-def _namespace(context: DeployContext, name: str, *, always: bool = False) -> dict[str, str]:
-    """The user-defined namespace, if there is one: Tableflow's default is the cluster's id.
+def _config(context: DeployContext, *, moved: bool = False) -> dict[str, str]:
+    """The catalog, with the user-defined namespace, if there is one: Tableflow's default is the
+    cluster's id.
 
     https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/user-defined-namespaces.html
 
-    :param name: of the field
-    :param always: also if it is the default
+    :param moved: state the namespace also if it is the default
     """
-    given = always or context.config.tableflow_namespace
-    return {name: context.namespace} if given else {}
-
-
-def _client(context: DeployContext) -> dict[str, str]:
+    stated = moved or context.config.tableflow_namespace
+    if not _in_open_catalog(context):
+        return {"kind": "AwsGlue", **({"custom_database": context.namespace} if stated else {})}
     secret = context.deploy.catalog_client_secret
     return {
+        "kind": "Snowflake",
+        **_open_catalog(context),
         "client_id": context.deploy.catalog_client_id or "",
         "client_secret": secret.get_secret_value() if secret else "",
+        **({"custom_namespace": context.namespace} if stated else {}),
     }

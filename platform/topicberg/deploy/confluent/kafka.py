@@ -4,24 +4,22 @@ Schema Registry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from topicberg.clients.confluent import ConflictError, GoneError
+from topicberg.clients.confluent import ConflictError, if_found
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg.topics import TopicSpec
 from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
-    from topicberg.topics import TopicSpec
 
 
 @dataclass(frozen=True)
 class Topic(Resource):
-    spec: TopicSpec | None = None
+    spec: TopicSpec = field(kw_only=True)
 
     kind = "topic"
     holds_data = True
@@ -30,22 +28,17 @@ class Topic(Resource):
         return f"/kafka/v3/clusters/{context.cluster}/topics/{quote(self.name, safe='')}{rest}"
 
     def find(self, context: DeployContext) -> Live | None:
-        try:
-            topic = context.kafka.get(self._path(context))
-        except GoneError as error:
-            if error.status == 403:  # not "gone": the key may not see topics yet
-                raise
+        topic = if_found(context.kafka.get, self._path(context))
+        if topic is None:
             return None
         configs = context.kafka.get(self._path(context, "/configs"))["data"]
         values = {one["name"]: one.get("value") for one in configs}
         return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
     def desired(self, context: DeployContext) -> Fields:
-        assert self.spec is not None  # noqa: S101  every topic is created with one
         return {"partitions": self.spec.partitions, **self.spec.kafka_config}
 
     def create(self, context: DeployContext) -> None:
-        assert self.spec is not None  # noqa: S101
         body = {
             "topic_name": self.name,
             "partitions_count": self.spec.partitions,
@@ -54,7 +47,6 @@ class Topic(Resource):
         context.kafka.post(f"/kafka/v3/clusters/{context.cluster}/topics", body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        assert self.spec is not None  # noqa: S101
         if "partitions" in changes:
             has, wanted = changes["partitions"]
             if wanted < has or self.spec.is_compacted:
@@ -86,11 +78,11 @@ class Acl(Resource):
     :param on: the name of that, or what it begins with
     """
 
-    account: str = ""
-    operation: str = ""
-    of: str = "CLUSTER"
-    on: str = "kafka-cluster"
-    prefixed: bool = False
+    account: str = field(kw_only=True)
+    operation: str = field(kw_only=True)
+    of: str = field(kw_only=True)
+    on: str = field(kw_only=True)
+    prefixed: bool = field(kw_only=True)
 
     kind = "access list"
 
@@ -126,54 +118,32 @@ _TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 class Subject(Resource):
     """A schema of a topic's spec, registered under a subject."""
 
-    file: Path | None = None
-    format: str = "avro"
+    file: Path = field(kw_only=True)
+    format: str = field(kw_only=True)
     message: str | None = None
     compatibility: str | None = None
 
     kind = "subject"
 
-    def _path(self, rest: str = "") -> str:
-        return f"/subjects/{quote(self.name, safe='')}{rest}"
+    def _path(self, begin: str = "/subjects", end: str = "") -> str:
+        return f"{begin}/{quote(self.name, safe='')}{end}"
 
     def _body(self) -> dict[str, Any]:
-        assert self.file is not None  # noqa: S101  every subject is created with one
         text = read_schema(self.file, self.format, self.message).text
         return {"schema": text, "schemaType": _TYPES[self.format]}
 
     def find(self, context: DeployContext) -> Live | None:
-        try:
-            versions = context.registry.listed(self._path("/versions"))
-        except GoneError as error:
-            if error.status == 403:
-                raise
+        registry = context.registry
+        versions = if_found(registry.listed, self._path(end="/versions"))
+        if versions is None:
             return None
         fields: Fields = {}
-        if self.compatibility:
-            fields["compatibility"] = self._level(context)
-        try:
-            found = context.registry.post(self._path(), self._body(), repeatable=True)
-        except GoneError as error:
-            if error.status == 403:
-                raise
-            return Live(
-                self.name, {"schema": f"versions {versions}, none as in its file", **fields}
-            )
-        return Live(self.name, {"schema": "as in its file", **fields}, {"id": found.get("id")})
-
-    def _level(self, context: DeployContext) -> str | None:
-        """The compatibility level of its own; None: it has the registry's."""
-        try:
-            found = context.registry.get(self._config_path())
-        except GoneError as error:
-            if error.status == 403:
-                raise
-            return None
-        level: str | None = found.get("compatibilityLevel")
-        return level
-
-    def _config_path(self) -> str:
-        return f"/config/{quote(self.name, safe='')}"
+        if self.compatibility:  # without a level of its own, it has the registry's
+            level = if_found(registry.get, self._path("/config"))
+            fields["compatibility"] = level and level.get("compatibilityLevel")
+        found = if_found(registry.post, self._path(), self._body(), repeatable=True)
+        has = f"versions {versions}, none as in its file" if found is None else "as in its file"
+        return Live(self.name, {"schema": has, **fields})
 
     def desired(self, context: DeployContext) -> Fields:
         fields: Fields = {"schema": "as in its file"}
@@ -191,13 +161,12 @@ class Subject(Resource):
 
     def _set_level(self, context: DeployContext) -> None:
         if self.compatibility:
-            context.registry.put(self._config_path(), {"compatibility": self.compatibility})
+            context.registry.put(self._path("/config"), {"compatibility": self.compatibility})
 
     def _register(self, context: DeployContext) -> None:
         try:
-            context.registry.post(self._path("/versions"), self._body(), repeatable=True)
+            context.registry.post(self._path(end="/versions"), self._body(), repeatable=True)
         except ConflictError as error:
-            assert self.file is not None  # noqa: S101  every subject is created with one
             what, hint = refusal(error.message, self.compatibility)
             raise CannotChangeError(
                 f"subject {self.name}: {self.file.name} is {what}", hint=hint

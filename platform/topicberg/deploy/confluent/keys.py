@@ -10,20 +10,18 @@ the list does not is looked up by its id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import SecretStr
 
-from topicberg.clients.confluent import Api, CredentialsError, GoneError
+from topicberg.clients.confluent import CredentialsError, GoneError
 from topicberg.clients.secrets import ApiKey, Version
+from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.wait import until
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 KeyKind = Literal["cloud", "kafka", "schema_registry", "tableflow"]
 SYNC_SECONDS = 20 * 60.0
@@ -46,8 +44,8 @@ class RotatingKey(Resource):
     :param of: what it is a key of
     """
 
-    account: str = ""
-    of: KeyKind = "cloud"
+    account: str = field(kw_only=True)
+    of: KeyKind = field(kw_only=True)
 
     kind = "API key"
 
@@ -64,9 +62,7 @@ class RotatingKey(Resource):
         newest = versions[-1]
         values = context.secrets.read(self.name, newest.id) or {}
         key, public = _open(self.of, values)
-        facts: dict[str, Any] = {"versions": versions}
-        if key is not None:
-            facts["key"] = key
+        facts = {"versions": versions} | ({"key": key} if key else {})
         published = "published" if newest.current else "not published"
         return Live(newest.label, {"key": published, "values": public}, facts)
 
@@ -122,8 +118,24 @@ class RotatingKey(Resource):
     def settle(self, context: DeployContext, live: Live) -> None:
         """The newest key works everywhere, and is the one that consumers read."""
         newest: Version = live.facts["versions"][-1]
-        spread = self._spread(context, newest.created)
-        self.wait_until_it_works(context, context.active_key(self.key), spread)
+        key, in_a_row = context.active_key(self.key), 0
+        young = newest.created > datetime.now(UTC) - YOUNG
+        of_cluster = self.of in ("kafka", "schema_registry")
+        spread = young and of_cluster and context.config.deployment == "cloud"
+
+        def works() -> bool:
+            nonlocal in_a_row
+            try:
+                self._use(context, key)
+            except (CredentialsError, GoneError):
+                in_a_row = 0
+                return False
+            in_a_row += 1
+            if in_a_row < CONSECUTIVE:
+                context.sleep(SPREAD_SECONDS if spread else 0.0)
+            return in_a_row >= CONSECUTIVE
+
+        until(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
         context.secrets.publish(self.name, newest.id)
 
     def delete(self, context: DeployContext, live: Live) -> None:
@@ -150,42 +162,15 @@ class RotatingKey(Resource):
         if context.secrets.exists(self.name):
             context.secrets.forget(self.name, key)
 
-    def wait_until_it_works(self, context: DeployContext, key: ApiKey, spread: float) -> None:
-        """:param spread: seconds between the answers that it must get"""
-        probe = self._probe(context, key)
-        in_a_row = 0
-
-        def works() -> bool:
-            nonlocal in_a_row
-            try:
-                probe()
-            except (CredentialsError, GoneError):
-                in_a_row = 0
-                return False
-            in_a_row += 1
-            if in_a_row < CONSECUTIVE:
-                context.sleep(spread)
-            return in_a_row >= CONSECUTIVE
-
-        until(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
-
-    def _spread(self, context: DeployContext, created: datetime) -> float:
-        in_brokers = context.config.deployment == "cloud" and self.of in (
-            "kafka",
-            "schema_registry",
-        )
-        return SPREAD_SECONDS if in_brokers and created > datetime.now(UTC) - YOUNG else 0.0
-
-    def _probe(self, context: DeployContext, key: ApiKey) -> Callable[[], Any]:
+    def _use(self, context: DeployContext, key: ApiKey) -> None:
+        """:raises ApiError: the key does not work"""
         if self.of == "kafka":
-            topics = f"/kafka/v3/clusters/{context.cluster}/topics"
-            return lambda: context.kafka_as(key).get(topics)
-        if self.of == "schema_registry":
-            return lambda: context.registry_as(key).listed("/subjects")
-        api: Api = context.cloud_as(key)
-        if self.of == "tableflow":
-            return lambda: api.get("/tableflow/v1/regions")
-        return lambda: api.get("/org/v2/environments")
+            context.kafka_as(key).get(f"/kafka/v3/clusters/{context.cluster}/topics")
+        elif self.of == "schema_registry":
+            context.registry_as(key).listed("/subjects")
+        else:
+            what = "/tableflow/v1/regions" if self.of == "tableflow" else "/org/v2/environments"
+            context.cloud_as(key).get(what)
 
     def _spec(self, context: DeployContext) -> dict[str, Any]:
         """With the fields that Confluent's own Terraform provider sends, and no others."""
@@ -197,14 +182,10 @@ class RotatingKey(Resource):
         if self.of == "kafka":
             spec["resource"] = {"id": context.cluster, "kind": "Cluster"}
         elif self.of == "schema_registry":
-            registry = context.need("confluent/schema_registry").id
-            spec["resource"] = {"id": registry, "kind": "Cluster"}
+            spec["resource"] = {"id": context.need(REGISTRY).id, "kind": "Cluster"}
         elif self.of == "tableflow":
-            spec["resource"] = {
-                "id": "tableflow",
-                "kind": "Tableflow",
-                "api_version": "tableflow/v1",
-            }
+            of = {"kind": "Tableflow", "api_version": "tableflow/v1"}
+            spec["resource"] = {"id": "tableflow", **of}
         return spec
 
     def _display_name(self, context: DeployContext) -> str:
@@ -213,16 +194,14 @@ class RotatingKey(Resource):
     def _public(self, context: DeployContext) -> dict[str, str]:
         """What consumers find beside the key."""
         if self.of == "kafka":
-            bootstrap = context.need("confluent/cluster").facts["bootstrap"]
+            bootstrap = context.need(CLUSTER).facts["bootstrap"]
             if not bootstrap:
-                raise MissingError("confluent/cluster")
+                raise MissingError(CLUSTER)
             return {"bootstrap.servers": bootstrap}
         if self.of == "schema_registry":
             return {
                 "schema.registry.basic.auth.credentials.source": "USER_INFO",
-                "schema.registry.url": context.need("confluent/schema_registry").facts[
-                    "http_endpoint"
-                ],
+                "schema.registry.url": context.need(REGISTRY).facts["http_endpoint"],
             }
         if self.of == "tableflow":
             return {"environment.id": context.environment, "kafka.cluster.id": context.cluster}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
 
 PACKAGE = "ESSENTIALS"
 CLUSTER_TYPE = "Basic"
@@ -46,21 +44,15 @@ class Environment(Resource):
     holds_data = True
 
     def find(self, context: DeployContext) -> Live | None:
-        named = [
-            one
-            for one in context.cloud.pages("/org/v2/environments")
-            if one["display_name"] == self.name
-        ]
+        pages = context.cloud.pages("/org/v2/environments")
+        named = [one for one in pages if one["display_name"] == self.name]
         found = only(named, f"environments named {self.name}")
         if found is None:
             return None
         package = (found.get("stream_governance_config") or {}).get("package")
-        crn = f"crn://confluent.cloud/organization={organization(context.cloud)}"
-        return Live(
-            found["id"],
-            {"stream_governance": package},
-            {"organization_crn": crn, "crn": f"{crn}/environment={found['id']}"},
-        )
+        within = f"crn://confluent.cloud/organization={organization(context.cloud)}"
+        crn = f"{within}/environment={found['id']}"
+        return Live(found["id"], {"stream_governance": package}, {"crn": crn})
 
     def desired(self, context: DeployContext) -> Fields:
         live = context.live.get(self.key)
@@ -68,15 +60,12 @@ class Environment(Resource):
         return {"stream_governance": "ADVANCED" if has == "ADVANCED" else PACKAGE}
 
     def create(self, context: DeployContext) -> None:
-        governance = {"package": PACKAGE}
-        body = {"display_name": self.name, "stream_governance_config": governance}
+        body = {"display_name": self.name, "stream_governance_config": {"package": PACKAGE}}
         context.cloud.post("/org/v2/environments", body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        governance = {"package": changes["stream_governance"][1]}
-        context.cloud.patch(
-            f"/org/v2/environments/{live.id}", {"stream_governance_config": governance}
-        )
+        body = {"stream_governance_config": {"package": changes["stream_governance"][1]}}
+        context.cloud.patch(f"/org/v2/environments/{live.id}", body)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         context.cloud.delete(f"/org/v2/environments/{live.id}")
@@ -104,25 +93,21 @@ class Cluster(Resource):
         if found is None:
             return None
         spec = found["spec"]
-        availability = spec.get("availability")
-        endpoint = spec.get("http_endpoint")
-        crn = f"{context.need('confluent/environment').facts['crn']}/cloud-cluster={found['id']}"
-        return Live(
-            found["id"],
-            {
-                "cloud": str(spec.get("cloud", "")).upper(),
-                "region": spec.get("region"),
-                "type": (spec.get("config") or {}).get("kind"),
-                "availability": AVAILABILITY.get(availability, availability),
-            },
-            {
-                "phase": (found.get("status") or {}).get("phase"),
-                "http_endpoint": endpoint.rstrip("/") if endpoint else None,
-                "bootstrap": _bootstrap(spec),
-                "crn": crn,
-                "kafka_crn": f"{crn}/kafka={found['id']}",
-            },
-        )
+        availability, endpoint = spec.get("availability"), spec.get("http_endpoint")
+        within = context.need("confluent/environment").facts["crn"]
+        fields = {
+            "cloud": str(spec.get("cloud", "")).upper(),
+            "region": spec.get("region"),
+            "type": (spec.get("config") or {}).get("kind"),
+            "availability": AVAILABILITY.get(availability, availability),
+        }
+        facts = {
+            "phase": (found.get("status") or {}).get("phase"),
+            "http_endpoint": endpoint.rstrip("/") if endpoint else None,
+            "bootstrap": _bootstrap(spec),
+            "crn": f"{within}/cloud-cluster={found['id']}",
+        }
+        return Live(found["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         live = context.live.get(self.key)
@@ -171,18 +156,9 @@ class Cluster(Resource):
 
 def _bootstrap(spec: dict[str, Any]) -> str | None:
     """``host:port``, from the endpoint's old place or its new one."""
-    address = spec.get("kafka_bootstrap_endpoint")
-    if not address:
-        endpoints = spec.get("endpoints") or {}
-        address = next(
-            (
-                one["kafka_bootstrap_endpoint"]
-                for one in endpoints.values()
-                if one.get("kafka_bootstrap_endpoint")
-            ),
-            None,
-        )
-    return str(address).removeprefix("SASL_SSL://") if address else None
+    places = [spec, *(spec.get("endpoints") or {}).values()]
+    addresses = [address for one in places if (address := one.get("kafka_bootstrap_endpoint"))]
+    return str(addresses[0]).removeprefix("SASL_SSL://") if addresses else None
 
 
 @dataclass(frozen=True)
@@ -193,21 +169,17 @@ class SchemaRegistry(Resource):
     built_in = True
 
     def find(self, context: DeployContext) -> Live | None:
-        found = next(
-            context.cloud.pages("/srcm/v3/clusters", environment=context.environment), None
-        )
+        pages = context.cloud.pages("/srcm/v3/clusters", environment=context.environment)
+        found = next(pages, None)
         if found is None:
             return None
-        crn = f"{context.need('confluent/environment').facts['crn']}/schema-registry={found['id']}"
-        return Live(
-            found["id"],
-            {},
-            {
-                "phase": (found.get("status") or {}).get("phase"),
-                "http_endpoint": found["spec"].get("http_endpoint"),
-                "crn": crn,
-            },
-        )
+        within = context.need("confluent/environment").facts["crn"]
+        facts = {
+            "phase": (found.get("status") or {}).get("phase"),
+            "http_endpoint": found["spec"].get("http_endpoint"),
+            "crn": f"{within}/schema-registry={found['id']}",
+        }
+        return Live(found["id"], {}, facts)
 
     def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from topicberg.clients.confluent import ApiError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
-from topicberg.deploy.resource import (
-    CannotChangeError,
-    Changes,
-    Fields,
-    Live,
-    Resource,
-    compare,
-)
+from topicberg.deploy.context import DeployContext
+from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
 from topicberg.deploy.wait import until
 from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
-
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 RUNNING_SECONDS = 30 * 60.0
 FAILED_POLLS = 8
@@ -29,6 +20,7 @@ PENDING_POLLS = 8
 """Times that PENDING must be seen on a topic without a source: Tableflow may wait for records."""
 WRITE_MODES = {"append": "APPEND", "upsert": "UPSERT"}
 """Of a spec → of Tableflow, which derives it from the topic when it is enabled, once for all."""
+_STORAGE = ("kind", "bucket_name", "provider_integration_id")
 
 
 def config_of(spec: TopicSpec) -> dict[str, Any]:
@@ -49,21 +41,15 @@ def config_of(spec: TopicSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TableflowTopic(Resource):
-    """
-    :param has_source: something of this deployment writes records to the topic
-    """
+    """:param has_source: something of this deployment writes records to the topic"""
 
-    spec: TopicSpec | None = None
+    spec: TopicSpec = field(kw_only=True)
     has_source: bool = True
 
     kind = "Tableflow topic"
     usual_minutes = 10
     holds_data = True
     replaced_for = frozenset({"storage", "write_mode"})
-
-    def _topic(self) -> TopicSpec:
-        assert self.spec is not None  # noqa: S101  every Tableflow topic is created with one
-        return self.spec
 
     def find(self, context: DeployContext) -> Live | None:
         found = read_topic(context.tableflow, self.name, context.environment, context.cluster)
@@ -72,21 +58,19 @@ class TableflowTopic(Resource):
         spec, status = found["spec"], found.get("status") or {}
         storage, config = spec.get("storage") or {}, spec.get("config") or {}
         fields = {
-            "storage": [
-                storage.get(name) for name in ("kind", "bucket_name", "provider_integration_id")
-            ],
+            "storage": [storage.get(name) for name in _STORAGE],
             "table_formats": sorted(spec.get("table_formats") or []),
             "suspended": bool(spec.get("suspended")),
             **{f"config.{name}": value for name, value in config.items()},
         }
         fields["config.error_handling"] = _handling(config)
-        fields["write_mode"] = WRITE_MODES[self._topic().write_mode]
+        fields["write_mode"] = WRITE_MODES[self.spec.write_mode]
         if status.get("phase") == "RUNNING":  # until then it may not be known
             fields["write_mode"] = status.get("write_mode") or fields["write_mode"]
         return Live(self.name, fields, {"status": status, "table_path": storage.get("table_path")})
 
     def _storage(self, context: DeployContext) -> dict[str, str]:
-        if self._topic().tableflow.storage == "managed":
+        if self.spec.tableflow.storage == "managed":
             return {"kind": "Managed"}
         return {
             "kind": "ByobAws",
@@ -95,37 +79,31 @@ class TableflowTopic(Resource):
         }
 
     def desired(self, context: DeployContext) -> Fields:
-        config, storage = config_of(self._topic()), self._storage(context)
+        storage = self._storage(context)
         return {
-            "write_mode": WRITE_MODES[self._topic().write_mode],
-            "storage": [
-                storage.get(name) for name in ("kind", "bucket_name", "provider_integration_id")
-            ],
-            "table_formats": sorted(self._topic().tableflow.table_formats),
+            "write_mode": WRITE_MODES[self.spec.write_mode],
+            "storage": [storage.get(name) for name in _STORAGE],
+            "table_formats": sorted(self.spec.tableflow.table_formats),
             "suspended": False,
-            **{f"config.{name}": value for name, value in config.items()},
+            **{f"config.{name}": value for name, value in config_of(self.spec).items()},
         }
 
     def create(self, context: DeployContext) -> None:
         spec = {
             "display_name": self.name,
-            "environment": {"id": context.environment},
-            "kafka_cluster": {"id": context.cluster},
+            **context.place,
             "storage": self._storage(context),
-            "table_formats": list(self._topic().tableflow.table_formats),
-            "config": config_of(self._topic()),
+            "table_formats": list(self.spec.tableflow.table_formats),
+            "config": config_of(self.spec),
         }
         context.tableflow.post(TOPICS, {"spec": spec})
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        spec: dict[str, Any] = {
-            "environment": {"id": context.environment},
-            "kafka_cluster": {"id": context.cluster},
-        }
+        spec: dict[str, Any] = dict(context.place)
         if any(name.startswith("config.") for name in changes):
-            spec["config"] = config_of(self._topic())
+            spec["config"] = config_of(self.spec)
         if "table_formats" in changes:
-            spec["table_formats"] = list(self._topic().tableflow.table_formats)
+            spec["table_formats"] = list(self.spec.tableflow.table_formats)
         if "suspended" in changes:
             spec["suspended"] = False
         context.tableflow.patch(topic_path(self.name), {"spec": spec})
@@ -158,9 +136,8 @@ class TableflowTopic(Resource):
         until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.tableflow.delete(
-            topic_path(self.name), **where(context.environment, context.cluster)
-        )
+        place = where(context.environment, context.cluster)
+        context.tableflow.delete(topic_path(self.name), **place)
 
 
 def _handling(config: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Sources: Snowflake's SQL reference (``CREATE USER``, ``GRANT ROLE``) and "Key-pa
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,39 +52,26 @@ def ensure_secret(secrets: Secrets, path: str, account: str, user: str) -> Admin
     """
     found = secrets.read(path)
     if found is None:
-        values = {_ACCOUNT: account, _USER: user}
         pair = rsa.generate()
-        values = rsa.with_pair(values, 1, pair)
+        values = rsa.with_pair({_ACCOUNT: account, _USER: user}, 1, pair)
         secrets.publish(path, secrets.add(path, values, rsa.label(pair.public)))
         return Admin(account, user, pair.public)
-    _check(path, found, {_ACCOUNT: account, _USER: user})
-    public = rsa.public_key(found, rsa.active_slot(found)) or _public_of(path, found)
-    return Admin(account, user, "".join(public.split()))
-
-
-def _check(path: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    for name, value in expected.items():
+    for name, value in {_ACCOUNT: account, _USER: user}.items():
         if found.get(name, "").upper() != value.upper():
             raise TopicbergError(
                 f"secret {path}: {name} is {found.get(name) or 'missing'}, not {value}",
                 hint="give another name with --secret, or delete the secret first",
             )
+    public = rsa.public_key(found, rsa.active_slot(found)) or _public_of(path, found)
+    return Admin(account, user, "".join(public.split()))
 
 
 def _public_of(path: str, found: Mapping[str, str]) -> str:
     """The public half of the private key, where the secret has only that one."""
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        PublicFormat,
-        load_pem_private_key,
-    )
-
     try:
-        key = load_pem_private_key(rsa.private_key(found), password=None)
+        return rsa.public_of(rsa.private_key(found))
     except (KeyError, ValueError, TypeError):
         raise TopicbergError(
             f"secret {path} has no usable private key in slot {rsa.active_slot(found)}",
             hint="delete the secret, and run the command again: it creates a key pair",
         ) from None
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return base64.b64encode(public).decode()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from topicberg.catalogs.snowflake import quote, text
+from topicberg.clients.secrets import Version
 from topicberg.deploy import rsa
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
-from topicberg.deploy.snowflake.session import account, login_problem
+from topicberg.deploy.snowflake.session import SqlObject, account, find, login_problem, run
 from topicberg.deploy.wait import PatienceError, until
 from topicberg.errors import TopicbergError
-
-if TYPE_CHECKING:
-    from topicberg.clients.secrets import Version
-    from topicberg.deploy.context import DeployContext
 
 OWNER = "SECURITYADMIN"
 GRANTOR = "ACCOUNTADMIN"
@@ -66,19 +63,19 @@ class UserKeys(Resource):
         context.secrets.delete(self.name, purge=context.purge_secrets)
 
 
-def _values(context: DeployContext) -> dict[str, str]:
-    """Return the secret with the key pairs.
+def _public_keys(context: DeployContext) -> dict[str, str | None]:
+    """Return the user's property → the public key that the secret has for it.
 
-    :raises MissingError: it is not ours yet, e.g. Terraform's, or was not looked at
+    :raises MissingError: the secret is not ours yet, e.g. Terraform's, or was not looked at
     """
     values: dict[str, str] | None = context.need(KEYS).facts.get("values")
     if values is None:
         raise MissingError(KEYS)
-    return values
+    return {slot: rsa.public_key(values, number) for number, slot in _SLOTS.items()}
 
 
 @dataclass(frozen=True)
-class User(Resource):
+class User(SqlObject):
     """A user of TYPE SERVICE, who logs in by key pair only.
 
     :param properties: what it is given besides its keys
@@ -87,10 +84,11 @@ class User(Resource):
     properties: dict[str, str] = field(default_factory=dict, hash=False)
 
     kind = "Snowflake user"
+    of = "USER"
+    owner = OWNER
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.find(f"DESC USER {quote(self.name)}", OWNER)
+        rows = self.described(context)
         if rows is None:
             return None
         values = {row["property"]: row["value"] for row in rows}
@@ -103,37 +101,21 @@ class User(Resource):
         return Live(self.name, fields)
 
     def desired(self, context: DeployContext) -> Fields:
-        values = _values(context)
-        wanted: Fields = {**self.properties, "secret": "published"}
-        for number, slot in _SLOTS.items():
-            public = rsa.public_key(values, number)
-            wanted[slot] = rsa.fingerprint(public) if public else None
-        return wanted
+        slots = _public_keys(context).items()
+        prints = {slot: rsa.fingerprint(key) if key else None for slot, key in slots}
+        return {**self.properties, "secret": "published", **prints}
 
-    def create(self, context: DeployContext) -> None:
-        values = _values(context)
-        given = {"TYPE": "SERVICE"}
+    def definition(self, context: DeployContext) -> str:
         parts = [f"{name} = {text(value)}" for name, value in self.properties.items()]
-        parts += [f"{name} = {value}" for name, value in given.items()]
-        for number, slot in _SLOTS.items():
-            public = rsa.public_key(values, number)
-            if public:
-                parts.append(f"{slot} = {text(public)}")
-        with context.snowflake() as session:
-            session.run(f"CREATE USER IF NOT EXISTS {quote(self.name)} {' '.join(parts)}", OWNER)
+        slots = _public_keys(context).items()
+        parts += ["TYPE = SERVICE", *(f"{slot} = {text(key)}" for slot, key in slots if key)]
+        return " ".join(parts)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        values = _values(context)
-        with context.snowflake() as session:
-            for number, slot in _SLOTS.items():
-                if slot in changes:
-                    public = rsa.public_key(values, number)
-                    change = f"SET {slot} = {text(public)}" if public else f"UNSET {slot}"
-                    session.run(f"ALTER USER {quote(self.name)} {change}", OWNER)
-            for name, value in self.properties.items():
-                if name in changes:
-                    change = f"SET {name} = {text(value)}"
-                    session.run(f"ALTER USER {quote(self.name)} {change}", OWNER)
+        for name, value in {**_public_keys(context), **self.properties}.items():
+            if name in changes:
+                change = f"SET {name} = {text(value)}" if value else f"UNSET {name}"
+                run(context, f"ALTER USER {quote(self.name)} {change}", OWNER)
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """The active key lets the user in; only then it is published."""
@@ -160,47 +142,30 @@ class User(Resource):
             fresh = {**facts, "versions": context.secrets.versions(name)}
             context.remember(KEYS, Live(context.need(KEYS).id, context.need(KEYS).fields, fresh))
 
-    def delete(self, context: DeployContext, live: Live) -> None:
-        with context.snowflake() as session:
-            session.run(f"DROP USER IF EXISTS {quote(self.name)}", OWNER)
-
 
 @dataclass(frozen=True)
-class NetworkPolicy(Resource):
+class NetworkPolicy(SqlObject):
     """The addresses from which the service user may log in."""
 
     allowed: tuple[str, ...] = ()
 
     kind = "Snowflake network policy"
+    of = "NETWORK POLICY"
+    owner = OWNER
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.run("SHOW NETWORK POLICIES", OWNER)
-            if not any(row["name"] == self.name for row in rows):
-                return None
-            rows = session.run(f"DESC NETWORK POLICY {quote(self.name)}", OWNER)
+        rows = run(context, "SHOW NETWORK POLICIES", OWNER)
+        if not any(row["name"] == self.name for row in rows):
+            return None
+        rows = run(context, f"DESC NETWORK POLICY {quote(self.name)}", OWNER)
         values = {row["name"]: row["value"] for row in rows}
         return Live(self.name, {"allowed": _sorted(values.get("ALLOWED_IP_LIST", "").split(","))})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"allowed": _sorted(self.allowed)}
 
-    def _list(self) -> str:
-        return f"ALLOWED_IP_LIST = ({', '.join(text(one) for one in self.allowed)})"
-
-    def create(self, context: DeployContext) -> None:
-        with context.snowflake() as session:
-            session.run(
-                f"CREATE NETWORK POLICY IF NOT EXISTS {quote(self.name)} {self._list()}", OWNER
-            )
-
-    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        with context.snowflake() as session:
-            session.run(f"ALTER NETWORK POLICY {quote(self.name)} SET {self._list()}", OWNER)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        with context.snowflake() as session:
-            session.run(f"DROP NETWORK POLICY IF EXISTS {quote(self.name)}", OWNER)
+    def definition(self, context: DeployContext) -> str:
+        return f"ALLOWED_IP_LIST = ({', '.join(map(text, self.allowed))})"
 
 
 def _sorted(networks: Iterable[str]) -> str:
@@ -223,17 +188,14 @@ class UserPolicy(Resource):
     kind = "network policy of user"
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.find(
-                f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}", OWNER
-            )
+        show = f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}"
+        rows = find(context, show, OWNER)
         ours = any((row["level"], row["value"]) == ("USER", self.policy) for row in rows or [])
         return Live(self.name) if ours else None
 
     def create(self, context: DeployContext) -> None:
-        with context.snowflake() as session:
-            change = f"SET NETWORK_POLICY = {quote(self.policy)}"
-            session.run(f"ALTER USER {quote(self.user)} {change}", OWNER)
+        change = f"SET NETWORK_POLICY = {quote(self.policy)}"
+        run(context, f"ALTER USER {quote(self.user)} {change}", OWNER)
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """Check that this machine may still log in as the user, as the next rotation has to."""
@@ -245,43 +207,26 @@ class UserPolicy(Resource):
             )
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        with context.snowflake() as session:
-            session.run(f"ALTER USER IF EXISTS {quote(self.user)} UNSET NETWORK_POLICY", OWNER)
+        run(context, f"ALTER USER IF EXISTS {quote(self.user)} UNSET NETWORK_POLICY", OWNER)
 
 
 @dataclass(frozen=True)
-class Role(Resource):
+class Role(SqlObject):
     comment: str = ""
 
     kind = "Snowflake role"
+    of = "ROLE"
+    owner = OWNER
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.run(f"SHOW ROLES LIKE {text(_pattern(self.name))}", OWNER)
-        found = next((row for row in rows if row["name"] == self.name), None)
+        found = self.shown(context)
         return Live(self.name, {"comment": found["comment"]}) if found else None
 
     def desired(self, context: DeployContext) -> Fields:
         return {"comment": self.comment}
 
-    def create(self, context: DeployContext) -> None:
-        comment = f"COMMENT = {text(self.comment)}"
-        with context.snowflake() as session:
-            session.run(f"CREATE ROLE IF NOT EXISTS {quote(self.name)} {comment}", OWNER)
-
-    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        comment = f"SET COMMENT = {text(self.comment)}"
-        with context.snowflake() as session:
-            session.run(f"ALTER ROLE {quote(self.name)} {comment}", OWNER)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        with context.snowflake() as session:
-            session.run(f"DROP ROLE IF EXISTS {quote(self.name)}", OWNER)
-
-
-def _pattern(name: str) -> str:
-    """Return a name as a LIKE pattern that matches only it."""
-    return name.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
+    def definition(self, context: DeployContext) -> str:
+        return f"COMMENT = {text(self.comment)}"
 
 
 @dataclass(frozen=True)
@@ -298,8 +243,7 @@ class RoleGrant(Resource):
     kind = "grant of role"
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.find(f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
+        rows = find(context, f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
         granted = any(
             (row["granted_to"], row["grantee_name"].strip('"')) == (self.to, self.grantee)
             for row in rows or []
@@ -307,14 +251,10 @@ class RoleGrant(Resource):
         return Live(f"{self.role} → {self.grantee}") if granted else None
 
     def create(self, context: DeployContext) -> None:
-        self._run(context, f"GRANT ROLE {quote(self.role)} TO {self.to} {quote(self.grantee)}")
+        run(context, f"GRANT ROLE {quote(self.role)} TO {self.to} {quote(self.grantee)}", OWNER)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        self._run(context, f"REVOKE ROLE {quote(self.role)} FROM {self.to} {quote(self.grantee)}")
-
-    def _run(self, context: DeployContext, statement: str) -> None:
-        with context.snowflake() as session:
-            session.run(statement, OWNER)
+        run(context, f"REVOKE ROLE {quote(self.role)} FROM {self.to} {quote(self.grantee)}", OWNER)
 
 
 OF_TOPICS = "(topics)"
@@ -337,8 +277,7 @@ class Grant(Resource):
     kind = "grant"
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.find(f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)
+        rows = find(context, f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)
         name = ".".join(self._path(context))
         for row in rows or []:
             if row["privilege"] == self.privilege and row["name"].replace('"', "") == name:
@@ -346,10 +285,10 @@ class Grant(Resource):
         return None
 
     def create(self, context: DeployContext) -> None:
-        self._run(context, "GRANT", "TO")
+        run(context, f"GRANT {self._right(context)} TO ROLE {quote(self.role)}", GRANTOR)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        self._run(context, "REVOKE", "FROM")
+        run(context, f"REVOKE {self._right(context)} FROM ROLE {quote(self.role)}", GRANTOR)
 
     def _path(self, context: DeployContext) -> tuple[str, ...]:
         if OF_TOPICS not in self.target:
@@ -357,7 +296,5 @@ class Grant(Resource):
         namespace = context.seen.snowflake_namespace
         return tuple(namespace if part == OF_TOPICS else part for part in self.target)
 
-    def _run(self, context: DeployContext, verb: str, to: str) -> None:
-        on = f"{self.privilege} ON {self.on} {quote(*self._path(context))}"
-        with context.snowflake() as session:
-            session.run(f"{verb} {on} {to} ROLE {quote(self.role)}", GRANTOR)
+    def _right(self, context: DeployContext) -> str:
+        return f"{self.privilege} ON {self.on} {quote(*self._path(context))}"

@@ -1,4 +1,6 @@
-"""Sessions: the admin's, by key pair or by the local stack's password, and a test of a login."""
+"""Sessions: the admin's, by key pair or by the local stack's password, and a test of a login; and
+the objects that a session creates by their names.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,18 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from topicberg.catalogs.snowflake import NOT_THERE, ask, logging_in
+from topicberg.catalogs.snowflake import NOT_THERE, _like, ask, logging_in, quote
 from topicberg.clients import trace
 from topicberg.dagster.snowflake import snowflake_resource
+from topicberg.deploy.context import DeployContext
+from topicberg.deploy.resource import Changes, Live, Resource
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
-
-    from topicberg.deploy.context import DeployContext
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +68,59 @@ class Session:
             raise
 
 
+def run(context: DeployContext, statement: str, role: str) -> list[dict[str, Any]]:
+    """:meth:`Session.run` for one statement of the admin's session."""
+    with context.snowflake() as session:
+        return session.run(statement, role)
+
+
+def find(context: DeployContext, statement: str, role: str) -> list[dict[str, Any]] | None:
+    """:meth:`Session.find`, likewise."""
+    with context.snowflake() as session:
+        return session.find(statement, role)
+
+
+def show(
+    context: DeployContext, objects: str, name: str, role: str, within: str = ""
+) -> dict[str, Any] | None:
+    """Return the row that SHOW has of the object with this name; None: there is none."""
+    rows = find(context, f"SHOW {objects} LIKE {_like(name)}{within}", role)
+    return next((row for row in rows or [] if row["name"] == name), None)
+
+
+@dataclass(frozen=True)
+class SqlObject(Resource):
+    """An object that SQL finds by its name; subclasses say what follows the name."""
+
+    of: ClassVar[str]
+    """What SQL calls it, e.g. ``EXTERNAL VOLUME``."""
+    owner: ClassVar[str]
+    """The role that creates, changes and drops it."""
+
+    def described(self, context: DeployContext) -> list[dict[str, Any]] | None:
+        return find(context, f"DESC {self.of} {quote(self.name)}", self.owner)
+
+    def shown(self, context: DeployContext) -> dict[str, Any] | None:
+        return show(context, f"{self.of}S", self.name, self.owner)
+
+    def definition(self, context: DeployContext) -> str:
+        """Return the properties, as CREATE and ALTER … SET take them."""
+        raise NotImplementedError
+
+    def create(self, context: DeployContext) -> None:
+        begin = f"CREATE {self.of} IF NOT EXISTS {quote(self.name)}"
+        run(context, f"{begin} {self.definition(context)}", self.owner)
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        begin = f"ALTER {self.of} {quote(self.name)}"
+        run(context, f"{begin} SET {self.definition(context)}", self.owner)
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        run(context, f"DROP {self.of} IF EXISTS {quote(self.name)}", self.owner)
+
+
 def open_session(context: DeployContext) -> Session:
-    """
-    :raises TopicbergError: the admin's secret is missing or incomplete
-    """
+    """:raises TopicbergError: the admin's secret is missing or incomplete"""
     connection = _connect(context, warehouse=context.deploy.snowflake_warehouse, **admin(context))
     return Session(connection, check_lease=context.check_lease)
 
@@ -152,8 +203,11 @@ def login_problem(context: DeployContext, user: str, private_key: bytes) -> str:
     return ""
 
 
-def role_problems(context: DeployContext) -> list[str]:
-    """Return what keeps the admin user from each of the roles that own the platform's objects."""
+def take_roles(context: DeployContext) -> None:
+    """Take each of the roles that own the platform's objects.
+
+    :raises TopicbergError: what keeps the admin user from some of them
+    """
     from snowflake.connector.errors import ProgrammingError
 
     problems = []
@@ -163,4 +217,5 @@ def role_problems(context: DeployContext) -> list[str]:
                 session.take(role)
             except ProgrammingError as error:
                 problems.append(f"role {role}: {' '.join(str(error.msg).split())}")
-    return problems
+    if problems:
+        raise TopicbergError("; ".join(problems))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from pydantic import SecretStr
 
@@ -32,18 +32,16 @@ from topicberg.clients.answers import Answer
 from topicberg.deploy.aws import iam
 from topicberg.deploy.aws.glue import tables
 from topicberg.deploy.confluent.tableflow import FAILED_POLLS
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-from topicberg.deploy.snowflake.principals import _pattern
+from topicberg.deploy.snowflake.session import SqlObject, find, run, show
 from topicberg.deploy.wait import PatienceError, until
 from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
 from topicberg.tableflow.confluent import catalog_problems, read_topic
+from topicberg.topics import TopicSpec
 
-if TYPE_CHECKING:
-    from topicberg.deploy.context import DeployContext
-    from topicberg.deploy.snowflake.session import Session
-    from topicberg.topics import TopicSpec
-
+Parts = dict[str, str]
 OWNER = "SYSADMIN"
 INTEGRATOR = "ACCOUNTADMIN"
 SUSPEND_SECONDS = 60
@@ -57,13 +55,13 @@ STOPPED = "STOPPED"
 
 
 @dataclass(frozen=True)
-class Warehouse(Resource):
+class Warehouse(SqlObject):
     kind = "Snowflake warehouse"
+    of = "WAREHOUSE"
+    owner = OWNER
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.run(f"SHOW WAREHOUSES LIKE {text(_pattern(self.name))}", OWNER)
-        found = next((row for row in rows if row["name"] == self.name), None)
+        found = self.shown(context)
         if found is None:
             return None
         size = str(found["size"]).upper().replace("-", "")
@@ -72,21 +70,8 @@ class Warehouse(Resource):
     def desired(self, context: DeployContext) -> Fields:
         return {"size": "XSMALL", "auto_suspend": SUSPEND_SECONDS}
 
-    def _properties(self) -> str:
+    def definition(self, context: DeployContext) -> str:
         return f"WAREHOUSE_SIZE = 'XSMALL' AUTO_SUSPEND = {SUSPEND_SECONDS}"
-
-    def create(self, context: DeployContext) -> None:
-        name = quote(self.name)
-        with context.snowflake() as session:
-            session.run(f"CREATE WAREHOUSE IF NOT EXISTS {name} {self._properties()}", OWNER)
-
-    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        with context.snowflake() as session:
-            session.run(f"ALTER WAREHOUSE {quote(self.name)} SET {self._properties()}", OWNER)
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        with context.snowflake() as session:
-            session.run(f"DROP WAREHOUSE IF EXISTS {quote(self.name)}", OWNER)
 
 
 @dataclass(frozen=True)
@@ -104,53 +89,54 @@ class Container(Resource):
     kind = "Snowflake"
 
     def find(self, context: DeployContext) -> Live | None:
-        scope = f" IN DATABASE {quote(self.path[0])}" if self.of == "SCHEMA" else ""
-        statement = f"SHOW {self.of}S LIKE {text(_pattern(self.path[-1]))}{scope}"
-        with context.snowflake() as session:
-            rows = session.find(statement, OWNER)
-        found = any(row["name"] == self.path[-1] for row in rows or [])
+        within = f" IN DATABASE {quote(self.path[0])}" if self.of == "SCHEMA" else ""
+        found = show(context, f"{self.of}S", self.path[-1], OWNER, within)
         return Live(".".join(self.path)) if found else None
 
     def create(self, context: DeployContext) -> None:
         comment = f"COMMENT = {text(self.comment)}"
-        statement = f"CREATE {self.of} IF NOT EXISTS {quote(*self.path)} {comment}"
-        with context.snowflake() as session:
-            session.run(statement, OWNER)
+        run(context, f"CREATE {self.of} IF NOT EXISTS {quote(*self.path)} {comment}", OWNER)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in it, whoever created them."""
-        with context.snowflake() as session:
-            session.run(f"DROP {self.of} IF EXISTS {quote(*self.path)}", INTEGRATOR)
-
-
-def _properties(rows: list[dict[str, Any]]) -> dict[str, str]:
-    return {row["property"]: row["property_value"] for row in rows}
-
-
-def _tables(context: DeployContext, column: str, used: str) -> list[tuple[str, str, str]]:
-    """Iceberg tables in our database by what they use, whoever created them.
-
-    :param column: of ``SHOW ICEBERG TABLES``: ``catalog_name`` or ``external_volume_name``
-    """
-    database = quote(Names.of(context.config).database)
-    with context.snowflake() as session:
-        rows = session.find(f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
-    return [
-        (row["database_name"], row["schema_name"], row["name"])
-        for row in rows or []
-        if row[column] == used
-    ]
-
-
-def _drop_tables(context: DeployContext, column: str, used: str) -> None:
-    """Snowflake drops no volume and no integration that a table uses."""
-    for table in _tables(context, column, used):
-        with context.snowflake() as session:
-            session.run(f"DROP ICEBERG TABLE IF EXISTS {quote(*table)}", INTEGRATOR)
+        run(context, f"DROP {self.of} IF EXISTS {quote(*self.path)}", INTEGRATOR)
 
 
 @dataclass(frozen=True)
-class Volume(Resource):
+class _UsedByTables(SqlObject):
+    """What tables in our database use, whoever created them, and what is deleted with them:
+    Snowflake drops no volume and no integration that a table uses.
+    """
+
+    owner = INTEGRATOR
+    column: ClassVar[str]
+    """Of ``SHOW ICEBERG TABLES``: the one that names what a table uses."""
+
+    def properties(self, context: DeployContext) -> Parts | None:
+        rows = self.described(context)
+        return None if rows is None else {row["property"]: row["property_value"] for row in rows}
+
+    def _tables(self, context: DeployContext) -> list[tuple[str, str, str]]:
+        database = quote(Names.of(context.config).database)
+        rows = find(context, f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
+        return [
+            (row["database_name"], row["schema_name"], row["name"])
+            for row in rows or []
+            if row[self.column] == self.name
+        ]
+
+    def contents(self, context: DeployContext) -> list[str]:
+        return [".".join(table) for table in self._tables(context)]
+
+    def delete(self, context: DeployContext, live: Live) -> None:
+        """With the tables in our database that derived assets created with it."""
+        for table in self._tables(context):
+            run(context, f"DROP ICEBERG TABLE IF EXISTS {quote(*table)}", INTEGRATOR)
+        super().delete(context, live)
+
+
+@dataclass(frozen=True)
+class Volume(_UsedByTables):
     """A bucket, read-only. Its external id is ours: Snowflake's own would change each time.
 
     :param derived: the bucket of the derived tables
@@ -159,28 +145,24 @@ class Volume(Resource):
     derived: bool = False
 
     kind = "external volume"
+    of = "EXTERNAL VOLUME"
+    column = "external_volume_name"
     replaced_for = frozenset({"base_url", "role", "external_id"})
 
     def find(self, context: DeployContext) -> Live | None:
-        with context.snowflake() as session:
-            rows = session.find(f"DESC EXTERNAL VOLUME {quote(self.name)}", INTEGRATOR)
-        if rows is None:
+        properties = self.properties(context)
+        if properties is None:
             return None
-        properties = _properties(rows)
         location = parsed(properties.get("STORAGE_LOCATION_1"), f"DESC {self.title}")
-        return Live(
-            self.name,
-            {
-                "base_url": location["STORAGE_BASE_URL"],
-                "role": location["STORAGE_AWS_ROLE_ARN"],
-                "external_id": location["STORAGE_AWS_EXTERNAL_ID"],
-                "allow_writes": properties["ALLOW_WRITES"].lower(),
-            },
-            {
-                "principal": location["STORAGE_AWS_IAM_USER_ARN"],
-                "external_id": location["STORAGE_AWS_EXTERNAL_ID"],
-            },
-        )
+        external_id = location["STORAGE_AWS_EXTERNAL_ID"]
+        fields = {
+            "base_url": location["STORAGE_BASE_URL"],
+            "role": location["STORAGE_AWS_ROLE_ARN"],
+            "external_id": external_id,
+            "allow_writes": properties["ALLOW_WRITES"].lower(),
+        }
+        principal = location["STORAGE_AWS_IAM_USER_ARN"]
+        return Live(self.name, fields, {"principal": principal, "external_id": external_id})
 
     def desired(self, context: DeployContext) -> Fields:
         return {
@@ -191,139 +173,135 @@ class Volume(Resource):
         }
 
     def create(self, context: DeployContext) -> None:
-        with context.snowflake() as session:
-            session.run(create_volume(context.seen, derived=self.derived), INTEGRATOR)
+        run(context, create_volume(context.seen, derived=self.derived), INTEGRATOR)
 
-    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        statement = f"ALTER EXTERNAL VOLUME {quote(self.name)} SET ALLOW_WRITES = FALSE"
-        with context.snowflake() as session:
-            session.run(statement, INTEGRATOR)
-
-    def contents(self, context: DeployContext) -> list[str]:
-        return [".".join(table) for table in _tables(context, "external_volume_name", self.name)]
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        """With the tables in our database that derived assets created on it."""
-        _drop_tables(context, "external_volume_name", self.name)
-        with context.snowflake() as session:
-            session.run(f"DROP EXTERNAL VOLUME IF EXISTS {quote(self.name)}", INTEGRATOR)
+    def definition(self, context: DeployContext) -> str:
+        return "ALLOW_WRITES = FALSE"
 
 
 @dataclass(frozen=True)
-class Integration(Resource):
-    """The catalog integration with AWS Glue, or with its Iceberg REST API.
-
-    :param linked: of the catalog-linked database
-    """
+class _CatalogIntegration(_UsedByTables):
+    """:param linked: of the catalog-linked database"""
 
     linked: bool = False
 
     kind = "Snowflake catalog integration"
-    replaced_for = frozenset({"source", "role", "catalog", "region", "namespace", "delegation"})
+    of = "CATALOG INTEGRATION"
+    column = "catalog_name"
+
+    def read(self, properties: Parts, config: Parts, login: Parts) -> tuple[Fields, Parts]:
+        """Return the fields and the facts that only this kind of integration has.
+
+        :param config: ``REST_CONFIG``
+        :param login: ``REST_AUTHENTICATION``
+        """
+        raise NotImplementedError
+
+    def wanted_of(self, context: DeployContext) -> Fields:
+        """Return the desired values of these fields."""
+        raise NotImplementedError
 
     def find(self, context: DeployContext) -> Live | None:
-        properties = _describe(context, self.name)
+        properties = self.properties(context)
         if properties is None:
             return None
-        rest = properties["CATALOG_SOURCE"] == "ICEBERG_REST"
-        config = parts(properties["REST_CONFIG"]) if rest else {}
-        login = parts(properties["REST_AUTHENTICATION"]) if rest else {}
-        begin = "API" if rest else "GLUE"
-        return Live(
-            self.name,
-            {
-                "source": config["CATALOG_URI"] if rest else properties["CATALOG_SOURCE"],
-                "role": login["SIGV4_IAM_ROLE"] if rest else properties["GLUE_AWS_ROLE_ARN"],
-                "catalog": config["CATALOG_NAME"] if rest else properties["GLUE_CATALOG_ID"],
-                "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
-                "namespace": properties["CATALOG_NAMESPACE"],
-                "delegation": config.get("ACCESS_DELEGATION_MODE"),
-                "enabled": properties["ENABLED"].lower(),
-                "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
-            },
-            {
-                "principal": properties[f"{begin}_AWS_IAM_USER_ARN"],
-                "external_id": properties[f"{begin}_AWS_EXTERNAL_ID"],
-            },
-        )
+        config = parts(properties.get("REST_CONFIG") or "")
+        login = parts(properties.get("REST_AUTHENTICATION") or "")
+        fields, facts = self.read(properties, config, login)
+        fields |= {
+            "namespace": properties["CATALOG_NAMESPACE"],
+            "delegation": config.get("ACCESS_DELEGATION_MODE"),
+            "enabled": properties["ENABLED"].lower(),
+            "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
+        }
+        return Live(self.name, fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
-        rest = self.linked or context.config.snowflake_catalog == "glue_rest"
-        return _delegated(context, self.linked) | {
-            "source": glue_rest_uri(context.seen) if rest else "GLUE",
-            "role": role_arn(context.seen),
-            "catalog": context.account,
-            "region": context.region,
+        # Of the linked database's integration only: others have an older default.
+        delegated = {"delegation": delegation(context.config)} if self.linked else {}
+        return {
+            **delegated,
+            **self.wanted_of(context),
             "namespace": context.seen.snowflake_namespace,
             "enabled": "true",
             "refresh_seconds": context.config.snowflake_refresh_seconds,
         }
 
-    def create(self, context: DeployContext) -> None:
-        with context.snowflake() as session:
-            session.run(create_integration(context.seen, linked=self.linked), INTEGRATOR)
-
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        _enable(context, self.name)
-
-    def contents(self, context: DeployContext) -> list[str]:
-        return [".".join(table) for table in _tables(context, "catalog_name", self.name)]
+        run(context, set_polling(context.config, self.name), INTEGRATOR)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        """With the tables in our database that derived assets created with it."""
-        _drop_integration(context, self.name, linked=self.linked)
+        """Also with the linked database, which holds no data."""
+        if self.linked:
+            database = quote(Names.of(context.config).linked_database)
+            run(context, f"DROP DATABASE IF EXISTS {database}", INTEGRATOR)
+        super().delete(context, live)
 
 
 @dataclass(frozen=True)
-class RestIntegration(Resource):
+class Integration(_CatalogIntegration):
+    """The catalog integration with AWS Glue, or with its Iceberg REST API."""
+
+    replaced_for = frozenset({"source", "role", "catalog", "region", "namespace", "delegation"})
+
+    def read(self, properties: Parts, config: Parts, login: Parts) -> tuple[Fields, Parts]:
+        source = properties["CATALOG_SOURCE"]
+        rest = source == "ICEBERG_REST"
+        begin = "API" if rest else "GLUE"
+        fields = {
+            "source": config["CATALOG_URI"] if rest else source,
+            "role": login["SIGV4_IAM_ROLE"] if rest else properties["GLUE_AWS_ROLE_ARN"],
+            "catalog": config["CATALOG_NAME"] if rest else properties["GLUE_CATALOG_ID"],
+            "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
+        }
+        return fields, {
+            "principal": properties[f"{begin}_AWS_IAM_USER_ARN"],
+            "external_id": properties[f"{begin}_AWS_EXTERNAL_ID"],
+        }
+
+    def wanted_of(self, context: DeployContext) -> Fields:
+        rest = self.linked or context.config.snowflake_catalog == "glue_rest"
+        return {
+            "source": glue_rest_uri(context.seen) if rest else "GLUE",
+            "role": role_arn(context.seen),
+            "catalog": context.account,
+            "region": context.region,
+        }
+
+    def create(self, context: DeployContext) -> None:
+        run(context, create_integration(context.seen, linked=self.linked), INTEGRATOR)
+
+
+@dataclass(frozen=True)
+class RestIntegration(_CatalogIntegration):
     """The catalog integration with Open Catalog or another REST catalog, by OAuth.
 
     Snowflake never returns the secret. A wrong one is found when the integration is verified, and
     is then set again.
-
-    :param linked: of the catalog-linked database
     """
 
-    linked: bool = False
-
-    kind = "Snowflake catalog integration"
     replaced_for = frozenset(
         {"source", "uri", "catalog", "client", "scopes", "namespace", "delegation"}
     )
 
-    def find(self, context: DeployContext) -> Live | None:
-        properties = _describe(context, self.name)
-        if properties is None:
-            return None
-        config = parts(properties["REST_CONFIG"])
-        login = parts(properties["REST_AUTHENTICATION"])
-        return Live(
-            self.name,
-            {
-                "source": properties["CATALOG_SOURCE"],
-                "uri": config["CATALOG_URI"],
-                "catalog": config.get("CATALOG_NAME", ""),
-                "client": login.get("OAUTH_CLIENT_ID", ""),
-                "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
-                "namespace": properties["CATALOG_NAMESPACE"],
-                "delegation": config.get("ACCESS_DELEGATION_MODE"),
-                "enabled": properties["ENABLED"].lower(),
-                "refresh_seconds": int(properties["REFRESH_INTERVAL_SECONDS"]),
-            },
-        )
+    def read(self, properties: Parts, config: Parts, login: Parts) -> tuple[Fields, Parts]:
+        return {
+            "source": properties["CATALOG_SOURCE"],
+            "uri": config["CATALOG_URI"],
+            "catalog": config.get("CATALOG_NAME", ""),
+            "client": login.get("OAUTH_CLIENT_ID", ""),
+            "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
+        }, {}
 
-    def desired(self, context: DeployContext) -> Fields:
+    def wanted_of(self, context: DeployContext) -> Fields:
         login = rest_login(context)
         open_catalog = context.config.snowflake_catalog == "open_catalog"
-        return _delegated(context, self.linked) | {
+        return {
             "source": "POLARIS" if open_catalog else "ICEBERG_REST",
             "uri": login.uri,
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",
-            "namespace": context.seen.snowflake_namespace,
-            "enabled": "true",
-            "refresh_seconds": context.config.snowflake_refresh_seconds,
         }
 
     def create(self, context: DeployContext) -> None:
@@ -331,21 +309,12 @@ class RestIntegration(Resource):
         statement = create_rest_integration(context.seen, login, linked=self.linked)
         _run_with_secret(context, statement, login)
 
-    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        _enable(context, self.name)
-
     def settle(self, context: DeployContext, live: Live) -> None:
         if not _verify(context, self.name):
             return
         login = rest_login(context)
         _run_with_secret(context, set_rest_secret(self.name, login), login)
         wait_until_verified(context, self.name)
-
-    def contents(self, context: DeployContext) -> list[str]:
-        return [".".join(table) for table in _tables(context, "catalog_name", self.name)]
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        _drop_integration(context, self.name, linked=self.linked)
 
 
 def rest_login(context: DeployContext) -> RestLogin:
@@ -366,15 +335,14 @@ def _run_with_secret(context: DeployContext, statement: str, login: RestLogin) -
     from snowflake.connector.errors import ProgrammingError
 
     try:
-        with context.snowflake() as session:
-            session.run(statement, INTEGRATOR)
+        run(context, statement, INTEGRATOR)
     except ProgrammingError as error:
         secret = login.client_secret.get_secret_value()
         message = str(error.msg).replace(secret, "***").replace(text(secret), "***")
         raise TopicbergError(f"catalog {login.uri}: {message}") from None
 
 
-def parts(value: str) -> dict[str, str]:
+def parts(value: str) -> Parts:
     """``{A=x, B=[y, z], C=null}``, as DESC CATALOG INTEGRATION has it, without what is null."""
     found = dict(
         part.split("=", 1)
@@ -384,43 +352,16 @@ def parts(value: str) -> dict[str, str]:
     return {name: given for name, given in found.items() if given not in ("null", "")}
 
 
-def _describe(context: DeployContext, name: str) -> dict[str, str] | None:
-    with context.snowflake() as session:
-        rows = session.find(f"DESC CATALOG INTEGRATION {quote(name)}", INTEGRATOR)
-    return None if rows is None else _properties(rows)
-
-
-def _enable(context: DeployContext, name: str) -> None:
-    with context.snowflake() as session:
-        session.run(set_polling(context.config, name), INTEGRATOR)
-
-
-def _delegated(context: DeployContext, linked: bool) -> Fields:
-    """What is compared of the linked database's integration only: others have an older default."""
-    return {"delegation": delegation(context.config)} if linked else {}
-
-
-def _drop_integration(context: DeployContext, name: str, *, linked: bool = False) -> None:
-    """With what uses it: tables, or the linked database, none of which holds data."""
-    _drop_tables(context, "catalog_name", name)
-    with context.snowflake() as session:
-        if linked:
-            database = quote(Names.of(context.config).linked_database)
-            session.run(f"DROP DATABASE IF EXISTS {database}", INTEGRATOR)
-        session.run(f"DROP CATALOG INTEGRATION IF EXISTS {quote(name)}", INTEGRATOR)
-
-
-def _answer(session: Session, statement: str) -> Answer:
-    """Of a system function; the statement calls its column ``answer``."""
-    rows = session.run(statement, INTEGRATOR)
+def _answer(context: DeployContext, function: str, name: str) -> Answer:
+    """Return the answer of a system function about an object."""
+    statement = f"SELECT SYSTEM${function}({text(name)}) AS answer"
+    rows = run(context, statement, INTEGRATOR)
     return parsed(rows[0].get("answer") if rows else None, statement)
 
 
 def _verify(context: DeployContext, integration: str) -> str:
     """Why a REST catalog cannot be reached; empty: it can."""
-    statement = f"SELECT SYSTEM$VERIFY_CATALOG_INTEGRATION({text(integration)}) AS answer"
-    with context.snowflake() as session:
-        answer = _answer(session, statement)
+    answer = _answer(context, "VERIFY_CATALOG_INTEGRATION", integration)
     if str(answer["success"]).lower() == "true":
         return ""
     return f"{answer.get('errorMessage') or 'no reason is given'} ({answer.get('errorCode')})"
@@ -443,33 +384,28 @@ def wait_until_verified(context: DeployContext, integration: str) -> None:
 
 
 @dataclass(frozen=True)
-class LinkedDatabase(Resource):
+class LinkedDatabase(SqlObject):
     """A database of what the catalog has of the cluster; Snowflake looks by itself.
 
     https://docs.snowflake.com/en/user-guide/tables-iceberg-catalog-linked-database
     """
 
     kind = "Snowflake catalog-linked database"
+    of = "DATABASE"
+    owner = INTEGRATOR
 
     def find(self, context: DeployContext) -> Live | None:
-        like = text(_pattern(self.name))
-        ask = f"SELECT SYSTEM$GET_CATALOG_LINKED_DATABASE_CONFIG({text(self.name)}) AS answer"
-        with context.snowflake() as session:
-            rows = session.run(f"SHOW DATABASES LIKE {like}", INTEGRATOR)
-            if not any(row["name"] == self.name for row in rows):
-                return None
-            answer = _answer(session, ask)
-        return Live(
-            self.name,
-            {
-                "namespaces": [
-                    str(one).strip("'") for one in answer.get("allowed_namespaces") or []
-                ],
-                "write_operations": str(answer.get("allowed_write_operations", "NONE")),
-                "sync_interval_seconds": int(answer["sync_interval_seconds"]),
-                "suspended": str(answer["is_suspended"]).lower(),
-            },
-        )
+        if self.shown(context) is None:
+            return None
+        answer = _answer(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
+        namespaces = answer.get("allowed_namespaces") or []
+        fields = {
+            "namespaces": [str(one).strip("'") for one in namespaces],
+            "write_operations": str(answer.get("allowed_write_operations", "NONE")),
+            "sync_interval_seconds": int(answer["sync_interval_seconds"]),
+            "suspended": str(answer["is_suspended"]).lower(),
+        }
+        return Live(self.name, fields)
 
     def desired(self, context: DeployContext) -> Fields:
         return {
@@ -480,34 +416,29 @@ class LinkedDatabase(Resource):
         }
 
     def create(self, context: DeployContext) -> None:
-        with context.snowflake() as session:
-            session.run(create_linked_database(context.seen), INTEGRATOR)
+        run(context, create_linked_database(context.seen), INTEGRATOR)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        alter = f"ALTER DATABASE {quote(self.name)}"
-        of_link = f"{alter} UPDATE LINKED_CATALOG"
+        link = "UPDATE LINKED_CATALOG"
         interval = context.config.snowflake_refresh_seconds
-        with context.snowflake() as session:
-            if "sync_interval_seconds" in changes:
-                session.run(f"{of_link} SET SYNC_INTERVAL_SECONDS = {interval}", INTEGRATOR)
-            if "write_operations" in changes:
-                session.run(f"{of_link} SET ALLOWED_WRITE_OPERATIONS = NONE", INTEGRATOR)
-            if "namespaces" in changes:  # first the new ones: an empty list would allow all
-                before, after = changes["namespaces"]
-                for verb, names in (
-                    ("ADD ({}) TO", set(after) - set(before)),
-                    ("REMOVE ({}) FROM", set(before) - set(after)),
-                ):
-                    if names:
-                        listed = verb.format(", ".join(map(text, sorted(names))))
-                        session.run(f"{of_link} {listed} ALLOWED_NAMESPACES", INTEGRATOR)
-            if "suspended" in changes:
-                session.run(f"{alter} RESUME DISCOVERY", INTEGRATOR)
+        steps = []
+        if "sync_interval_seconds" in changes:
+            steps.append(f"{link} SET SYNC_INTERVAL_SECONDS = {interval}")
+        if "write_operations" in changes:
+            steps.append(f"{link} SET ALLOWED_WRITE_OPERATIONS = NONE")
+        before, after = map(set, changes.get("namespaces", ((), ())))
+        # First the new ones: an empty list would allow all.
+        if added := ", ".join(map(text, sorted(after - before))):
+            steps.append(f"{link} ADD ({added}) TO ALLOWED_NAMESPACES")
+        if removed := ", ".join(map(text, sorted(before - after))):
+            steps.append(f"{link} REMOVE ({removed}) FROM ALLOWED_NAMESPACES")
+        if "suspended" in changes:
+            steps.append("RESUME DISCOVERY")
+        for step in steps:
+            run(context, f"ALTER DATABASE {quote(self.name)} {step}", INTEGRATOR)
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        """
-        :raises TopicbergError: discovery fails, with Snowflake's reason
-        """
+        """:raises TopicbergError: discovery fails, with Snowflake's reason"""
         reason = ""
 
         def follows() -> bool:
@@ -523,10 +454,6 @@ class LinkedDatabase(Resource):
             until(follows, what, VERIFY_SECONDS, sleep=context.sleep)
         except PatienceError as error:
             raise TopicbergError(f"{error.message}: {reason}", hint=error.hint) from error
-
-    def delete(self, context: DeployContext, live: Live) -> None:
-        with context.snowflake() as session:
-            session.run(f"DROP DATABASE IF EXISTS {quote(self.name)}", INTEGRATOR)
 
 
 @dataclass(frozen=True)
@@ -548,12 +475,10 @@ class ReadingRole(iam.Role):
 
     def _verify(self, context: DeployContext, volume: str) -> None:
         """:raises TopicbergError: Snowflake cannot take the role to read the volume"""
-        statement = f"SELECT SYSTEM$VERIFY_EXTERNAL_VOLUME({text(volume)}) AS answer"
         answer: dict[str, Any] = {}
 
         def verified() -> bool:
-            with context.snowflake() as session:
-                answer.update(_answer(session, statement))
+            answer.update(_answer(context, "VERIFY_EXTERNAL_VOLUME", volume))
             return str(answer["success"]).lower() == "true"
 
         try:
@@ -571,35 +496,26 @@ class IcebergTable(Resource):
     :param has_source: something of this deployment writes records to the topic
     """
 
-    spec: TopicSpec | None = None
+    spec: TopicSpec = field(kw_only=True)
     has_source: bool = True
 
     kind = "Snowflake Iceberg table"
     replaced_for = frozenset({"catalog", "volume", "glue_table"})
 
-    def _topic(self) -> TopicSpec:
-        assert self.spec is not None  # noqa: S101  every table is created with one
-        return self.spec
-
     def find(self, context: DeployContext) -> Live | None:
         names = Names.of(context.config)
-        scope = quote(names.database, names.schema)
-        statement = f"SHOW ICEBERG TABLES LIKE {text(_pattern(self.name))} IN SCHEMA {scope}"
-        with context.snowflake() as session:
-            rows = session.find(statement, OWNER)
-        found = next((row for row in rows or [] if row["name"] == self.name), None)
+        within = f" IN SCHEMA {quote(names.database, names.schema)}"
+        found = show(context, "ICEBERG TABLES", self.name, OWNER, within)
         if found is None:
             return None
-        return Live(
-            self.name,
-            {
-                "catalog": found["catalog_name"],
-                "volume": found["external_volume_name"],
-                "glue_table": [found["catalog_namespace"], found["catalog_table_name"]],
-                "auto_refresh": _refresh_state(found) in REFRESHING,
-            },
-            {"refresh": _refresh_state(found)},
-        )
+        state = _refresh_state(found)
+        fields = {
+            "catalog": found["catalog_name"],
+            "volume": found["external_volume_name"],
+            "glue_table": [found["catalog_namespace"], found["catalog_table_name"]],
+            "auto_refresh": state in REFRESHING,
+        }
+        return Live(self.name, fields, {"refresh": state})
 
     def desired(self, context: DeployContext) -> Fields:
         names = Names.of(context.config)
@@ -612,7 +528,7 @@ class IcebergTable(Resource):
 
     def _catalog_name(self, context: DeployContext) -> str:
         """In Glue, names are in lower case; another catalog has the topic's name."""
-        return self._topic().glue_name if context.config.topics_in_glue else self._topic().name
+        return self.spec.glue_name if context.config.topics_in_glue else self.spec.name
 
     def waits(self, context: DeployContext) -> str:
         """For the topic's first record, if nothing of ours writes any: until then no catalog has
@@ -620,7 +536,7 @@ class IcebergTable(Resource):
         """
         if self.has_source or self._in_catalog(context):
             return ""
-        return f"for the first records of topic {self._topic().name}"
+        return f"for the first records of topic {self.spec.name}"
 
     def create(self, context: DeployContext) -> None:
         """Once the catalog has the table, up to a quarter of an hour after its first record."""
@@ -637,9 +553,7 @@ class IcebergTable(Resource):
 
     def _status(self, context: DeployContext) -> dict[str, Any]:
         """What Tableflow says of the topic."""
-        found = read_topic(
-            context.tableflow, self._topic().name, context.environment, context.cluster
-        )
+        found = read_topic(context.tableflow, self.spec.name, context.environment, context.cluster)
         return (found or {}).get("status") or {}
 
     def _in_catalog(self, context: DeployContext) -> bool:
@@ -647,7 +561,7 @@ class IcebergTable(Resource):
         if topic_integration(context.config) != Names.of(context.config).integration:
             syncs = self._status(context).get("catalog_sync_statuses") or []
             return {one.get("sync_status") for one in syncs} == {"SYNCED"}
-        table = glue.get_table(context.aws("glue"), context.namespace, self._topic().glue_name)
+        table = glue.get_table(context.aws("glue"), context.namespace, self.spec.glue_name)
         return table is not None and glue.metadata_location(table) is not None
 
     def _wait_for_catalog(self, context: DeployContext) -> None:
@@ -668,7 +582,7 @@ class IcebergTable(Resource):
                 )
             return False
 
-        name = f"{context.namespace}.{self._topic().glue_name}"
+        name = f"{context.namespace}.{self.spec.glue_name}"
         try:
             until(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=context.sleep)
         except PatienceError as error:
@@ -696,8 +610,7 @@ class IcebergTable(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         table = Names.of(context.config).table(self.name)
-        with context.snowflake() as session:
-            session.run(f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)
+        run(context, f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)
 
 
 def _refresh_state(row: dict[str, Any]) -> str:
@@ -729,11 +642,8 @@ class LinkedTable(IcebergTable):
 
     def find(self, context: DeployContext) -> Live | None:
         path = self._path(context)
-        like = text(_pattern(path.table))
-        with context.snowflake() as session:
-            show = f"SHOW ICEBERG TABLES LIKE {like} IN SCHEMA {path.within}"
-            rows = session.find(show, INTEGRATOR)
-        found = next((row for row in rows or [] if row["name"] == path.table), None)
+        within = f" IN SCHEMA {path.within}"
+        found = show(context, "ICEBERG TABLES", path.table, INTEGRATOR, within)
         if found is None:
             return None
         state = _refresh_state(found)
