@@ -37,16 +37,15 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED, sql
+from topicberg.formats import DECODED, Pairing, sql
 from topicberg.formats.avro_reading import Reader, Row, sources
 from topicberg.formats.avro_schema import Type, documented, parse, parse_record
 from topicberg.formats.avro_values import MAX_PRECISION, Cursor, MalformedError
-from topicberg.formats.columnar.program import AvroOp, Code, NotCoveredError, Place
+from topicberg.formats.columnar.program import AvroOp, Code, Place
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.spark import quote
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 _PRIMITIVES: dict[str, Callable[[], IcebergType]] = {
@@ -101,19 +100,12 @@ def written(
     return frozenset(sources(*_records(writer, latest)))
 
 
-def decode(
-    records: DataFrame,
-    payload: Column,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> tuple[DataFrame, Column]:
+def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataFrame, Column]:
     """Return a record as its columns; see :class:`topicberg.formats.Format`."""
     from pyspark.sql import functions as F
     from pyspark.sql.avro.functions import from_avro
 
-    row = _row(writer, latest, fields)
+    row = _row(pairing)
     end = {"name": DECODED, "type": "long"}
     options = {
         "avroSchema": _record([*_read(row), end]),
@@ -151,40 +143,17 @@ def _struct(row: Row, raw: str) -> str:
     return f"if({raw} IS NOT NULL, {struct}, NULL)" if row.defaults else struct
 
 
-def program(
-    code: Code,
-    places: Mapping[str, Place],
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> None:
+def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
-    _row(writer, latest, fields).program(code, places)
+    _row(pairing).program(code, places)
     code.emit(AvroOp.END, None)
 
 
-def of_arrays(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> Callable[[pa.Array], pa.Array]:
-    """Return nothing: there are programs; see :class:`topicberg.formats.Format`."""
-    raise NotCoveredError("there are programs")
-
-
-def explain(
-    payload: bytes,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> str:
+def explain(payload: bytes, pairing: Pairing) -> str:
     """Return why a record is malformed; see :class:`topicberg.formats.Format`."""
     cursor = Cursor(payload)
     try:
-        _row(writer, latest, fields).scan(cursor, "")
+        _row(pairing).scan(cursor, "")
     except MalformedError as malformed:
         return str(malformed)
     except RecursionError:
@@ -192,13 +161,13 @@ def explain(
     if cursor.left:
         return (
             f"the record ends at byte {cursor.at}, but there are {len(payload)} bytes: it was "
-            f"written with another schema than {writer.schema_id}"
+            f"written with another schema than {pairing.writer.schema_id}"
         )
-    return f"the record does not fit schema {writer.schema_id}"
+    return f"the record does not fit schema {pairing.writer.schema_id}"
 
 
-def _row(writer: RegisteredSchema, latest: RegisteredSchema, fields: Sequence[NestedField]) -> Row:
-    return Reader().row(*_records(writer, latest), fields)
+def _row(pairing: Pairing) -> Row:
+    return Reader().row(*_records(pairing.writer, pairing.latest), pairing.fields)
 
 
 def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, Type]:

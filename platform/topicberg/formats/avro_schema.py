@@ -142,13 +142,11 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
     """
     limits.check_size(where, schema)
     parser = _Parser(where)
-    try:
+    with limits.refused(where):
         contents = [json.loads(text) for text in (*dict(schema.references).values(), schema.text)]
         limits.check_unicode(where, contents)
         *_, found = [parser.type(one, "") for one in contents]
         _Measure(where).check(found)
-    except limits.UNREADABLE as error:
-        raise limits.unreadable(where, error) from error
     return found
 
 

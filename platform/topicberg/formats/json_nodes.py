@@ -160,11 +160,9 @@ def identity(schema: RegisteredSchema) -> str | None:
     :raises TableflowError: it is not a JSON Schema
     """
     where = f"schema {schema.schema_id}"
-    try:
+    with limits.refused(where):
         contents, resolver, reader = _opened(where, schema)
         parts = reader.expand(contents, resolver, (), "")
-    except limits.UNREADABLE as error:
-        raise limits.unreadable(where, error) from error
     for part in parts:
         for name in (part.schema.get("title"), reader.id(part.schema)):
             if name:
@@ -197,12 +195,10 @@ def _remembered(subject: str, schema: RegisteredSchema) -> Node | TableflowError
 
 def _read(subject: str, schema: RegisteredSchema) -> Node:
     where = f"subject {subject}"
-    try:
+    with limits.refused(where):
         contents, resolver, reader = _opened(where, schema, check=True)
         node = reader.node(reader.expand(contents, resolver, (), ""), "")
         limits.check_depth(where, _depth(node))
-    except limits.UNREADABLE as error:
-        raise limits.unreadable(where, error) from error
     return node
 
 

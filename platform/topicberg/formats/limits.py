@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from topicberg.errors import TableflowError
@@ -28,7 +29,6 @@ UNREADABLE = (
     AssertionError,
     AttributeError,
     LookupError,
-    RecursionError,
     TypeError,
     ValueError,
     re.error,
@@ -36,14 +36,21 @@ UNREADABLE = (
 """What a parser raises for a schema that no one expected."""
 
 
-def unreadable(where: str, error: Exception) -> TableflowError:
-    """Return the error for a schema at which a parser failed."""
-    if isinstance(error, RecursionError):
-        return too_deep(where)
-    return TableflowError(
-        f"{where}: the schema cannot be read: {type(error).__name__}",
-        hint="register a schema that is valid in its format",
-    )
+@contextmanager
+def refused(where: str) -> Iterator[None]:
+    """Refuse a schema at which a parser fails.
+
+    :raises TableflowError: a parser failed
+    """
+    try:
+        yield
+    except RecursionError as error:
+        raise too_deep(where) from error
+    except UNREADABLE as error:
+        raise TableflowError(
+            f"{where}: the schema cannot be read: {type(error).__name__}",
+            hint="register a schema that is valid in its format",
+        ) from error
 
 
 def check_size(where: str, schema: RegisteredSchema) -> None:

@@ -62,6 +62,7 @@ from pyiceberg.types import (
 from topicberg.errors import TableflowError
 from topicberg.formats import (
     DECODED,
+    Pairing,
     limits,
     protobuf_program,
     protobuf_reasons,
@@ -69,7 +70,7 @@ from topicberg.formats import (
     protoc,
 )
 from topicberg.formats.columnar.program import Code, Place, Shape
-from topicberg.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
+from topicberg.formats.reasons import UNEXPLAINED, byte, shown
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def identity(schema: RegisteredSchema, message: str | None = None) -> str | None
     :param message: its name in the file; None: the file's first message
     :raises TableflowError: the schema is not Protobuf, or has no such message
     """
-    name: str = _root(f"schema {schema.schema_id}", schema, message).full_name
+    name: str = _target(schema, message).full_name
     return name
 
 
@@ -143,7 +144,7 @@ def written(
 
     :raises TableflowError: the writer's schema lacks the message, or it cannot become a table
     """
-    target = _root(f"schema {latest.schema_id}", latest, message)
+    target = _target(latest, message)
     where = f"schema {writer.schema_id}"
     source = _same_message(where, _file(where, writer), target)
     message_fields(where, source, limits.bounded(where, itertools.count(1)))
@@ -162,14 +163,7 @@ def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
     )
 
 
-def decode(
-    records: DataFrame,
-    payload: Column,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> tuple[DataFrame, Column]:
+def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataFrame, Column]:
     """Return the record as the table's columns; see :class:`topicberg.formats.Format`.
 
     :param message: its name in the latest schema; None: the file's first message
@@ -179,7 +173,7 @@ def decode(
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    own, plan, prefixes = reader(writer, latest, fields, message)
+    own, plan, prefixes = reader(pairing)
     decode_batch, marker = protobuf_wire.decode, DECODED
 
     def decode_records(payload: pa.Array) -> pa.Array:
@@ -192,72 +186,45 @@ def decode(
     return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
 
 
-def program(
-    code: Code,
-    places: Mapping[str, Place],
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> None:
+def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
-    own, plan, prefixes = reader(writer, latest, fields, message)
+    own, plan, prefixes = reader(pairing)
     protobuf_program.emit_record(code, plan, prefixes, places, len(Shape(own).all))
 
 
-def of_arrays(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> Callable[[pa.Array], pa.Array]:
-    """Return what decodes an array of records; see :class:`topicberg.formats.Format`."""
-    _, plan, prefixes = reader(writer, latest, fields, message)
-    wire = wire_prefix(writer.schema_id)
+def of_arrays(pairing: Pairing) -> Callable[[pa.Array], pa.Array]:
+    """Return what decodes an array of records, in the wire format, as :func:`decode` does.
+
+    Its result is a struct of the columns and :data:`DECODED`.
+
+    :raises TableflowError: no record of this writer can be a row of the table
+    """
+    with limits.refused(f"schema {pairing.writer.schema_id}"):
+        _, plan, prefixes = reader(pairing)
+    wire = wire_prefix(pairing.writer.schema_id)
     whole = tuple(wire + prefix for prefix in prefixes)
     return partial(protobuf_wire.decode, message=plan, prefixes=whole, decoded=DECODED)
 
 
-def explain(
-    payload: bytes,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> str:
+def explain(payload: bytes, pairing: Pairing) -> str:
     """Return why a record is malformed; see :class:`topicberg.formats.Format`."""
-    try:
-        _, plan, prefixes = _remembered(writer, latest, ByIdentity(fields), message)
-    except TableflowError as error:
-        return error.message
+    _, plan, prefixes = _remembered(pairing)
     begin = max((len(prefix) for prefix in prefixes if payload.startswith(prefix)), default=None)
     if begin is None:
-        return _other_message(payload, writer, latest, message)
+        return _other_message(payload, pairing)
     return protobuf_reasons.reason(payload, begin, plan) or UNEXPLAINED
 
 
-@lru_cache(maxsize=64)
-def _remembered(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: ByIdentity[Sequence[NestedField]],
-    message: str | None,
-) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
-    return reader(writer, latest, fields.value, message)
-
-
-def _other_message(
-    payload: bytes, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None
-) -> str:
+def _other_message(payload: bytes, pairing: Pairing) -> str:
     """Return the reason for message indexes that do not name the table's message."""
-    expected = _root(f"schema {latest.schema_id}", latest, message).full_name
+    expected = _target(pairing.latest, pairing.message).full_name
     indexes = _indexes(payload)
     if indexes is None:
         return (
             f"the record has no message indexes at {byte(0)}, before its message {expected}: "
             f"{shown(payload[:8])}"
         )
-    types: Any = list(_file("the schema", writer).message_types_by_name.values())
+    types: Any = list(_file("the schema", pairing.writer).message_types_by_name.values())
     named = None
     for index in indexes:
         if not 0 <= index < len(types):
@@ -289,21 +256,20 @@ def _indexes(payload: bytes) -> list[int] | None:
 
 
 def reader(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None,
+    pairing: Pairing,
 ) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
     """Return how a writer's records are read.
 
     :returns: the columns that they fill, how, and the message indexes that they begin with
     :raises TableflowError: the writer's schema lacks the message, or does not fit the columns
     """
-    where = f"schema {writer.schema_id}"
-    target = _root(f"schema {latest.schema_id}", latest, message)
-    source = _same_message(where, _file(where, writer), target)
+    where = f"schema {pairing.writer.schema_id}"
+    target = _target(pairing.latest, pairing.message)
+    source = _same_message(where, _file(where, pairing.writer), target)
     names = {field.name for one in (source, target) for field in one.fields}
-    own = [field for field in fields if field.name in names]  # the table has other columns, too
+    own = [
+        field for field in pairing.fields if field.name in names
+    ]  # the table has other columns, too
     try:
         plan = _message(source, target, own)
     except _MisfitError as misfit:
@@ -313,6 +279,9 @@ def reader(
             "again, which creates a new table",
         ) from None
     return own, plan, _prefixes(_path(source))
+
+
+_remembered = lru_cache(maxsize=64)(reader)
 
 
 # --- the schema ---
@@ -343,6 +312,10 @@ def _root(where: str, schema: RegisteredSchema, message: str | None) -> Any:
         names = ", ".join(one.name for one in types)
         raise TableflowError(f"{where} has no message {message}; there are {names}")
     return found
+
+
+def _target(schema: RegisteredSchema, message: str | None) -> Any:
+    return _root(f"schema {schema.schema_id}", schema, message)
 
 
 def _named(file: Any, name: str) -> Any:

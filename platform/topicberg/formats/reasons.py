@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 UNEXPLAINED = "the record does not fit its schema"
 """The decoder refuses a record in which no reason is found."""
 _MAX_LENGTH = 80
-Value = TypeVar("Value")
-
-
-class ByIdentity(Generic[Value]):
-    """A key of a cache: equal to another one of the same object.
-
-    Comparing a table's columns takes longer than explaining a record.
-    """
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.value is self.value
 
 
 def shown(value: Any) -> str:
