@@ -40,8 +40,9 @@ from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, Pairing, sql
 from topicberg.formats.avro_reading import Reader, Row, sources
 from topicberg.formats.avro_schema import Type, documented, parse, parse_record
-from topicberg.formats.avro_values import MAX_PRECISION, Cursor, MalformedError
+from topicberg.formats.avro_values import MAX_PRECISION, Cursor
 from topicberg.formats.columnar.program import AvroOp, Code, Place
+from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.spark import quote
 

@@ -41,8 +41,9 @@ from topicberg.formats import avro_values as values
 from topicberg.formats import connect_values, sql
 from topicberg.formats.avro_defaults import default
 from topicberg.formats.avro_schema import Field, Type
-from topicberg.formats.avro_values import UTF8, Cursor, MalformedError, Reading, Scan
+from topicberg.formats.avro_values import UTF8, Cursor, Reading, Scan
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place
+from topicberg.formats.reasons import MalformedError
 from topicberg.spark import quote
 
 _PROMOTED = {

@@ -29,6 +29,7 @@ from pyiceberg.types import (
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place, Skip
+from topicberg.formats.reasons import MalformedError
 from topicberg.spark import quote
 
 MAX_PRECISION = 38
@@ -40,13 +41,9 @@ DAYS = -719_162, 2_932_896
 MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 UNITS = {"millis": 1_000, "micros": 1}
 EXACT = Context(prec=10_000)
-_INT = -(2**31), 2**31 - 1
-_LONG = -(2**63), 2**63 - 1
+INT = -(2**31), 2**31 - 1
+LONG = -(2**63), 2**63 - 1
 _SHOWN = 60
-
-
-class MalformedError(Exception):
-    """A record is malformed; the message is the reason."""
 
 
 class Cursor:
@@ -248,7 +245,7 @@ def boolean(column: IcebergType) -> Reading:
 
 def whole(column: IcebergType) -> Reading:
     is_long = isinstance(column, LongType)
-    bounds = _LONG if is_long else _INT
+    bounds = LONG if is_long else INT
 
     def scan(cursor: Cursor, path: str) -> None:
         where = what(path, column)
@@ -510,7 +507,7 @@ def skip(code: Code, kind: Type, depth: int = 0) -> None:
         case "boolean":
             code.emit(AvroOp.SKIP_BYTES, None, 1)
         case "int" | "long":
-            code.emit(AvroOp.SKIP_NUMBER, None, *(_INT if kind.kind == "int" else _LONG))
+            code.emit(AvroOp.SKIP_NUMBER, None, *(INT if kind.kind == "int" else LONG))
         case "enum":
             code.emit(AvroOp.SKIP_ENUM, None, len(kind.symbols))
         case "float" | "double":

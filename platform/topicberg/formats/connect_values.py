@@ -20,7 +20,8 @@ from pyiceberg.types import (
 from topicberg.formats import avro_values as values
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
-from topicberg.formats.avro_values import Check, Cursor, MalformedError, Reading
+from topicberg.formats.avro_values import Check, Cursor, Reading
+from topicberg.formats.reasons import MalformedError
 
 MAX_DECIMAL_BYTES, MAX_SCALE = 65_536, 20_000
 """Limits of a decimal that becomes text. PostgreSQL's longest numbers have 61,232 bytes, of which
@@ -48,28 +49,28 @@ def _instant(text: str) -> object:
 
 
 TEXTS = {
-    "topicberg.zoned-timestamp": Text(
+    "zoned-timestamp": Text(
         TimestamptzType,
         f"{_DAY}T{_TIME}{_ZONE}",
         "try_cast({} AS timestamp)",
         _instant,
         "a time of the years 1 to 9999 with a zone",
     ),
-    "topicberg.iso-timestamp": Text(
+    "iso-timestamp": Text(
         TimestampType,
         f"{_DAY}T{_TIME}Z?",
         "try_cast(trim(TRAILING 'Z' FROM {}) AS timestamp_ntz)",
         lambda text: datetime.fromisoformat(text.removesuffix("Z")),
         "a time of the years 1 to 9999",
     ),
-    "topicberg.iso-date": Text(
+    "iso-date": Text(
         DateType,
         f"{_DAY}Z?",
         "try_cast(trim(TRAILING 'Z' FROM {}) AS date)",
         lambda text: date.fromisoformat(text.removesuffix("Z")),
         "a day of the years 1 to 9999",
     ),
-    "topicberg.iso-time": Text(
+    "iso-time": Text(
         LongType,
         f"{_TIME}Z?",
         "unix_micros(try_cast(concat('1970-01-01T', trim(TRAILING 'Z' FROM {}), 'Z') "
@@ -85,7 +86,7 @@ def reading(writer: Type, name: str, column: IcebergType) -> Reading | None:
 
     :param name: a name for a type that needs one
     """
-    text = TEXTS.get(writer.logical or "")
+    text = TEXTS.get((writer.logical or "").removeprefix("topicberg."))
     if text is not None:
         if isinstance(column, StringType):
             return values.string(column)

@@ -8,8 +8,9 @@ of a malformed one follow the plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from pyiceberg.types import (
     BinaryType,
@@ -31,60 +32,54 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
+from topicberg.formats.connect_values import TEXTS
 from topicberg.formats.json_nodes import UNION_FIELD, Kind, Node
 
-_TYPES: dict[Kind, Callable[[], IcebergType]] = {
-    "string": StringType,
-    "json": StringType,
-    "boolean": BooleanType,
-    "int": IntegerType,
-    "long": LongType,
-    "float": FloatType,
-    "double": DoubleType,
-    "any-float": FloatType,
-    "any-double": DoubleType,
-    "binary": BinaryType,
-    "date": DateType,
-    "timestamp": TimestampType,
-    "timestamptz": TimestamptzType,
-    "date-time": TimestamptzType,
-    "timestamp-micros": TimestampType,
-    "timestamp-nanos": TimestampType,
-    "zoned-timestamp": TimestamptzType,
-    "iso-timestamp": TimestampType,
-    "iso-date": DateType,
-    "iso-time": LongType,
-    "decimal-text": StringType,
-    "variable-decimal": StringType,
-}
 _NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
-_TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
-    "string": (StringType,),
-    "json": (StringType,),
-    "boolean": (BooleanType,),
-    "int": _NUMBERS,
-    "long": _NUMBERS,
-    "float": (FloatType, DoubleType),
-    "double": (DoubleType,),
-    "any-float": (FloatType, DoubleType),
-    "any-double": (DoubleType,),
-    "decimal": (DecimalType,),
-    "binary": (BinaryType,),
-    "date": (DateType,),
-    "timestamp": (TimestampType,),
-    "timestamptz": (TimestamptzType,),
-    "date-time": (TimestamptzType,),
-    "timestamp-micros": (TimestampType,),
-    "timestamp-nanos": (TimestampType,),
-    "zoned-timestamp": (TimestamptzType,),
-    "iso-timestamp": (TimestampType,),
-    "iso-date": (DateType,),
-    "iso-time": (LongType,),
-    "decimal-text": (StringType,),
-    "variable-decimal": (StringType,),
+
+
+class Scalar(NamedTuple):
+    """A kind of values without inner ones.
+
+    ``columns``: the type of their column, then those of other columns that they can go to; a value
+    that does not fit makes its record malformed. ``raw``: the type that ``from_json`` reads.
+    ``expected``: what such a value is, for reasons.
+    """
+
+    columns: tuple[type[IcebergType], ...]
+    raw: str
+    expected: str
+
+
+_TEXTS: tuple[Kind, ...] = ("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
+_UNSCALED = "a number, or base64 of its unscaled bytes"
+SCALARS: dict[Kind, Scalar] = {
+    "string": Scalar((StringType,), "string", "a string"),
+    "json": Scalar((StringType,), "variant", "a value"),
+    "boolean": Scalar((BooleanType,), "boolean", "true or false"),
+    "int": Scalar((IntegerType, *_NUMBERS), "int", "a whole number"),
+    "long": Scalar((LongType, *_NUMBERS), "bigint", "a whole number"),
+    "float": Scalar((FloatType, DoubleType), "float", "a number"),
+    "double": Scalar((DoubleType,), "double", "a number"),
+    "any-float": Scalar((FloatType, DoubleType), "float", "a number"),
+    "any-double": Scalar((DoubleType,), "double", "a number"),
+    "decimal": Scalar((DecimalType,), "variant", _UNSCALED),
+    "binary": Scalar((BinaryType,), "binary", "base64"),
+    "date": Scalar((DateType,), "int", "a whole number of days"),
+    "timestamp": Scalar((TimestampType,), "bigint", "a whole number of milliseconds"),
+    "timestamptz": Scalar((TimestamptzType,), "bigint", "a whole number of milliseconds"),
+    "date-time": Scalar(
+        (TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
+    ),
+    "timestamp-micros": Scalar((TimestampType,), "bigint", "a whole number of microseconds"),
+    "timestamp-nanos": Scalar((TimestampType,), "bigint", "a whole number of nanoseconds"),
+    **{kind: Scalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
+    "decimal-text": Scalar((StringType,), "variant", _UNSCALED),
+    "variable-decimal": Scalar(
+        (StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
+    ),
 }
-"""The column types for each kind of value; a value that does not fit makes its record malformed."""
-_WRITTEN_AS_TEXT = ("date-time", "zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
+
 _GROUPS: dict[Kind, str] = {
     **dict.fromkeys(("int", "long", "float", "double", "decimal"), "number"),
     **dict.fromkeys(("any-float", "any-double"), "number"),
@@ -152,7 +147,7 @@ def _type_of(node: Node, ids: Iterator[int]) -> IcebergType:
                 value_type=_type_of(node.children["value"], ids),
                 value_required=False,
             )
-    return _TYPES[node.kind]()
+    return SCALARS[node.kind].columns[0]()
 
 
 def columns_of(kind: StructType) -> dict[str, IcebergType]:
@@ -178,7 +173,7 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
             parts = {"value": column.value_type}
         case "entries", MapType():
             parts = {"key": column.key_type, "value": column.value_type}
-        case kind, _ if isinstance(column, _TARGETS.get(kind, ())):
+        case kind, _ if kind in SCALARS and isinstance(column, SCALARS[kind].columns):
             parts = {}
         case _:
             raise _unlike(subject, node, column, path)
@@ -191,7 +186,7 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
 
 def _read_as(node: Node, latest: Node | None, column: IcebergType) -> Kind:
     """Return how a value is read; the ``format`` of a string may differ between versions."""
-    if node.kind in _WRITTEN_AS_TEXT and isinstance(column, StringType):
+    if node.kind in ("date-time", *_TEXTS) and isinstance(column, StringType):
         return "string"
     is_time = latest is not None and latest.kind == "date-time"
     if node.kind == "string" and is_time and isinstance(column, TimestamptzType):

@@ -13,53 +13,24 @@ from pyiceberg.types import (
 )
 
 from topicberg.formats import DECODED, connect_values, sql
-from topicberg.formats.connect_values import Text
+from topicberg.formats.avro_values import DAYS, INT, LONG, MICROS
+from topicberg.formats.connect_values import TEXTS
 from topicberg.formats.json_nodes import Kind, Node
-from topicberg.formats.json_plan import Member, Plan, columns_of
+from topicberg.formats.json_plan import SCALARS, Member, Plan, columns_of
 from topicberg.spark import quote
 
-_RAW: dict[Kind, str] = {
-    "string": "string",
-    "boolean": "boolean",
-    "int": "int",
-    "long": "bigint",
-    "float": "float",
-    "double": "double",
-    "any-float": "float",
-    "any-double": "double",
-    "binary": "binary",
-    "date": "int",
-    "timestamp": "bigint",
-    "timestamptz": "bigint",
-    "date-time": "string",
-    "timestamp-micros": "bigint",
-    "timestamp-nanos": "bigint",
-    "zoned-timestamp": "string",
-    "iso-timestamp": "string",
-    "iso-date": "string",
-    "iso-time": "string",
-}
-"""The type that ``from_json`` reads; a variant for all others."""
-INEXACT: tuple[Kind, ...] = (
-    *("string", "int", "long", "date", "timestamp", "timestamptz", "date-time"),
-    *("any-float", "any-double", "timestamp-micros", "timestamp-nanos"),
-    *("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time"),
-)
+VARIANTS: set[Kind] = {"union", *(kind for kind, one in SCALARS.items() if one.raw == "variant")}
+INEXACT: set[Kind] = SCALARS.keys() - VARIANTS - {"boolean", "float", "double", "binary"}
 """Kinds that take a variant when a record is read for the second time."""
+_MILLIS = -62_135_596_800_000, 253_402_300_799_999
 RANGES: dict[Kind, tuple[int, int]] = {
-    "int": (-(2**31), 2**31 - 1),
-    "long": (-(2**63), 2**63 - 1),
-    "date": (-719_162, 2_932_896),  # days: 0001-01-01 to 9999-12-31
-    "timestamp": (-62_135_596_800_000, 253_402_300_799_999),  # milliseconds of the same
-    "timestamptz": (-62_135_596_800_000, 253_402_300_799_999),
-    "timestamp-micros": (-62_135_596_800_000_000, 253_402_300_799_999_999),
-    "timestamp-nanos": (-(2**63) + 1, 2**63 - 2),  # the others are infinite
-}
-TEXTS: dict[Kind, Text] = {
-    "zoned-timestamp": connect_values.TEXTS["topicberg.zoned-timestamp"],
-    "iso-timestamp": connect_values.TEXTS["topicberg.iso-timestamp"],
-    "iso-date": connect_values.TEXTS["topicberg.iso-date"],
-    "iso-time": connect_values.TEXTS["topicberg.iso-time"],
+    "int": INT,
+    "long": LONG,
+    "date": DAYS,
+    "timestamp": _MILLIS,
+    "timestamptz": _MILLIS,
+    "timestamp-micros": MICROS,
+    "timestamp-nanos": (LONG[0] + 1, LONG[1] - 1),  # the others are infinite
 }
 DATE_TIME = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
@@ -68,7 +39,6 @@ DATE_TIME = (
 """``date-time`` of RFC 3339, section 5.6."""
 COMPARED: tuple[Kind, ...] = ("string", "boolean", "int", "long")
 """Kinds whose JSON text is the same for the same value."""
-VARIANTS: tuple[Kind, ...] = ("json", "decimal", "union", "decimal-text", "variable-decimal")
 OTHER_NUMBERS = ("NaN", "Infinity", "-Infinity")
 """How Kafka Connect writes a number that JSON does not have."""
 _CORRUPT = "c"
@@ -176,7 +146,7 @@ class Reader:
                 return f"array<{_struct(children)}>"
             case "struct":
                 return _struct(children)
-        return _RAW[plan.kind]
+        return SCALARS[plan.kind].raw
 
     def present(self, raw: str, plan: Plan) -> str:
         """Return whether there is a value: a variant may be the null of JSON."""
@@ -446,7 +416,7 @@ class Reader:
                 return self.decimal_text(raw, plan.node.scale)
             case "variable-decimal":
                 return self.variable_decimal(raw)
-            case "zoned-timestamp" | "iso-timestamp" | "iso-date" | "iso-time":
+            case _ if kind in TEXTS:
                 text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
                 return self.once(
                     text if self.exact else raw,

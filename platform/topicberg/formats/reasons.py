@@ -10,6 +10,10 @@ UNEXPLAINED = "the record does not fit its schema"
 _MAX_LENGTH = 80
 
 
+class MalformedError(Exception):
+    """A record is malformed; the message is the reason."""
+
+
 def shown(value: Any) -> str:
     """Return a value for a message: text in quotes, bytes in hex, long ones shortened."""
     if isinstance(value, str):
