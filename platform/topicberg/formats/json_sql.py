@@ -194,10 +194,7 @@ class Reader:
     def list(self, raw: str, element: Plan) -> str:
         if not self.can_misfit(element):
             return sql.each(raw, lambda x: self.value(x, element))
-        return let(
-            sql.each(raw, lambda x: self.checked(x, element)),
-            lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
-        )
+        return _list_of(raw, lambda x: self.checked(x, element))
 
     def checked(self, raw: str, plan: Plan) -> str:
         """Return a value ``v`` and whether it fits, ``ok``."""
@@ -210,16 +207,7 @@ class Reader:
         element = plan.children["value"]
         if not self.converts(element):
             return f"map_concat({raw})"  # the last value of a repeated key is used
-        return let(
-            sql.each(
-                f"map_entries({raw})",
-                lambda x: let(
-                    self.checked(f"{x}.value", element),
-                    lambda y: f"struct({x}.key AS key, {y}.v AS value, {y}.ok AS ok)",
-                ),
-            ),
-            _map_of,
-        )
+        return _map_of(raw, lambda x: self.checked(x, element))
 
     def entries(self, raw: str, plan: Plan) -> str:
         """Return an array of keys and values as a map; null if one does not fit."""
@@ -238,7 +226,7 @@ class Reader:
                     ),
                 ),
             ),
-            _map_of,
+            _map_of_entries,
         )
 
     def misfit(self, raw: str, value: str, plan: Plan) -> str:
@@ -326,32 +314,15 @@ class Reader:
             case "boolean":
                 return f"if({_is(raw, 'BOOLEAN')}, CAST({raw} AS boolean), NULL)"
             case "binary":
-                base64 = f"{_is(raw, 'STRING')} AND CAST({raw} AS string) RLIKE {sql.text(BASE64)}"
-                return f"if({base64}, unbase64(CAST({raw} AS string)), NULL)"
+                return _unbase64(raw)
             case "float" | "double" as kind:
-                number = f"if({_is_number(raw)}, try_variant_get({raw}, '$', '{kind}'), NULL)"
-                want = sql.spark_type(plan.column)
-                return let(
-                    number,
-                    lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)",
-                )
+                return _finite(raw, kind, sql.spark_type(plan.column))
             case "list":
                 element = plan.children["element"]
-                items = sql.each(_array(raw), lambda x: self.checked_variant(x, element))
-                return let(
-                    items,
-                    lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
-                )
+                return _list_of(_array(raw), lambda x: self.checked_variant(x, element))
             case "map":
-                value = plan.children["value"]
-                items = sql.each(
-                    f"map_entries({_object(raw)})",
-                    lambda x: let(
-                        self.checked_variant(f"{x}.value", value),
-                        lambda v: f"struct({x}.key AS key, {v}.v AS value, {v}.ok AS ok)",
-                    ),
-                )
-                return let(items, _map_of)
+                element = plan.children["value"]
+                return _map_of(_object(raw), lambda x: self.checked_variant(x, element))
             case "entries":
                 key, value = plan.children["key"], plan.children["value"]
                 items = sql.each(
@@ -368,7 +339,7 @@ class Reader:
                         ),
                     ),
                 )
-                return let(items, _map_of)
+                return let(items, _map_of_entries)
             case "struct":
                 return let(_object(raw), lambda fields: self.of_object(fields, plan))
         return self.exactly.scalar(raw, plan) if plan.kind != "union" else self.union(raw, plan)
@@ -404,10 +375,9 @@ class Reader:
             case "json":
                 return self.json(raw, plan.node.opening)
             case "string":
-                return f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+                return _string(raw)
             case "date-time":
-                text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
-                return self.once(text if self.exact else raw, _time)
+                return self.once(_string(raw) if self.exact else raw, _time)
             case "decimal":
                 return self.decimal(raw, plan)
             case "any-float" | "any-double" if self.exact:
@@ -417,9 +387,8 @@ class Reader:
             case "variable-decimal":
                 return self.variable_decimal(raw)
             case _ if kind in TEXTS:
-                text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
                 return self.once(
-                    text if self.exact else raw,
+                    _string(raw) if self.exact else raw,
                     lambda t: connect_values.text_value(TEXTS[kind], t),
                 )
         if kind not in RANGES:
@@ -438,11 +407,9 @@ class Reader:
                 return f"timestamp_millis({number})"
             case "timestamp-nanos":
                 return self.once(number, connect_values.nanos_value)
-            case "timestamp-micros":
-                seconds = f"CAST({number} / CAST(1000000 AS decimal(7,0)) AS decimal(18,6))"
-                return f"TIMESTAMP_NTZ'1970-01-01' + make_dt_interval(0, 0, 0, {seconds})"
-            case "timestamp":
-                seconds = f"CAST({number} / CAST(1000 AS decimal(4,0)) AS decimal(18,6))"
+            case "timestamp-micros" | "timestamp":
+                unit = "1000 AS decimal(4,0)" if kind == "timestamp" else "1000000 AS decimal(7,0)"
+                seconds = f"CAST({number} / CAST({unit}) AS decimal(18,6))"
                 return f"TIMESTAMP_NTZ'1970-01-01' + make_dt_interval(0, 0, 0, {seconds})"
         if want in ("float", "double"):  # null if it has more digits than the column
             return self.once(
@@ -463,7 +430,7 @@ class Reader:
 
         :param opening: the characters that the text may begin with; empty: any
         """
-        text, bare = _json(raw), _without_strings(self.text)
+        text, bare = f"to_json({raw})", _without_strings(self.text)
         digits = sql.text(inexact(TEXT_DIGITS))
         other = f" OR NOT contains({sql.text(opening)}, left({text}, 1))" if opening else ""
         changed = (
@@ -523,25 +490,20 @@ class Reader:
     def any_number(self, raw: str, kind: str, want: str) -> str:
         """Return a finite number, or one of the texts for the others."""
         texts = ", ".join(map(sql.text, OTHER_NUMBERS))
-        text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
-        other = let(text, lambda t: f"if({t} IN ({texts}), CAST({t} AS {want}), NULL)")
-        number = f"if({_is_number(raw)}, try_variant_get({raw}, '$', '{kind}'), NULL)"
-        finite = let(
-            number, lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)"
-        )
-        return f"coalesce({finite}, {other})"
+        other = let(_string(raw), lambda t: f"if({t} IN ({texts}), CAST({t} AS {want}), NULL)")
+        return f"coalesce({_finite(raw, kind, want)}, {other})"
 
     def decimal_text(self, raw: str, scale: int) -> str:
         """Return all digits of a number, or of Connect's bytes."""
         number = self.number(raw, 38, scale) if 0 <= scale <= 38 else "NULL"
-        bytes_ = let(_unscaled(raw), lambda x: connect_values.decimal_text(x, str(scale)))
+        bytes_ = let(_unbase64(raw), lambda x: connect_values.decimal_text(x, str(scale)))
         return f"coalesce(CAST({number} AS string), {bytes_})"
 
     def variable_decimal(self, raw: str) -> str:
         """Return all digits of Debezium's object of a scale and an unscaled value."""
 
         def parts(fields: str) -> str:
-            value = _unscaled(_at(fields, "value"))
+            value = _unbase64(_at(fields, "value"))
             return sql.struct([("scale", self.whole(_at(fields, "scale"))), ("value", value)])
 
         def text(found: str) -> str:
@@ -553,7 +515,17 @@ class Reader:
 # --- SQL ---
 
 
-def _unscaled(variant: str) -> str:
+def _finite(variant: str, kind: str, want: str) -> str:
+    """Return a finite number, read as one type, as another one."""
+    number = f"if({_is_number(variant)}, try_variant_get({variant}, '$', '{kind}'), NULL)"
+    return let(number, lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)")
+
+
+def _string(variant: str) -> str:
+    return f"if({_is(variant, 'STRING')}, CAST({variant} AS string), NULL)"
+
+
+def _unbase64(variant: str) -> str:
     """Return the bytes of base64; null: it is not base64."""
     text = f"CAST({variant} AS string)"
     is_base64 = f"{_is(variant, 'STRING')} AND {text} RLIKE {sql.text(BASE64)}"
@@ -588,7 +560,26 @@ def _all_fit(values: str) -> str:
     return f"forall({values}, x -> x.ok)"
 
 
-def _map_of(entries: str) -> str:
+def _list_of(items: str, checked: Callable[[str], str]) -> str:
+    """Return an array of checked values; null if one does not fit."""
+    return let(
+        sql.each(items, checked),
+        lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
+    )
+
+
+def _map_of(mapping: str, checked: Callable[[str], str]) -> str:
+    """Return a map of checked values; null if one does not fit."""
+    entries = sql.each(
+        f"map_entries({mapping})",
+        lambda x: let(
+            checked(f"{x}.value"), lambda y: f"struct({x}.key AS key, {y}.v AS value, {y}.ok AS ok)"
+        ),
+    )
+    return let(entries, _map_of_entries)
+
+
+def _map_of_entries(entries: str) -> str:
     """Return a map of checked entries; null if one does not fit. The last of equal keys is used."""
     pairs = sql.each(entries, lambda x: f"struct({x}.key AS key, {x}.value AS value)")
     return f"if({_all_fit(entries)}, map_from_entries({pairs}), NULL)"
@@ -649,10 +640,6 @@ def _time(text: str) -> str:
         f"if({text} RLIKE {sql.text(DATE_TIME)} AND "
         f"unix_millis({found}) BETWEEN {low} AND {high}, {found}, NULL)"
     )
-
-
-def _json(variant: str) -> str:
-    return f"to_json({variant})"
 
 
 def _like_another_type(text: str) -> str:
