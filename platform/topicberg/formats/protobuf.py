@@ -69,13 +69,13 @@ from topicberg.formats import (
     protobuf_wire,
     protoc,
 )
+from topicberg.formats.columnar.columns import arrow_type
 from topicberg.formats.columnar.program import Code, Place, Shape
 from topicberg.formats.reasons import UNEXPLAINED, byte, shown
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 _SCALARS: dict[str, Callable[[], IcebergType]] = {
     "double": DoubleType,
@@ -95,19 +95,25 @@ _SCALARS: dict[str, Callable[[], IcebergType]] = {
     "bytes": BinaryType,
     "enum": StringType,
 }
+_WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 _SPECIAL: dict[str, tuple[str, Callable[[], IcebergType]]] = {
     "google.protobuf.Timestamp": ("timestamp", TimestamptzType),
     "google.type.Date": ("date", DateType),
     "google.type.TimeOfDay": ("time", LongType),
-    "google.protobuf.DoubleValue": ("wrapper", DoubleType),
-    "google.protobuf.FloatValue": ("wrapper", FloatType),
-    "google.protobuf.Int64Value": ("wrapper", LongType),
-    "google.protobuf.UInt64Value": ("wrapper", lambda: DecimalType(20, 0)),
-    "google.protobuf.Int32Value": ("wrapper", IntegerType),
-    "google.protobuf.UInt32Value": ("wrapper", LongType),
-    "google.protobuf.BoolValue": ("wrapper", BooleanType),
-    "google.protobuf.StringValue": ("wrapper", StringType),
-    "google.protobuf.BytesValue": ("wrapper", BinaryType),
+    **{
+        f"google.protobuf.{name}Value": ("wrapper", _SCALARS[name.lower()])
+        for name in [
+            "Double",
+            "Float",
+            "Int64",
+            "UInt64",
+            "Int32",
+            "UInt32",
+            "Bool",
+            "String",
+            "Bytes",
+        ]
+    },
 }
 _DECIMAL = "confluent.type.Decimal"
 _WHOLE = (IntegerType, LongType, DecimalType)
@@ -171,7 +177,7 @@ def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataF
     """
     from pyspark import cloudpickle
     from pyspark.sql import functions as F
-    from pyspark.sql import types as T
+    from pyspark.sql.pandas.types import from_arrow_type
 
     own, plan, prefixes = reader(pairing)
     decode_batch, marker = protobuf_wire.decode, DECODED
@@ -179,8 +185,8 @@ def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataF
     def decode_records(payload: pa.Array) -> pa.Array:
         return decode_batch(payload, plan, prefixes, marker)
 
-    columns = [T.StructField(field.name, _spark_type(field.field_type)) for field in own]
-    row = T.StructType([*columns, T.StructField(DECODED, T.BooleanType())])
+    columns = [(field.name, arrow_type(field.field_type)) for field in own]
+    row = from_arrow_type(pa.struct([*columns, (DECODED, pa.bool_())]))
     # Spark's workers need not have topicberg: the module that decodes is sent with the function.
     cloudpickle.register_pickle_by_value(protobuf_wire)  # type: ignore[no-untyped-call]
     return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
@@ -522,7 +528,7 @@ def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protob
     return protobuf_wire.Message(
         fields=tuple(read),
         names=tuple(column.name for column in columns),
-        types=tuple(_arrow_type(column.field_type) for column in columns),
+        types=tuple(arrow_type(column.field_type) for column in columns),
     )
 
 
@@ -556,7 +562,7 @@ def _field(
             inner = _message(field.message_type, twin_entry, entry)
         except _MisfitError as misfit:
             raise misfit.of_inner(field) from None
-        return protobuf_wire.Field(type=_arrow_type(kind), is_map=True, message=inner, **facts)
+        return protobuf_wire.Field(type=arrow_type(kind), is_map=True, message=inner, **facts)
     element = kind
     if field.is_repeated:
         if not isinstance(kind, ListType):
@@ -570,13 +576,13 @@ def _field(
     absent = _absent(field)
     if field.message_type is None and absent is not None:
         try:
-            pa.scalar(absent, _arrow_type(element))
+            pa.scalar(absent, arrow_type(element))
         except (pa.ArrowException, OverflowError, UnicodeDecodeError):
             raise _MisfitError(
                 field, f"has a default that its column, a {kind}, cannot hold"
             ) from None
     return protobuf_wire.Field(
-        type=_arrow_type(kind),
+        type=arrow_type(kind),
         message=message,
         special=special,
         absent=absent,
@@ -642,38 +648,3 @@ def _absent(field: Any) -> Any:
     if field.enum_type is not None:
         return _symbols(field)[field.default_value]  # type: ignore[index]
     return field.default_value
-
-
-def _spark_type(kind: IcebergType) -> DataType:
-    from pyspark.sql import types as T
-
-    simple: dict[type[IcebergType], DataType] = {
-        BinaryType: T.BinaryType(),
-        BooleanType: T.BooleanType(),
-        DateType: T.DateType(),
-        DoubleType: T.DoubleType(),
-        FloatType: T.FloatType(),
-        IntegerType: T.IntegerType(),
-        LongType: T.LongType(),
-        StringType: T.StringType(),
-        TimestamptzType: T.TimestampType(),
-    }
-    match kind:
-        case DecimalType():
-            return T.DecimalType(kind.precision, kind.scale)
-        case ListType():
-            return T.ArrayType(_spark_type(kind.element_type))
-        case MapType():
-            return T.MapType(_spark_type(kind.key_type), _spark_type(kind.value_type))
-        case StructType():
-            return T.StructType(
-                [T.StructField(one.name, _spark_type(one.field_type)) for one in kind.fields]
-            )
-        case _:
-            return simple[type(kind)]
-
-
-def _arrow_type(kind: IcebergType) -> pa.DataType:
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    return to_arrow_type(_spark_type(kind))

@@ -355,27 +355,17 @@ def _walk_one(data: Any, at: int, stop: int) -> tuple[array[int], ...] | None:
         if tag is None or not 8 <= tag[0] <= _MAX_TAG:
             return None
         number, wire, at = tag[0] >> 3, tag[0] & 7, tag[1]
-        if wire == _VARINT:
-            one = _varint(data, at, stop)
-            if one is None:
-                return None
-            value, end = one
-            after = end
-        elif wire == _GROUP:
+        if wire == _GROUP:
             group = _group_end(data, at, stop, number)
             if group is None:
                 return None
             value, (end, after) = at, group
         else:
-            length: tuple[int, int] | None
-            if wire == _LENGTH:
-                length = _varint(data, at, stop)
-            else:
-                length = {_FIXED64: (8, at), _FIXED32: (4, at)}.get(wire)
-            if length is None or length[1] + length[0] > stop:
+            content = _content(data, at, stop, wire)
+            if content is None:
                 return None
-            value = length[1]
-            end = after = length[1] + length[0]
+            value, end = content
+            after = end
         numbers.append(number)
         wires.append(wire)
         values.append(value)
@@ -410,21 +400,24 @@ def _group_end(data: Any, at: int, stop: int, number: int) -> tuple[int, int] | 
                 return None
             if not open_groups:
                 return before, at
-        elif wire == _VARINT:
-            value = _varint(data, at, stop)
-            if value is None:
-                return None
-            at = value[1]
-        elif wire == _LENGTH:
-            length = _varint(data, at, stop)
-            if length is None:
-                return None
-            at = length[0] + length[1]
-        elif wire in (_FIXED64, _FIXED32):
-            at += 8 if wire == _FIXED64 else 4
         else:
-            return None
+            content = _content(data, at, stop, wire)
+            if content is None:
+                return None
+            at = content[1]
     return None
+
+
+def _content(data: Any, at: int, stop: int, wire: int) -> tuple[int, int] | None:
+    """Return begin, or the value of a varint, and end of what is not a group; None: malformed."""
+    if wire == _VARINT:
+        return _varint(data, at, stop)
+    length = {_FIXED64: (8, at), _FIXED32: (4, at)}.get(wire)
+    if wire == _LENGTH:
+        length = _varint(data, at, stop)
+    if length is None or sum(length) > stop:
+        return None
+    return length[1], sum(length)
 
 
 def _wire_type(kind: str) -> int:
