@@ -108,8 +108,9 @@ def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataF
 
     row = _row(pairing)
     end = {"name": DECODED, "type": "long"}
+    read = [{"name": name, "type": reading.read} for name, reading in row.readings.items()]
     options = {
-        "avroSchema": _record([*_read(row), end]),
+        "avroSchema": _record([*read, end]),
         "mode": "PERMISSIVE",
         "datetimeRebaseMode": "CORRECTED",  # Avro's calendar is the proleptic Gregorian one
     }
@@ -117,10 +118,6 @@ def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataF
     name = f"__topicberg_avro{next(_numbers)}"
     records = records.withColumn(name, from_avro(ended, _record([*row.wire, end]), options))
     return records, F.expr(_struct(row, name))
-
-
-def _read(row: Row) -> list[dict[str, object]]:
-    return [{"name": name, "type": reading.read} for name, reading in row.readings.items()]
 
 
 def _record(members: Sequence[object]) -> str:

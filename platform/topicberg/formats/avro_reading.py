@@ -59,16 +59,31 @@ _NAMED = ("record", "enum", "fixed")
 
 @dataclass(frozen=True)
 class Row:
-    """How records of a writer become rows. ``wire``: fields of a record."""
+    """How records of a writer become rows.
 
-    wire: list[dict[str, Any]]
-    readings: Mapping[str, Reading]
-    """The readings of the columns that the writer has."""
+    ``parts``: the writer's fields in order, each with the name of its column, if there is one.
+    ``defaults``: the constants of columns that the writer lacks.
+    """
+
+    parts: Sequence[tuple[Field, str | None, Reading]]
     defaults: Mapping[str, str]
-    """The constants of columns that the writer lacks."""
-    scan: Scan
-    parts: Sequence[tuple[str | None, Type, Reading | None]]
-    """The writer's fields in order: column, type, and reading if there is a column."""
+
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """The readings of the columns that the writer has."""
+        return {name: reading for _, name, reading in self.parts if name is not None}
+
+    @property
+    def wire(self) -> list[dict[str, Any]]:
+        """The layout of the bytes, as fields of an Avro record."""
+        return [
+            {"name": f"topicberg_{number}" if name is None else name, "type": reading.wire}
+            for number, (_, name, reading) in enumerate(self.parts)
+        ]
+
+    def scan(self, cursor: Cursor, path: str) -> None:
+        for field, _, reading in self.parts:
+            reading.scan(cursor, f"{path}.{field.name}" if path else field.name)
 
     def program(self, code: Code, places: Mapping[str, Place]) -> None:
         """Append the instructions that read the fields.
@@ -77,11 +92,11 @@ class Row:
         """
         if self.defaults:
             raise NotCoveredError("fields that the writer lacks have defaults")
-        for column, kind, reading in self.parts:
-            if column is None or reading is None:
-                values.skip(code, kind)
+        for field, name, reading in self.parts:
+            if name is None:
+                values.skip(code, field.type)
             else:
-                reading.program(code, places[column])
+                reading.program(code, places[name])
 
 
 def sources(writer: Type, latest: Type | None) -> dict[str, Field]:
@@ -118,36 +133,23 @@ class Reader:
             for name, field in sources(writer, latest).items()
             if name in by_name
         }
-        wire: list[dict[str, Any]] = []
-        readings: dict[str, Reading] = {}
-        scans: list[tuple[str, Scan]] = []
-        parts: list[tuple[str | None, Type, Reading | None]] = []
-        for number, field in enumerate(writer.fields):
-            column = targets.get(id(field))
-            if column is None:
-                wire.append({"name": f"topicberg_{number}", "type": self.skipped(field.type)})
-                scans.append((field.name, values.scan_of(field.type)))
-                parts.append((None, field.type, None))
-                continue
-            new = newest.get(column.name)
-            reading = self.value(field.type, new.type if new else None, column.field_type)
-            readings[column.name] = reading
-            wire.append({"name": column.name, "type": reading.wire})
-            scans.append((field.name, reading.scan))
-            parts.append((column.name, field.type, reading))
-
-        def scan(cursor: Cursor, path: str) -> None:
-            for name, each in scans:
-                each(cursor, f"{path}.{name}" if path else name)
-
-        missing = (column for column in columns if column.name not in readings)
+        parts: list[tuple[Field, str | None, Reading]] = []
+        for field in writer.fields:
+            if (column := targets.get(id(field))) is None:
+                parts.append((field, None, self._unread(field.type, None)))
+            else:
+                new = newest.get(column.name)
+                reading = self.value(field.type, new.type if new else None, column.field_type)
+                parts.append((field, column.name, reading))
+        have = {name for _, name, _ in parts}
         defaults = {
             column.name: constant
-            for column in missing
-            if (new := newest.get(column.name)) is not None
+            for column in columns
+            if column.name not in have
+            and (new := newest.get(column.name)) is not None
             and (constant := default(new, column.field_type)) is not None
         }
-        return Row(wire, readings, defaults, scan, parts)
+        return Row(parts, defaults)
 
     def value(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
         """Pair a type with a column."""
@@ -155,23 +157,28 @@ class Reader:
             latest = None
         members = writer.members
         if not members:
-            scan = values.scan_of(writer)
-            skip = partial(values.skip, kind=writer)
-            return Reading(
-                self.skipped(writer), self._optional(column), scan, emit=lambda code, _: skip(code)
-            )
+            return self._unread(writer, column)
         if len(members) > 1:
             return self._union(writer, latest, column)
         branch = self._branch(members[0], None, latest, column)
         if writer.kind != "union":
             return branch
-        scans = [None if one.kind == "null" else branch.scan for one in writer.branches]
+        choices = [None if one.kind == "null" else branch for one in writer.branches]
         return replace(
             branch,
-            wire=["null" if one.kind == "null" else branch.wire for one in writer.branches],
+            wire=["null" if one is None else one.wire for one in choices],
             read=["null", branch.read],
-            scan=values.scan_branches(scans),
-            emit=_choice([None if one.kind == "null" else branch for one in writer.branches]),
+            scan=_scan(choices),
+            emit=_choice(choices),
+        )
+
+    def _unread(self, kind: Type, column: IcebergType | None) -> Reading:
+        """Return how values are skipped; a column has no value."""
+        return Reading(
+            self.skipped(kind),
+            None if column is None else self._optional(column),
+            values.scan_of(kind),
+            emit=lambda code, _: values.skip(code, kind),
         )
 
     def skipped(self, kind: Type) -> Any:
@@ -309,14 +316,12 @@ class Reader:
         struct with a member for each branch, whatever the branches are.
         """
         wire: list[Any] = []
-        read: list[Any] = []
-        scans: list[Scan | None] = []
+        read: list[Any] = ["null"]
         branches: list[Reading] = []
         choices: list[Reading | None] = []
         for one in writer.branches:
             if one.kind == "null":
                 wire.append("null")
-                scans.append(None)
                 choices.append(None)
                 continue
             place = len(branches) if writer.has_members else None
@@ -324,7 +329,6 @@ class Reader:
             record = {"type": "record", "name": self._name()}
             wire.append({**record, "fields": [{"name": "v", "type": branch.wire}]})
             read.append({**record, "fields": [{"name": "v", "type": branch.read}]})
-            scans.append(branch.scan)
             branches.append(branch)
             choices.append(branch)
 
@@ -332,14 +336,12 @@ class Reader:
             parts = (one.value(f"{union}.member{index}.v") for index, one in enumerate(branches))
             return f"coalesce({', '.join(parts)})"
 
-        checks = [
+        checks = tuple(
             check.inside(("field", f"member{index}"), ("field", "v"))
             for index, one in enumerate(branches)
             for check in one.checks
-        ]
-        scan = values.scan_branches(scans)
-        emit = _choice(choices)
-        return Reading(wire, ["null", *read], scan, value, checks=tuple(checks), emit=emit)
+        )
+        return Reading(wire, read, _scan(choices), value, checks, emit=_choice(choices))
 
     def _direct(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
         """Pair a type that is not a union with a column as a whole."""
@@ -356,18 +358,17 @@ class Reader:
 
     def _record(self, writer: Type, latest: Type | None, column: StructType) -> Reading:
         row = self.row(writer, latest, column.fields)
-        name = self._name()
+        name, readings = self._name(), row.readings
         read = [
-            {"name": field.name, "type": row.readings[field.name].read}
-            if field.name in row.readings
+            {"name": field.name, "type": readings[field.name].read}
+            if field.name in readings
             else self._missing(field)
             for field in column.fields
         ]
 
         def member(raw: str, field: NestedField) -> str:
-            reading = row.readings.get(field.name)
-            if reading is not None:
-                return reading.value(f"{raw}.{quote(field.name)}")
+            if field.name in readings:
+                return readings[field.name].value(f"{raw}.{quote(field.name)}")
             return row.defaults.get(field.name) or sql.null(field.field_type)
 
         def value(raw: str) -> str:
@@ -380,7 +381,7 @@ class Reader:
 
         checks = (
             check.inside(("field", name))
-            for name, reading in row.readings.items()
+            for name, reading in readings.items()
             for check in reading.checks
         )
         found = Reading(
@@ -391,7 +392,7 @@ class Reader:
             tuple(checks),
             emit=emit,
         )
-        return found if row.defaults else _converted(found, column, list(row.readings.values()))
+        return found if row.defaults else _converted(found, column, list(readings.values()))
 
     def _array(self, writer: Type, latest: Type | None, column: ListType) -> Reading:
         assert writer.inner is not None  # noqa: S101  it is an array
@@ -476,6 +477,11 @@ class Reader:
 
 
 _CONTAINERS = ("record", "array", "map")
+
+
+def _scan(choices: Sequence[Reading | None]) -> Scan:
+    """Return how a union is read in Python; None: null."""
+    return values.scan_branches([None if one is None else one.scan for one in choices])
 
 
 def _choice(choices: Sequence[Reading | None]) -> Emit:

@@ -130,21 +130,16 @@ class Check:
             if step[0] == "field":
                 raw = f"{raw}.{quote(step[1])}"  # for an array of structs, this is an array
                 continue
-            if step[0] == "keys":
-                raw = sql.each(raw, _keys) if is_array else _keys(raw)
-            elif step[0] == "values":
-                raw = sql.each(raw, _values) if is_array else _values(raw)
+            if step[0] != "items":  # of a map
+                of_map = _part_of_map(step[0])
+                raw = sql.each(raw, of_map) if is_array else of_map(raw)
             raw = f"flatten(array_compact({raw}))" if is_array else raw
             is_array = True
         return self.many(raw) if is_array else self.one(raw)
 
 
-def _keys(raw: str) -> str:
-    return f"map_keys({raw})"
-
-
-def _values(raw: str) -> str:
-    return f"map_values({raw})"
+def _part_of_map(part: str) -> Callable[[str], str]:
+    return lambda raw: f"map_{part}({raw})"
 
 
 def between(low: object, high: object) -> Check:
