@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
@@ -172,28 +172,13 @@ def identity(schema: RegisteredSchema) -> str | None:
     return None
 
 
+@limits.remembered
 def read_node(subject: str, schema: RegisteredSchema) -> Node:
     """Return the tree of a registered schema.
 
     :raises TableflowError: it contains itself, refers to a missing schema, is too large, or has
         fields that a table cannot distinguish
     """
-    found = _remembered(subject, schema)
-    if isinstance(found, TableflowError):
-        raise TableflowError(found.message, hint=found.hint)
-    return found
-
-
-@lru_cache(maxsize=256)
-def _remembered(subject: str, schema: RegisteredSchema) -> Node | TableflowError:
-    """Return the tree, or the error, cached: a refused schema is not expanded for every batch."""
-    try:
-        return _read(subject, schema)
-    except TableflowError as error:
-        return error
-
-
-def _read(subject: str, schema: RegisteredSchema) -> Node:
     where = f"subject {subject}"
     with limits.refused(where):
         contents, resolver, reader = _opened(where, schema, check=True)

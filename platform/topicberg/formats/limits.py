@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
 MAX_FIELDS = 10_000
 """Fields, elements, keys and values, including nested ones: Spark takes minutes to plan a query of
 so many."""
@@ -51,6 +54,29 @@ def refused(where: str) -> Iterator[None]:
             f"{where}: the schema cannot be read: {type(error).__name__}",
             hint="register a schema that is valid in its format",
         ) from error
+
+
+def remembered(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let a function of a schema remember its results, and errors.
+
+    A schema that is refused is not expanded for every batch.
+    """
+
+    @lru_cache(maxsize=256)
+    def attempt(*arguments: P.args, **named: P.kwargs) -> Result | TableflowError:
+        try:
+            return function(*arguments, **named)
+        except TableflowError as error:
+            return error
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> Result:
+        found = attempt(*arguments, **named)  # type: ignore[arg-type]  # they are hashable
+        if isinstance(found, TableflowError):
+            raise TableflowError(found.message, hint=found.hint)
+        return found
+
+    return call
 
 
 def check_size(where: str, schema: RegisteredSchema) -> None:

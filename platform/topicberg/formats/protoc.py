@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from topicberg.errors import TableflowError
+from topicberg.formats.limits import remembered
 
 _MAX_REASON = 200
 SECONDS, MEMORY = 10, 1024 * 1024 * 1024
@@ -26,28 +27,13 @@ runpy.run_module("grpc_tools.protoc", run_name="__main__", alter_sys=True)
 """
 
 
+@remembered
 def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> Any:
     """Return the file's descriptor (google.protobuf), in a pool of its own.
 
     :param references: (name, text) of files that it imports, directly or not
     :raises TableflowError: protoc refuses it; the message has no file name of its own
     """
-    found = _compiled(name, text, references)
-    if isinstance(found, TableflowError):
-        raise TableflowError(found.message, hint=found.hint)
-    return found
-
-
-@lru_cache(maxsize=256)
-def _compiled(name: str, text: str, references: tuple[tuple[str, str], ...]) -> Any:
-    """Return the descriptor, or the error, cached: a refused schema does not run protoc again."""
-    try:
-        return _descriptor(name, text, references)
-    except TableflowError as error:
-        return error
-
-
-def _descriptor(name: str, text: str, references: tuple[tuple[str, str], ...]) -> Any:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
 
