@@ -45,10 +45,7 @@ def _constant(kind: Type, value: Any, column: IcebergType) -> str | None:
                 member = f"member{index}"
                 target = next((one for one in column.fields if one.name == member), None)
                 inner = _constant(branch, value, target.field_type) if target else None
-                constant = inner and sql.struct(
-                    (one.name, inner if one is target else sql.null(one.field_type))
-                    for one in column.fields
-                )
+                constant = inner and sql.row(column, {member: inner})
             else:
                 return None
             if constant is not None:
@@ -100,16 +97,14 @@ def _plain_constant(kind: Type, value: Any, column: IcebergType) -> str | None:
             return f"map({', '.join(pairs)})"
         case StructType() if kind.kind == "record" and isinstance(value, dict):
             fields = {field.name: field for field in kind.fields}
-            members = []
-            for one in column.fields:
-                field = fields.get(one.name)
-                constant = None
-                if field is not None:
-                    given = value.get(field.name, field.default)
-                    if given is not NO_DEFAULT:
-                        constant = _constant(field.type, given, one.field_type)
-                members.append((one.name, constant or sql.null(one.field_type)))
-            return sql.struct(members)
+            constants = {
+                one.name: constant
+                for one in column.fields
+                if (field := fields.get(one.name)) is not None
+                and (given := value.get(field.name, field.default)) is not NO_DEFAULT
+                and (constant := _constant(field.type, given, one.field_type)) is not None
+            }
+            return sql.row(column, constants)
     return None
 
 

@@ -262,7 +262,8 @@ class Reader:
 
         :param place: index of the type in the writer's union; None: its column has no members
         """
-        columns = {field.name: field for field in _fields(column)}
+        fields = column.fields if isinstance(column, StructType) else ()
+        columns = {field.name: field for field in fields}
         kept = None if place is None else columns.get(f"member{place}")
         shares_fields = not columns.keys().isdisjoint(field.name for field in writer.fields)
         if latest is None:
@@ -294,13 +295,11 @@ class Reader:
         self, writer: Type, latest: Type | None, column: IcebergType, member: NestedField
     ) -> Reading:
         """Pair a type with one member of a union's column; the others are null."""
+        assert isinstance(column, StructType)  # noqa: S101  it has the member
         inner = self._direct(writer, latest, member.field_type)
 
         def value(raw: str) -> str:
-            members = sql.struct(
-                (field.name, inner.value(raw) if field is member else sql.null(field.field_type))
-                for field in _fields(column)
-            )
+            members = sql.row(column, {member.name: inner.value(raw)})
             return f"if({raw} IS NOT NULL, {members}, NULL)"
 
         def emit(code: Code, place: Place) -> None:
@@ -366,14 +365,9 @@ class Reader:
             for field in column.fields
         ]
 
-        def member(raw: str, field: NestedField) -> str:
-            if field.name in readings:
-                return readings[field.name].value(f"{raw}.{quote(field.name)}")
-            return row.defaults.get(field.name) or sql.null(field.field_type)
-
         def value(raw: str) -> str:
-            members = sql.struct((field.name, member(raw, field)) for field in column.fields)
-            return f"if({raw} IS NOT NULL, {members}, NULL)"
+            read = {name: one.value(f"{raw}.{quote(name)}") for name, one in readings.items()}
+            return f"if({raw} IS NOT NULL, {sql.row(column, {**row.defaults, **read})}, NULL)"
 
         def emit(code: Code, place: Place) -> None:
             code.emit(AvroOp.PRESENT, place)
@@ -501,10 +495,6 @@ def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) ->
     if all(part.sql is None or part.is_cast for part in parts):
         return replace(found, sql=values.cast(column), is_cast=True)
     return found
-
-
-def _fields(column: IcebergType) -> tuple[NestedField, ...]:
-    return column.fields if isinstance(column, StructType) else ()
 
 
 def _has_only_members(columns: Mapping[str, NestedField]) -> bool:

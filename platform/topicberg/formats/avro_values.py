@@ -410,14 +410,12 @@ def scan_of(kind: Type) -> Scan:
     def scan(cursor: Cursor, path: str) -> None:
         where = what(path, kind)
         match kind.kind:
-            case "boolean":
-                cursor.take(1, where)
+            case "boolean" | "float" | "double" | "fixed":
+                cursor.take(least_bytes(kind), where)
             case "int" | "long" | "enum":
                 cursor.number(where)
-            case "float" | "double":
-                cursor.take(struct.calcsize(kind.kind[0]), where)
-            case "bytes" | "string" | "fixed":
-                _bytes(cursor, kind, where)
+            case "bytes" | "string":
+                cursor.text(where)
             case "record":
                 for field in kind.fields:
                     scan_of(field.type)(cursor, f"{path}.{field.name}")
@@ -499,18 +497,14 @@ def skip(code: Code, kind: Type, depth: int = 0) -> None:
     if depth > MAX_PROGRAM_DEPTH:
         raise NotCoveredError(f"{kind} is nested too deeply")
     match kind.kind:
-        case "boolean":
-            code.emit(AvroOp.SKIP_BYTES, None, 1)
+        case "boolean" | "float" | "double" | "fixed":
+            code.emit(AvroOp.SKIP_BYTES, None, least_bytes(kind))
         case "int" | "long":
             code.emit(AvroOp.SKIP_NUMBER, None, *(INT if kind.kind == "int" else LONG))
         case "enum":
             code.emit(AvroOp.SKIP_ENUM, None, len(kind.symbols))
-        case "float" | "double":
-            code.emit(AvroOp.SKIP_BYTES, None, struct.calcsize(kind.kind[0]))
         case "bytes" | "string":
             code.emit(AvroOp.SKIP_TEXT, None)
-        case "fixed":
-            code.emit(AvroOp.SKIP_BYTES, None, kind.size)
         case "record":
             for field in kind.fields:
                 skip(code, field.type, depth + 1)

@@ -442,7 +442,7 @@ class _Reader:
         for part in parts:
             for name, schema in part.schema.get("properties", {}).items():
                 if schema is not False and name not in known:
-                    inner = self.within(part, schema, _join(where, name))
+                    inner = self.within(part, schema, join(where, name))
                     own[name] = (*own.get(name, ()), *inner)
         added: dict[str, list[tuple[_Part, ...]]] = {}
         for part in parts:
@@ -473,15 +473,15 @@ class _Reader:
             other = folded.setdefault(name.casefold(), name)
             if other != name:
                 raise self.fail(
-                    _join(where, name),
-                    f"differs from {_join(where, other)} only in case",
+                    join(where, name),
+                    f"differs from {join(where, other)} only in case",
                     "rename one of them: Spark and Snowflake cannot tell such columns apart",
                 )
         required = [part.schema.get("required") for part in parts]
         return Node(
             "struct",
             {
-                name: self.one_of(properties[name], _join(where, name))
+                name: self.one_of(properties[name], join(where, name))
                 for name in sorted(properties, key=lambda name: position[name])
             },
             required=frozenset(
@@ -532,7 +532,8 @@ def _name(parts: Sequence[_Part]) -> str | None:
     return reference.rpartition("/")[2] if isinstance(reference, str) else None
 
 
-def _join(where: str, name: str) -> str:
+def join(where: str, name: str) -> str:
+    """Return the path of a value inside of another one, or of the record."""
     return f"{where}.{name}" if where else name
 
 

@@ -33,7 +33,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError
 from topicberg.formats.connect_values import TEXTS
-from topicberg.formats.json_nodes import UNION_FIELD, Kind, Node
+from topicberg.formats.json_nodes import UNION_FIELD, Kind, Node, join
 
 _NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
 
@@ -166,7 +166,7 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
     read_as = _read_as(node, latest, column)
     match read_as, column:
         case "struct", StructType():
-            return Plan(node.kind, column, node, _fit_fields(subject, node, latest, column, path))
+            parts = {n: kind for n, kind in columns_of(column).items() if n in node.children}
         case "list", ListType():
             parts = {"element": column.element_type}
         case "map", MapType() if isinstance(column.key_type, StringType):
@@ -177,8 +177,9 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
             parts = {}
         case _:
             raise _unlike(subject, node, column, path)
+    twins = latest.children if latest else {}
     children = {
-        part: fit(subject, node.children[part], _child(latest, part), kind, f"{path}.{part}")
+        part: fit(subject, node.children[part], twins.get(part), kind, join(path, part))
         for part, kind in parts.items()
     }
     return Plan(read_as, column, node, children)
@@ -201,26 +202,6 @@ def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> Tablefl
         hint="disable Tableflow for the topic with --drop-table and enable it again, which "
         "creates a new table",
     )
-
-
-def _fit_fields(
-    subject: str, node: Node, latest: Node | None, column: StructType, path: str
-) -> dict[str, Plan]:
-    return {
-        name: fit(
-            subject,
-            node.children[name],
-            _child(latest, name),
-            kind,
-            f"{path}.{name}" if path else name,
-        )
-        for name, kind in columns_of(column).items()
-        if name in node.children
-    }
-
-
-def _child(latest: Node | None, name: str) -> Node | None:
-    return None if latest is None else latest.children.get(name)
 
 
 # --- unions ---
@@ -327,8 +308,5 @@ def _likeness(one: Node, other: Node) -> int:
         return 0
     if one.kind == "struct":
         return len(set(one.children) & set(other.children))
-    return 1 + sum(_likeness(one.children[n], other.children[n]) for n in _shared(one, other))
-
-
-def _shared(one: Node, other: Node) -> Iterator[str]:
-    return (name for name in one.children if name in other.children)
+    shared = (name for name in one.children if name in other.children)
+    return 1 + sum(_likeness(one.children[name], other.children[name]) for name in shared)

@@ -28,7 +28,7 @@ from pyiceberg.types import (
 
 from topicberg.formats import json_sql
 from topicberg.formats.connect_values import TEXTS, check_decimal, is_text
-from topicberg.formats.json_nodes import Kind, Node
+from topicberg.formats.json_nodes import Kind, Node, join
 from topicberg.formats.json_plan import SCALARS, Plan
 from topicberg.formats.reasons import MalformedError, byte, shortened, shown, type_name
 
@@ -189,7 +189,7 @@ class _Checker:
 
     def struct(self, value: _Object, plan: Plan, path: str) -> None:
         for name, child in plan.children.items():
-            inner = f"{path}.{name}" if path else name
+            inner = join(path, name)
             for earlier, one in value.earlier:  # Spark reads it too, if it needs a type
                 if earlier == name and child.kind not in json_sql.INEXACT:
                     self.check(one, child, inner)
@@ -322,9 +322,9 @@ class _Checker:
             return None
         number = _decimal(value)
         if number is None:
-            number = _of_double(value)
-            if number is None:
+            if abs(double := float(value)) >= 1e38:
                 raise _misfit(path, column, f"{label} exceeds the range")
+            number = Decimal(repr(double))  # that Spark converts a double to
             if self.many_digits:
                 raise _misfit(path, column, f"{label} or another number has too many digits")
         if plan.kind == "decimal":
@@ -421,14 +421,6 @@ def _decimal(value: str) -> Decimal | None:
     _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)  # noqa: S101  it is a number
     return number if len(digits) <= _MAX_DECIMAL and -exponent <= _MAX_DECIMAL else None
-
-
-def _of_double(value: str) -> Decimal | None:
-    """Return the decimal that Spark converts a double to; None: it does not."""
-    number = float(value)
-    if abs(number) >= 1e38:
-        return None
-    return Decimal(repr(number))
 
 
 def _holds(column: IcebergType, number: int) -> bool:

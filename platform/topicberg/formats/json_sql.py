@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pyiceberg.types import (
     DecimalType,
@@ -114,7 +114,7 @@ class Reader:
         """
         assert isinstance(plan.column, StructType)  # noqa: S101  the table's row
         values = {name: f"{value}.{quote(name)}" for name in self.held(plan)}
-        marked = _named(plan.column, values, marked=True)
+        marked = sql.row(plan.column, values, (DECODED, "true"))
         return f"if({self.fits(row, value, plan)}, {marked}, NULL)"
 
     def fits(self, row: str, value: str, plan: Plan) -> str:
@@ -143,9 +143,9 @@ class Reader:
             case "map":
                 return f"map<string,{children['value']}>"
             case "entries":
-                return f"array<{_struct(children)}>"
+                return f"array<{sql.struct_type(children.items())}>"
             case "struct":
-                return _struct(children)
+                return sql.struct_type(children.items())
         return SCALARS[plan.kind].raw
 
     def present(self, raw: str, plan: Plan) -> str:
@@ -180,7 +180,7 @@ class Reader:
                     name: self.value(f"{raw}.{quote(name)}", child)
                     for name, child in plan.children.items()
                 }
-                return f"if({raw} IS NOT NULL, {_named(plan.column, values)}, NULL)"
+                return f"if({raw} IS NOT NULL, {sql.row(plan.column, values)}, NULL)"
             case "list":
                 return self.list(raw, plan.children["element"])
             case "map":
@@ -365,7 +365,7 @@ class Reader:
             ]
             return f"if({_any(misfits)}, NULL, {struct})"
 
-        return f"if({fields} IS NOT NULL, {let(_named(plan.column, values), checked)}, NULL)"
+        return f"if({fields} IS NOT NULL, {let(sql.row(plan.column, values), checked)}, NULL)"
 
     # --- scalars ---
 
@@ -536,21 +536,6 @@ def _columns(plan: Plan) -> dict[str, IcebergType]:
     return columns_of(plan.column) if isinstance(plan.column, StructType) else {}
 
 
-def _named(target: StructType, values: Mapping[str, str], *, marked: bool = False) -> str:
-    """Return a struct of the target's columns; columns without a value are null.
-
-    :param marked: add :data:`DECODED`
-    """
-    members = [
-        (name, values.get(name) or sql.null(column)) for name, column in columns_of(target).items()
-    ]
-    return sql.struct([*members, (DECODED, "true")] if marked else members)
-
-
-def _struct(fields: Mapping[str, str]) -> str:
-    return f"struct<{','.join(f'{quote(name)}:{kind}' for name, kind in fields.items())}>"
-
-
 def let(value: str, body: Callable[[str], str]) -> str:
     """Return ``body`` of a value that is computed once: SQL has no other way in an expression."""
     return f"{sql.each(f'array({value})', body)}[0]"
@@ -587,9 +572,8 @@ def _map_of_entries(entries: str) -> str:
 
 def _any(conditions: Sequence[str]) -> str:
     """Return whether one condition is true; never null."""
-    if not conditions:
-        return "false"
-    return f"coalesce({' OR '.join(f'({one})' for one in conditions)}, false)"
+    found = sql.either(conditions)
+    return f"coalesce({found}, false)" if found else "false"
 
 
 def opening(name: str) -> bytes:
@@ -685,7 +669,7 @@ def _placed(plan: Plan, member: Member, value: str) -> str:
     if member.place == "":
         return value
     assert isinstance(plan.column, StructType)  # noqa: S101  it has places
-    return _named(plan.column, {member.place: value})
+    return sql.row(plan.column, {member.place: value})
 
 
 def _declares(fields: str, node: Node) -> str:

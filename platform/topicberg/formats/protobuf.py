@@ -125,20 +125,13 @@ _MAX_INDEXES = 100
 def fields(
     subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
 ) -> list[NestedField]:
-    """Return the columns of a message; see :class:`topicberg.formats.Format`.
-
-    :param message: its name in the file; None: the file's first message
-    """
+    """Return the columns of a message; see :class:`topicberg.formats.Format`."""
     where = f"subject {subject}"
     return message_fields(where, _root(where, schema, message), limits.bounded(where, ids))
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
-    """Return the full name of the message; see :class:`topicberg.formats.Format`.
-
-    :param message: its name in the file; None: the file's first message
-    :raises TableflowError: the schema is not Protobuf, or has no such message
-    """
+    """Return the full name of the message; see :class:`topicberg.formats.Format`."""
     name: str = _target(schema, message).full_name
     return name
 
@@ -170,11 +163,7 @@ def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
 
 
 def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataFrame, Column]:
-    """Return the record as the table's columns; see :class:`topicberg.formats.Format`.
-
-    :param message: its name in the latest schema; None: the file's first message
-    :raises TableflowError: a field of the writer's schema has another type than its column
-    """
+    """Return the record as the table's columns; see :class:`topicberg.formats.Format`."""
     from pyspark import cloudpickle
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from pyiceberg.types import (
     BinaryType,
@@ -17,7 +17,6 @@ from pyiceberg.types import (
     ListType,
     LongType,
     MapType,
-    NestedField,
     StringType,
     StructType,
     TimestampType,
@@ -55,15 +54,16 @@ def spark_type(column: IcebergType) -> str:
         case MapType():
             return f"map<{spark_type(column.key_type)},{spark_type(column.value_type)}>"
         case StructType():
-            return f"struct<{','.join(map(_member, column.fields))}>"
+            return struct_type((one.name, spark_type(one.field_type)) for one in column.fields)
     try:
         return _SCALARS[type(column)]
     except KeyError:
         raise TableflowError(f"the table has a column of the type {column}") from None
 
 
-def _member(field: NestedField) -> str:
-    return f"{quote(field.name)}:{spark_type(field.field_type)}"
+def struct_type(members: Iterable[tuple[str, str]]) -> str:
+    """Return the type of a struct of names and types."""
+    return f"struct<{','.join(f'{quote(name)}:{kind}' for name, kind in members)}>"
 
 
 def text(value: str) -> str:
@@ -80,6 +80,12 @@ def null(column: IcebergType) -> str:
 def struct(members: Iterable[tuple[str, str]]) -> str:
     """Return a struct of names and values."""
     return f"named_struct({', '.join(f'{text(name)}, {value}' for name, value in members)})"
+
+
+def row(column: StructType, values: Mapping[str, str], *more: tuple[str, str]) -> str:
+    """Return a struct of a column's fields, and more; fields without a value are null."""
+    fields = [(one.name, values.get(one.name) or null(one.field_type)) for one in column.fields]
+    return struct([*fields, *more])
 
 
 def each(array: str, body: Callable[[str], str]) -> str:
