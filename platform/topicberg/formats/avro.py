@@ -17,24 +17,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, Pairing, sql
@@ -49,30 +32,30 @@ from topicberg.spark import quote
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_PRIMITIVES: dict[str, Callable[[], IcebergType]] = {
-    "boolean": BooleanType,
-    "int": IntegerType,
-    "long": LongType,
-    "float": FloatType,
-    "double": DoubleType,
-    "bytes": BinaryType,
-    "string": StringType,
-    "fixed": BinaryType,
-    "enum": StringType,
+_PRIMITIVES: dict[str, Callable[[], T.IcebergType]] = {
+    "boolean": T.BooleanType,
+    "int": T.IntegerType,
+    "long": T.LongType,
+    "float": T.FloatType,
+    "double": T.DoubleType,
+    "bytes": T.BinaryType,
+    "string": T.StringType,
+    "fixed": T.BinaryType,
+    "enum": T.StringType,
 }
-_LOGICAL: dict[str, Callable[[], IcebergType]] = {
-    "date": DateType,
-    "timestamp-millis": TimestamptzType,
-    "timestamp-micros": TimestamptzType,
-    "local-timestamp-millis": TimestampType,
-    "local-timestamp-micros": TimestampType,
-    "topicberg.nano-timestamp": TimestampType,
-    "topicberg.iso-timestamp": TimestampType,
-    "topicberg.zoned-timestamp": TimestamptzType,
-    "topicberg.iso-date": DateType,
-    "topicberg.iso-time": LongType,
-    "topicberg.decimal": StringType,
-    "topicberg.variable-decimal": StringType,
+_LOGICAL: dict[str, Callable[[], T.IcebergType]] = {
+    "date": T.DateType,
+    "timestamp-millis": T.TimestamptzType,
+    "timestamp-micros": T.TimestamptzType,
+    "local-timestamp-millis": T.TimestampType,
+    "local-timestamp-micros": T.TimestampType,
+    "topicberg.nano-timestamp": T.TimestampType,
+    "topicberg.iso-timestamp": T.TimestampType,
+    "topicberg.zoned-timestamp": T.TimestamptzType,
+    "topicberg.iso-date": T.DateType,
+    "topicberg.iso-time": T.LongType,
+    "topicberg.decimal": T.StringType,
+    "topicberg.variable-decimal": T.StringType,
 }
 _END = -7_934_817_264_950_318_463
 """A number appended to each record, which is read correctly only where the record ends."""
@@ -82,7 +65,7 @@ _numbers = itertools.count()
 
 def fields(
     subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
-) -> list[NestedField]:
+) -> list[T.NestedField]:
     """Return the columns of a record; see :class:`topicberg.formats.Format`."""
     where = f"subject {subject}"
     return _Converter(where, ids).fields(parse_record(where, schema))
@@ -184,10 +167,10 @@ class _Converter:
     def fail(self, path: str, problem: str, hint: str) -> TableflowError:
         return TableflowError(f"{self.where}: field {path} {problem}", hint=hint)
 
-    def fields(self, record: Type) -> list[NestedField]:
+    def fields(self, record: Type) -> list[T.NestedField]:
         self.open.append(record)
         found = [
-            NestedField(
+            T.NestedField(
                 field_id=next(self.ids),
                 name=field.name,
                 field_type=self.convert(field.type, f"{record.name}.{field.name}"),
@@ -200,7 +183,7 @@ class _Converter:
         self.open.pop()
         return found
 
-    def convert(self, kind: Type, path: str) -> IcebergType:
+    def convert(self, kind: Type, path: str) -> T.IcebergType:
         """Return a type's column. For a union: a struct with a member for each type.
 
         At most one member is not null. Null and a type are that type; int and long, or float and
@@ -208,9 +191,9 @@ class _Converter:
         """
         members = kind.members
         if kind.has_members:
-            return StructType(
+            return T.StructType(
                 *(
-                    NestedField(
+                    T.NestedField(
                         field_id=next(self.ids),
                         name=f"member{index}",
                         field_type=self.convert(member, f"{path}.member{index}"),
@@ -222,7 +205,7 @@ class _Converter:
         if not members:
             raise self.fail(path, "allows only null", "give the field a type, or remove it")
         if len(members) > 1:
-            return LongType() if members[0].kind in ("int", "long") else DoubleType()
+            return T.LongType() if members[0].kind in ("int", "long") else T.DoubleType()
         kind = members[0]
         match kind.kind:
             case "record" if kind.logical is None:
@@ -233,7 +216,7 @@ class _Converter:
             return self.decimal(kind, path)
         return (_LOGICAL.get(kind.logical or "") or _PRIMITIVES[kind.kind])()
 
-    def record(self, kind: Type, path: str) -> IcebergType:
+    def record(self, kind: Type, path: str) -> T.IcebergType:
         if kind in self.open:
             raise self.fail(
                 path,
@@ -247,18 +230,18 @@ class _Converter:
                 "is a record without fields",
                 "give it a field, or remove it: Parquet has no empty structs",
             )
-        return StructType(*found)
+        return T.StructType(*found)
 
-    def container(self, kind: Type, path: str) -> IcebergType:
+    def container(self, kind: Type, path: str) -> T.IcebergType:
         assert kind.inner is not None  # noqa: S101  it is an array or a map
         first = next(self.ids)
         if kind.kind == "array":
-            return ListType(first, self.convert(kind.inner, f"{path}.element"), False)
+            return T.ListType(first, self.convert(kind.inner, f"{path}.element"), False)
         second = next(self.ids)
         value = self.convert(kind.inner, f"{path}.value")
-        return MapType(first, StringType(), second, value, False)
+        return T.MapType(first, T.StringType(), second, value, False)
 
-    def decimal(self, kind: Type, path: str) -> IcebergType:
+    def decimal(self, kind: Type, path: str) -> T.IcebergType:
         if not kind.is_decimal or kind.precision > MAX_PRECISION:
             limit = min(MAX_PRECISION, kind.digits)
             raise self.fail(
@@ -267,4 +250,4 @@ class _Converter:
                 f"has a precision from 1 to {limit} and a scale up to it",
                 "register it as bytes or string: Spark and Iceberg have no other decimals",
             )
-        return DecimalType(kind.precision, kind.scale)
+        return T.DecimalType(kind.precision, kind.scale)

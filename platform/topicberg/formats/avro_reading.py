@@ -18,24 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats import avro_values as values
 from topicberg.formats import connect_values, sql
@@ -124,7 +107,7 @@ class Reader:
         self._names = itertools.count()
         self._skipped: dict[int, str] = {}
 
-    def row(self, writer: Type, latest: Type | None, columns: Sequence[NestedField]) -> Row:
+    def row(self, writer: Type, latest: Type | None, columns: Sequence[T.NestedField]) -> Row:
         """Pair the fields of a record with columns, by name."""
         by_name = {column.name: column for column in columns}
         newest = {field.name: field for field in latest.fields} if latest else {}
@@ -151,7 +134,7 @@ class Reader:
         }
         return Row(parts, defaults)
 
-    def value(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+    def value(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading:
         """Pair a type with a column."""
         if latest is not None and not latest.members:
             latest = None
@@ -172,7 +155,7 @@ class Reader:
             emit=_choice(choices),
         )
 
-    def _unread(self, kind: Type, column: IcebergType | None) -> Reading:
+    def _unread(self, kind: Type, column: T.IcebergType | None) -> Reading:
         """Return how values are skipped; a column has no value."""
         return Reading(
             self.skipped(kind),
@@ -211,37 +194,37 @@ class Reader:
     def _name(self) -> str:
         return f"t{next(self._names)}"
 
-    def _optional(self, column: IcebergType) -> Any:
+    def _optional(self, column: T.IcebergType) -> Any:
         """Return an Avro type that Spark reads as the column's, or null."""
         return ["null", self._natural(column)]
 
-    def _natural(self, column: IcebergType) -> Any:
+    def _natural(self, column: T.IcebergType) -> Any:
         match column:
-            case StructType():
+            case T.StructType():
                 fields = [self._missing(field) for field in column.fields]
                 return {"type": "record", "name": self._name(), "fields": fields}
-            case ListType():
+            case T.ListType():
                 return {"type": "array", "items": self._optional(column.element_type)}
-            case MapType():
+            case T.MapType():
                 return {"type": "map", "values": self._optional(column.value_type)}
-            case DecimalType():
+            case T.DecimalType():
                 precision, scale = column.precision, column.scale
                 decimal = {"logicalType": "decimal", "precision": precision, "scale": scale}
                 return {"type": "bytes", **decimal}
-            case DateType():
+            case T.DateType():
                 return {"type": "int", "logicalType": "date"}
-            case TimestamptzType():
+            case T.TimestamptzType():
                 return {"type": "long", "logicalType": "timestamp-micros"}
-            case TimestampType():
+            case T.TimestampType():
                 return {"type": "long", "logicalType": "local-timestamp-micros"}
-            case BinaryType():
+            case T.BinaryType():
                 return "bytes"
         return str(column)
 
-    def _missing(self, field: NestedField) -> dict[str, Any]:
+    def _missing(self, field: T.NestedField) -> dict[str, Any]:
         return {"name": field.name, "type": self._optional(field.field_type), "default": None}
 
-    def _unfit(self, writer: Type, column: IcebergType) -> Reading:
+    def _unfit(self, writer: Type, column: T.IcebergType) -> Reading:
         """Return a reading that makes every record with such a value malformed.
 
         ``from_avro`` fails at the first value of the type.
@@ -256,13 +239,13 @@ class Reader:
         return Reading(wire, self._natural(column), scan, emit=emit)
 
     def _branch(
-        self, writer: Type, place: int | None, latest: Type | None, column: IcebergType
+        self, writer: Type, place: int | None, latest: Type | None, column: T.IcebergType
     ) -> Reading:
         """Pair a type that is not a union with the column, or with a member of the column.
 
         :param place: index of the type in the writer's union; None: its column has no members
         """
-        fields = column.fields if isinstance(column, StructType) else ()
+        fields = column.fields if isinstance(column, T.StructType) else ()
         columns = {field.name: field for field in fields}
         kept = None if place is None else columns.get(f"member{place}")
         shares_fields = not columns.keys().isdisjoint(field.name for field in writer.fields)
@@ -292,10 +275,10 @@ class Reader:
         return self._direct(writer, options[0] if len(options) == 1 else None, column)
 
     def _member(
-        self, writer: Type, latest: Type | None, column: IcebergType, member: NestedField
+        self, writer: Type, latest: Type | None, column: T.IcebergType, member: T.NestedField
     ) -> Reading:
         """Pair a type with one member of a union's column; the others are null."""
-        assert isinstance(column, StructType)  # noqa: S101  it has the member
+        assert isinstance(column, T.StructType)  # noqa: S101  it has the member
         inner = self._direct(writer, latest, member.field_type)
 
         def value(raw: str) -> str:
@@ -308,7 +291,7 @@ class Reader:
 
         return replace(inner, sql=value, is_cast=False, emit=emit)
 
-    def _union(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+    def _union(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading:
         """Pair a union of several types with a column.
 
         Each branch becomes a record of one field, which has the same bytes. Spark then returns a
@@ -342,20 +325,20 @@ class Reader:
         )
         return Reading(wire, read, _scan(choices), value, checks, emit=_choice(choices))
 
-    def _direct(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+    def _direct(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading:
         """Pair a type that is not a union with a column as a whole."""
         if latest is not None and latest.kind != writer.kind and writer.kind in _CONTAINERS:
             latest = None
         match writer.kind, column:
-            case "record", StructType():
+            case "record", T.StructType():
                 return self._record(writer, latest, column)
-            case "array", ListType():
+            case "array", T.ListType():
                 return self._array(writer, latest, column)
-            case "map", MapType():
+            case "map", T.MapType():
                 return self._map(writer, latest, column)
         return self._scalar(writer, latest, column) or self._unfit(writer, column)
 
-    def _record(self, writer: Type, latest: Type | None, column: StructType) -> Reading:
+    def _record(self, writer: Type, latest: Type | None, column: T.StructType) -> Reading:
         row = self.row(writer, latest, column.fields)
         name, readings = self._name(), row.readings
         read = [
@@ -388,7 +371,7 @@ class Reader:
         )
         return found if row.defaults else _converted(found, column, list(readings.values()))
 
-    def _array(self, writer: Type, latest: Type | None, column: ListType) -> Reading:
+    def _array(self, writer: Type, latest: Type | None, column: T.ListType) -> Reading:
         assert writer.inner is not None  # noqa: S101  it is an array
         inner = self.value(writer.inner, latest and latest.inner, column.element_type)
 
@@ -409,7 +392,7 @@ class Reader:
         )
         return _converted(found, column, [inner])
 
-    def _map(self, writer: Type, latest: Type | None, column: MapType) -> Reading:
+    def _map(self, writer: Type, latest: Type | None, column: T.MapType) -> Reading:
         assert writer.inner is not None  # noqa: S101  it is a map
         inner = self.value(writer.inner, latest and latest.inner, column.value_type)
 
@@ -431,7 +414,7 @@ class Reader:
         )
         return _converted(found, column, [inner])
 
-    def _scalar(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading | None:
+    def _scalar(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading | None:
         """Pair a type with a column of one value; None if no value of the type fits.
 
         If only one of the two schemas has a logical type, it gives the number its meaning.
@@ -443,27 +426,27 @@ class Reader:
         is_whole = kind in ("int", "long")
         means_the_same = meaning is None or new in (None, meaning)
         match column:
-            case BooleanType() if kind == "boolean":
+            case T.BooleanType() if kind == "boolean":
                 return values.boolean(column)
-            case IntegerType() if kind == "int" and means_the_same:
+            case T.IntegerType() if kind == "int" and means_the_same:
                 return values.whole(column)
-            case LongType() if is_whole and means_the_same:
+            case T.LongType() if is_whole and means_the_same:
                 return values.whole(column)
-            case FloatType() if is_whole or kind == "float":
+            case T.FloatType() if is_whole or kind == "float":
                 return values.floating(column, kind)
-            case DoubleType() if is_whole or kind in ("float", "double"):
+            case T.DoubleType() if is_whole or kind in ("float", "double"):
                 return values.floating(column, kind)
-            case StringType() if kind == "enum":
+            case T.StringType() if kind == "enum":
                 return values.enum(writer, self._name(), column)
-            case StringType() if kind == "string" or (kind == "bytes" and meaning is None):
+            case T.StringType() if kind == "string" or (kind == "bytes" and meaning is None):
                 return values.string(column)
-            case BinaryType() if kind in ("bytes", "string", "fixed"):
+            case T.BinaryType() if kind in ("bytes", "string", "fixed"):
                 return values.binary(writer, self._name(), column)
-            case DateType() if kind == "int" and (meaning or new) == "date":
+            case T.DateType() if kind == "int" and (meaning or new) == "date":
                 return values.date(column)
-            case TimestamptzType() | TimestampType() if is_whole:
+            case T.TimestamptzType() | T.TimestampType() if is_whole:
                 return values.timestamp(column, meaning or new or "")
-            case DecimalType() if kind in ("bytes", "fixed"):
+            case T.DecimalType() if kind in ("bytes", "fixed"):
                 scaled = writer if meaning else latest
                 if scaled is not None and scaled.is_decimal:
                     return values.decimal(writer, self._name(), scaled.scale, column)
@@ -488,7 +471,7 @@ def _choice(choices: Sequence[Reading | None]) -> Emit:
     return emit
 
 
-def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) -> Reading:
+def _converted(found: Reading, column: T.IcebergType, parts: Sequence[Reading]) -> Reading:
     """Return the reading, converting a whole value only if its parts have to be converted."""
     if not any(part.sql for part in parts):
         return replace(found, sql=None)
@@ -497,7 +480,7 @@ def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) ->
     return found
 
 
-def _has_only_members(columns: Mapping[str, NestedField]) -> bool:
+def _has_only_members(columns: Mapping[str, T.NestedField]) -> bool:
     names = [f"member{index}" for index in range(len(columns))]
     return bool(columns) and list(columns) == names
 

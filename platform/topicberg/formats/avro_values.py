@@ -14,17 +14,7 @@ from decimal import Context, Decimal
 from functools import partial
 from typing import Any, Literal
 
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    StructType,
-    TimestampType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
@@ -192,7 +182,7 @@ def operation(kind: AvroOp, *arguments: int) -> Emit:
     return emit
 
 
-def cast(column: IcebergType) -> Callable[[str], str]:
+def cast(column: T.IcebergType) -> Callable[[str], str]:
     kind = sql.spark_type(column)
     return lambda raw: f"try_cast({raw} AS {kind})"
 
@@ -200,9 +190,9 @@ def cast(column: IcebergType) -> Callable[[str], str]:
 def what(path: str, column: object) -> str:
     """Return the place of a value for a reason: field path and type."""
     kind = str(column)
-    if isinstance(column, StructType | ListType | MapType):
+    if isinstance(column, T.StructType | T.ListType | T.MapType):
         kind = type(column).__name__.removesuffix("Type").lower()
-    elif isinstance(column, DecimalType):
+    elif isinstance(column, T.DecimalType):
         kind = f"decimal({column.precision},{column.scale})"
     return f"field {path} ({kind})"
 
@@ -227,7 +217,7 @@ def _within(value: int, bounds: tuple[int, int], where: str, problem: str) -> No
         raise MalformedError(f"{where}: value {value} {problem}")
 
 
-def boolean(column: IcebergType) -> Reading:
+def boolean(column: T.IcebergType) -> Reading:
     """Return a reading of the bytes 0 and 1, which as numbers (varints) are 0 and -1."""
 
     def scan(cursor: Cursor, path: str) -> None:
@@ -238,8 +228,8 @@ def boolean(column: IcebergType) -> Reading:
     return Reading("long", "long", scan, cast(column), (between(-1, 0),), is_cast=True, emit=emit)
 
 
-def whole(column: IcebergType) -> Reading:
-    is_long = isinstance(column, LongType)
+def whole(column: T.IcebergType) -> Reading:
+    is_long = isinstance(column, T.LongType)
     bounds = LONG if is_long else INT
 
     def scan(cursor: Cursor, path: str) -> None:
@@ -252,12 +242,12 @@ def whole(column: IcebergType) -> Reading:
     return Reading("long", "long", scan, cast(column), (between(*bounds),), True, emit)
 
 
-def floating(column: IcebergType, kind: str) -> Reading:
+def floating(column: T.IcebergType, kind: str) -> Reading:
     """Return a reading that promotes integers as Avro does, to the nearest float or double."""
-    is_double = isinstance(column, DoubleType)
+    is_double = isinstance(column, T.DoubleType)
     if kind in ("int", "long"):
         near = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
-        return Reading("long", str(column), whole(LongType()).scan, emit=operation(near))
+        return Reading("long", str(column), whole(T.LongType()).scan, emit=operation(near))
     size = struct.calcsize(kind[0])
 
     def scan(cursor: Cursor, path: str) -> None:
@@ -268,7 +258,7 @@ def floating(column: IcebergType, kind: str) -> Reading:
     return Reading(kind, str(column), scan, emit=operation(AvroOp.WIDER if is_wider else same))
 
 
-def string(column: IcebergType) -> Reading:
+def string(column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         where = what(path, column)
         utf8(cursor.text(where), where)
@@ -276,7 +266,7 @@ def string(column: IcebergType) -> Reading:
     return Reading("string", "string", scan, checks=(UTF8,), emit=operation(AvroOp.TEXT))
 
 
-def enum(writer: Type, name: str, column: IcebergType) -> Reading:
+def enum(writer: Type, name: str, column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         where = what(path, column)
         number = cursor.number(where)
@@ -293,7 +283,7 @@ def enum(writer: Type, name: str, column: IcebergType) -> Reading:
     return Reading(wire, wire, scan, emit=emit)
 
 
-def binary(writer: Type, name: str, column: IcebergType) -> Reading:
+def binary(writer: Type, name: str, column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         _bytes(cursor, writer, what(path, column))
 
@@ -307,7 +297,7 @@ def _bytes(cursor: Cursor, writer: Type, where: str) -> bytes:
     return cursor.take(writer.size, where) if writer.kind == "fixed" else cursor.text(where)
 
 
-def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading | None:
+def decimal(writer: Type, name: str, scale: int, column: T.DecimalType) -> Reading | None:
     """Return a reading with as many digits as the bytes can have, checked against the column's."""
     digits = min(MAX_PRECISION, writer.digits)
     if scale > digits:
@@ -315,7 +305,7 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
     bytes_ = binary(writer, name, column).wire
     read = {"logicalType": "decimal", "precision": digits, "scale": scale}
     read = {**bytes_, **read} if writer.kind == "fixed" else {"type": "bytes", **read}
-    source = DecimalType(digits, scale)
+    source = T.DecimalType(digits, scale)
     limit = Decimal(10) ** min(column.precision - column.scale, digits - scale)
 
     def scan(cursor: Cursor, path: str) -> None:
@@ -350,7 +340,7 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
     return Reading(bytes_, read, scan, cast(column), checks, is_cast=True, emit=emit)
 
 
-def _inexact(source: DecimalType, column: DecimalType) -> Check:
+def _inexact(source: T.DecimalType, column: T.DecimalType) -> Check:
     """Return the check of decimals whose last digits the column cannot hold."""
 
     def one(raw: str) -> str:
@@ -359,21 +349,21 @@ def _inexact(source: DecimalType, column: DecimalType) -> Check:
     return Check(one, lambda raw: sql.some(raw, one))
 
 
-def date(column: IcebergType) -> Reading:
+def date(column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         where = what(path, column)
         _within(cursor.number(where), DAYS, where, "is not a day of the years 1 to 9999")
 
     def convert(raw: str) -> str:
-        return f"date_from_unix_date({cast(IntegerType())(raw)})"
+        return f"date_from_unix_date({cast(T.IntegerType())(raw)})"
 
     emit = operation(AvroOp.INT, *DAYS)
     return Reading("long", "long", scan, convert, (between(*DAYS),), emit=emit)
 
 
-def timestamp(column: IcebergType, meaning: str) -> Reading | None:
+def timestamp(column: T.IcebergType, meaning: str) -> Reading | None:
     """:param meaning: the logical type; None is returned if it is not of the column's kind"""
-    is_local = isinstance(column, TimestampType)
+    is_local = isinstance(column, T.TimestampType)
     place, _, unit = meaning.rpartition("timestamp-")
     if unit not in UNITS or place != ("local-" if is_local else ""):
         return None

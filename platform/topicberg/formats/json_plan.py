@@ -12,30 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats.connect_values import TEXTS
 from topicberg.formats.json_nodes import UNION_FIELD, Kind, Node, join
 
-_NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
+_NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 
 
 class Scalar(NamedTuple):
@@ -46,7 +29,7 @@ class Scalar(NamedTuple):
     ``expected``: what such a value is, for reasons.
     """
 
-    columns: tuple[type[IcebergType], ...]
+    columns: tuple[type[T.IcebergType], ...]
     raw: str
     expected: str
 
@@ -54,29 +37,29 @@ class Scalar(NamedTuple):
 _TEXTS: tuple[Kind, ...] = ("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
 _UNSCALED = "a number, or base64 of its unscaled bytes"
 SCALARS: dict[Kind, Scalar] = {
-    "string": Scalar((StringType,), "string", "a string"),
-    "json": Scalar((StringType,), "variant", "a value"),
-    "boolean": Scalar((BooleanType,), "boolean", "true or false"),
-    "int": Scalar((IntegerType, *_NUMBERS), "int", "a whole number"),
-    "long": Scalar((LongType, *_NUMBERS), "bigint", "a whole number"),
-    "float": Scalar((FloatType, DoubleType), "float", "a number"),
-    "double": Scalar((DoubleType,), "double", "a number"),
-    "any-float": Scalar((FloatType, DoubleType), "float", "a number"),
-    "any-double": Scalar((DoubleType,), "double", "a number"),
-    "decimal": Scalar((DecimalType,), "variant", _UNSCALED),
-    "binary": Scalar((BinaryType,), "binary", "base64"),
-    "date": Scalar((DateType,), "int", "a whole number of days"),
-    "timestamp": Scalar((TimestampType,), "bigint", "a whole number of milliseconds"),
-    "timestamptz": Scalar((TimestamptzType,), "bigint", "a whole number of milliseconds"),
+    "string": Scalar((T.StringType,), "string", "a string"),
+    "json": Scalar((T.StringType,), "variant", "a value"),
+    "boolean": Scalar((T.BooleanType,), "boolean", "true or false"),
+    "int": Scalar((T.IntegerType, *_NUMBERS), "int", "a whole number"),
+    "long": Scalar((T.LongType, *_NUMBERS), "bigint", "a whole number"),
+    "float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "double": Scalar((T.DoubleType,), "double", "a number"),
+    "any-float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "any-double": Scalar((T.DoubleType,), "double", "a number"),
+    "decimal": Scalar((T.DecimalType,), "variant", _UNSCALED),
+    "binary": Scalar((T.BinaryType,), "binary", "base64"),
+    "date": Scalar((T.DateType,), "int", "a whole number of days"),
+    "timestamp": Scalar((T.TimestampType,), "bigint", "a whole number of milliseconds"),
+    "timestamptz": Scalar((T.TimestamptzType,), "bigint", "a whole number of milliseconds"),
     "date-time": Scalar(
-        (TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
+        (T.TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
     ),
-    "timestamp-micros": Scalar((TimestampType,), "bigint", "a whole number of microseconds"),
-    "timestamp-nanos": Scalar((TimestampType,), "bigint", "a whole number of nanoseconds"),
+    "timestamp-micros": Scalar((T.TimestampType,), "bigint", "a whole number of microseconds"),
+    "timestamp-nanos": Scalar((T.TimestampType,), "bigint", "a whole number of nanoseconds"),
     **{kind: Scalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
-    "decimal-text": Scalar((StringType,), "variant", _UNSCALED),
+    "decimal-text": Scalar((T.StringType,), "variant", _UNSCALED),
     "variable-decimal": Scalar(
-        (StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
+        (T.StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
     ),
 }
 
@@ -96,7 +79,7 @@ class Plan:
     """
 
     kind: Kind
-    column: IcebergType
+    column: T.IcebergType
     node: Node
     children: Mapping[str, Plan] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
@@ -113,10 +96,10 @@ class Member:
     place: str | None
 
 
-def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[NestedField]:
+def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[T.NestedField]:
     """Return the columns of an object's properties, or of a union's members."""
     return [
-        NestedField(
+        T.NestedField(
             field_id=next(ids),
             name=name,
             field_type=_type_of(child, ids),
@@ -127,20 +110,20 @@ def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[NestedFi
     ]
 
 
-def _type_of(node: Node, ids: Iterator[int]) -> IcebergType:
+def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
     match node.kind:
         case "decimal":
-            return DecimalType(node.precision, node.scale)
+            return T.DecimalType(node.precision, node.scale)
         case "struct" | "union":
-            return StructType(*fields_of(node.children, ids))
+            return T.StructType(*fields_of(node.children, ids))
         case "list":
-            return ListType(
+            return T.ListType(
                 element_id=next(ids),
                 element_type=_type_of(node.children["element"], ids),
                 element_required=False,
             )
         case "map" | "entries":
-            return MapType(
+            return T.MapType(
                 key_id=next(ids),
                 key_type=_type_of(node.children["key"], ids),
                 value_id=next(ids),
@@ -150,12 +133,14 @@ def _type_of(node: Node, ids: Iterator[int]) -> IcebergType:
     return SCALARS[node.kind].columns[0]()
 
 
-def columns_of(kind: StructType) -> dict[str, IcebergType]:
+def columns_of(kind: T.StructType) -> dict[str, T.IcebergType]:
     """Return the fields of a struct by name."""
     return {one.name: one.field_type for one in kind.fields}
 
 
-def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path: str = "") -> Plan:
+def fit(
+    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str = ""
+) -> Plan:
     """Return the plan by which values of the writer's ``node`` become values of ``column``.
 
     :param latest: the latest schema's type at this place; None: it has none
@@ -165,13 +150,13 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
         return _fit_union(subject, node, latest, column, path)
     read_as = _read_as(node, latest, column)
     match read_as, column:
-        case "struct", StructType():
+        case "struct", T.StructType():
             parts = {n: kind for n, kind in columns_of(column).items() if n in node.children}
-        case "list", ListType():
+        case "list", T.ListType():
             parts = {"element": column.element_type}
-        case "map", MapType() if isinstance(column.key_type, StringType):
+        case "map", T.MapType() if isinstance(column.key_type, T.StringType):
             parts = {"value": column.value_type}
-        case "entries", MapType():
+        case "entries", T.MapType():
             parts = {"key": column.key_type, "value": column.value_type}
         case kind, _ if kind in SCALARS and isinstance(column, SCALARS[kind].columns):
             parts = {}
@@ -185,17 +170,17 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
     return Plan(read_as, column, node, children)
 
 
-def _read_as(node: Node, latest: Node | None, column: IcebergType) -> Kind:
+def _read_as(node: Node, latest: Node | None, column: T.IcebergType) -> Kind:
     """Return how a value is read; the ``format`` of a string may differ between versions."""
-    if node.kind in ("date-time", *_TEXTS) and isinstance(column, StringType):
+    if node.kind in ("date-time", *_TEXTS) and isinstance(column, T.StringType):
         return "string"
     is_time = latest is not None and latest.kind == "date-time"
-    if node.kind == "string" and is_time and isinstance(column, TimestamptzType):
+    if node.kind == "string" and is_time and isinstance(column, T.TimestamptzType):
         return "date-time"
     return node.kind
 
 
-def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> TableflowError:
+def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
     place = f"field {path}" if path else "the record"
     return TableflowError(
         f"{subject}: {place} is a {node.kind}, its column a {column}",
@@ -208,11 +193,11 @@ def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> Tablefl
 
 
 def _fit_union(
-    subject: str, node: Node, latest: Node | None, column: IcebergType, path: str
+    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str
 ) -> Plan:
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
-    columns = columns_of(column) if isinstance(column, StructType) else {}
+    columns = columns_of(column) if isinstance(column, T.StructType) else {}
     twins: Sequence[tuple[str | None, Node | None]]
     if f"{UNION_FIELD}0" not in columns:
         twins = [("" if _may_be(one, latest) else None, latest) for one in nodes]

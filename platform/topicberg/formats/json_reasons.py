@@ -15,16 +15,7 @@ from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    MapType,
-    StructType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats import json_sql
 from topicberg.formats.connect_values import TEXTS, check_decimal, is_text
@@ -52,6 +43,7 @@ _EXPECTED: dict[Kind, str] = {
     "entries": "an array of objects with key and value",
     "struct": "an object",
 }
+_NESTED: dict[type, str] = {T.StructType: "struct", T.ListType: "list", T.MapType: "map"}
 _OPENED = {"{": "an object", "[": "an array", "n": "null"}
 _TIMES = ("date", "timestamp", "timestamptz", "timestamp-micros")
 _FLOATS = ("float", "any-float")
@@ -298,7 +290,9 @@ class _Checker:
             number = _decimal(value)
             if number is None or not 0 <= scale <= _MAX_DECIMAL:
                 raise _misfit(path, plan.column, f"value {shortened(value)} has too many digits")
-            return self.decimal_of(number, DecimalType(_MAX_DECIMAL, scale), path, shortened(value))
+            return self.decimal_of(
+                number, T.DecimalType(_MAX_DECIMAL, scale), path, shortened(value)
+            )
         return self.unscaled(value, plan.node.scale, plan, path)
 
     def variable_decimal(self, value: Any, plan: Plan, path: str) -> None:
@@ -341,12 +335,12 @@ class _Checker:
         return None
 
     def decimal(self, number: Decimal, plan: Plan, path: str, label: str) -> None:
-        own = DecimalType(plan.node.precision, plan.node.scale)
+        own = T.DecimalType(plan.node.precision, plan.node.scale)
         for kind in (own, plan.column):
-            assert isinstance(kind, DecimalType)  # noqa: S101  the plan's
+            assert isinstance(kind, T.DecimalType)  # noqa: S101  the plan's
             self.decimal_of(number, kind, path, label)
 
-    def decimal_of(self, number: Decimal, kind: DecimalType, path: str, label: str) -> None:
+    def decimal_of(self, number: Decimal, kind: T.DecimalType, path: str, label: str) -> None:
         if number and number.adjusted() >= kind.precision - kind.scale:
             raise _misfit(path, kind, f"value {label} exceeds the precision")
         if number != number.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT):
@@ -354,7 +348,7 @@ class _Checker:
 
 
 def _misfit(path: str, kind: object, problem: str) -> MalformedError:
-    name = {StructType: "struct", ListType: "list", MapType: "map"}.get(type(kind), type_name(kind))  # type: ignore[call-overload]
+    name = _NESTED.get(type(kind)) or type_name(kind)
     place = f"field {path} ({name})" if path else "the record"
     return MalformedError(f"{place}: {problem}")
 
@@ -423,14 +417,14 @@ def _decimal(value: str) -> Decimal | None:
     return number if len(digits) <= _MAX_DECIMAL and -exponent <= _MAX_DECIMAL else None
 
 
-def _holds(column: IcebergType, number: int) -> bool:
-    if isinstance(column, DecimalType):
+def _holds(column: T.IcebergType, number: int) -> bool:
+    if isinstance(column, T.DecimalType):
         return bool(abs(number) < 10 ** (column.precision - column.scale))
-    if isinstance(column, IntegerType):
+    if isinstance(column, T.IntegerType):
         return -(2**31) <= number < 2**31
-    if isinstance(column, FloatType):
+    if isinstance(column, T.FloatType):
         return int(np.float32(number)) == number
-    if isinstance(column, DoubleType):
+    if isinstance(column, T.DoubleType):
         return int(float(number)) == number
     return True
 

@@ -41,23 +41,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import (
@@ -77,29 +61,29 @@ from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_SCALARS: dict[str, Callable[[], IcebergType]] = {
-    "double": DoubleType,
-    "float": FloatType,
-    "int32": IntegerType,
-    "sint32": IntegerType,
-    "sfixed32": IntegerType,
-    "int64": LongType,
-    "sint64": LongType,
-    "sfixed64": LongType,
-    "uint32": LongType,
-    "fixed32": LongType,
-    "uint64": lambda: DecimalType(20, 0),
-    "fixed64": lambda: DecimalType(20, 0),
-    "bool": BooleanType,
-    "string": StringType,
-    "bytes": BinaryType,
-    "enum": StringType,
+_SCALARS: dict[str, Callable[[], T.IcebergType]] = {
+    "double": T.DoubleType,
+    "float": T.FloatType,
+    "int32": T.IntegerType,
+    "sint32": T.IntegerType,
+    "sfixed32": T.IntegerType,
+    "int64": T.LongType,
+    "sint64": T.LongType,
+    "sfixed64": T.LongType,
+    "uint32": T.LongType,
+    "fixed32": T.LongType,
+    "uint64": lambda: T.DecimalType(20, 0),
+    "fixed64": lambda: T.DecimalType(20, 0),
+    "bool": T.BooleanType,
+    "string": T.StringType,
+    "bytes": T.BinaryType,
+    "enum": T.StringType,
 }
 _WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
-_SPECIAL: dict[str, tuple[str, Callable[[], IcebergType]]] = {
-    "google.protobuf.Timestamp": ("timestamp", TimestamptzType),
-    "google.type.Date": ("date", DateType),
-    "google.type.TimeOfDay": ("time", LongType),
+_SPECIAL: dict[str, tuple[str, Callable[[], T.IcebergType]]] = {
+    "google.protobuf.Timestamp": ("timestamp", T.TimestamptzType),
+    "google.type.Date": ("date", T.DateType),
+    "google.type.TimeOfDay": ("time", T.LongType),
     **{
         f"google.protobuf.{name}Value": ("wrapper", _SCALARS[name.lower()])
         for name in [
@@ -116,7 +100,7 @@ _SPECIAL: dict[str, tuple[str, Callable[[], IcebergType]]] = {
     },
 }
 _DECIMAL = "confluent.type.Decimal"
-_WHOLE = (IntegerType, LongType, DecimalType)
+_WHOLE = (T.IntegerType, T.LongType, T.DecimalType)
 _TEXT = {"string", "bytes"}
 _FILE = "schema.proto"
 _MAX_INDEXES = 100
@@ -124,7 +108,7 @@ _MAX_INDEXES = 100
 
 def fields(
     subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
-) -> list[NestedField]:
+) -> list[T.NestedField]:
     """Return the columns of a message; see :class:`topicberg.formats.Format`."""
     where = f"subject {subject}"
     return message_fields(where, _root(where, schema, message), limits.bounded(where, ids))
@@ -151,7 +135,7 @@ def written(
     return frozenset(names.get(field.number, field.name) for field in source.fields)
 
 
-def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
+def file_fields(name: str, text: str, message: str | None) -> list[T.NestedField]:
     """Return the columns of a message in a file that is not registered yet.
 
     :raises TableflowError: protoc refuses it, it has no such message, or it cannot become a table
@@ -252,7 +236,7 @@ def _indexes(payload: bytes) -> list[int] | None:
 
 def reader(
     pairing: Pairing,
-) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
+) -> tuple[list[T.NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
     """Return how a writer's records are read.
 
     :returns: the columns that they fill, how, and the message indexes that they begin with
@@ -380,7 +364,7 @@ def _prefixes(path: list[int]) -> tuple[bytes, ...]:
 
 def message_fields(
     where: str, message: Any, ids: Iterator[int], above: tuple[str, ...] = ()
-) -> list[NestedField]:
+) -> list[T.NestedField]:
     """Return the columns of a message (a descriptor); ``above``: the messages that contain it."""
     inside = (*above, message.full_name)
     limits.check_depth(where, len(inside))
@@ -389,13 +373,13 @@ def message_fields(
         number = next(ids)
         kind = _column_type(where, field, ids, inside)
         if kind is not None:
-            columns.append(NestedField(number, field.name, kind, required=False))
+            columns.append(T.NestedField(number, field.name, kind, required=False))
     return columns
 
 
 def _column_type(
     where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
-) -> IcebergType | None:
+) -> T.IcebergType | None:
     """Return the type of a field's column, or None for a message without fields."""
     if _is_map(field):
         key, value = field.message_type.fields
@@ -404,17 +388,17 @@ def _column_type(
         value_type = _value_type(where, value, ids, above)
         if value_type is None:
             return None
-        return MapType(key_id, key_type, value_id, value_type, value_required=False)
+        return T.MapType(key_id, key_type, value_id, value_type, value_required=False)
     if field.is_repeated:
         element_id = next(ids)
         element = _value_type(where, field, ids, above)
-        return None if element is None else ListType(element_id, element, element_required=False)
+        return None if element is None else T.ListType(element_id, element, element_required=False)
     return _value_type(where, field, ids, above)
 
 
 def _value_type(
     where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
-) -> IcebergType | None:
+) -> T.IcebergType | None:
     message = field.message_type
     if message is None:
         return _SCALARS[_kind(field)]()
@@ -428,10 +412,10 @@ def _value_type(
             hint="break the cycle: a recursive schema cannot become a table",
         )
     inner = message_fields(where, message, ids, above)
-    return StructType(*inner) if inner else None
+    return T.StructType(*inner) if inner else None
 
 
-def _decimal(where: str, field: Any) -> DecimalType:
+def _decimal(where: str, field: Any) -> T.DecimalType:
     from confluent_kafka.schema_registry.confluent import meta_pb2
 
     owner = field.containing_type
@@ -450,7 +434,7 @@ def _decimal(where: str, field: Any) -> DecimalType:
             hint='declare (confluent.field_meta) = {params: [{key: "precision", value: "10"}, '
             '{key: "scale", value: "2"}]}',
         )
-    return DecimalType(precision, scale)
+    return T.DecimalType(precision, scale)
 
 
 def _is_map(field: Any) -> bool:
@@ -483,7 +467,7 @@ class _MisfitError(Exception):
         return _MisfitError(field, f"has a {part} that {self}" if _is_map(field) else str(self))
 
 
-def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protobuf_wire.Message:
+def _message(source: Any, target: Any, columns: Sequence[T.NestedField]) -> protobuf_wire.Message:
     """Return how the writer's message becomes these columns.
 
     :param target: the latest schema's message, which names the fields; None: it has none
@@ -522,7 +506,7 @@ def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protob
 
 
 def _field(
-    field: Any, twin: Any, column: NestedField | None, place: int | None
+    field: Any, twin: Any, column: T.NestedField | None, place: int | None
 ) -> protobuf_wire.Field:
     oneof = field.containing_oneof
     facts: dict[str, Any] = {
@@ -540,11 +524,11 @@ def _field(
         return protobuf_wire.Field(type=None, **facts)
     kind = column.field_type
     if _is_map(field):
-        if not isinstance(kind, MapType):
+        if not isinstance(kind, T.MapType):
             raise _MisfitError(field, f"is a map, its column a {kind}")
         entry = [
-            NestedField(kind.key_id, "key", kind.key_type, required=False),
-            NestedField(kind.value_id, "value", kind.value_type, required=False),
+            T.NestedField(kind.key_id, "key", kind.key_type, required=False),
+            T.NestedField(kind.value_id, "value", kind.value_type, required=False),
         ]
         twin_entry = twin.message_type if twin is not None and _is_map(twin) else None
         try:
@@ -554,7 +538,7 @@ def _field(
         return protobuf_wire.Field(type=arrow_type(kind), is_map=True, message=inner, **facts)
     element = kind
     if field.is_repeated:
-        if not isinstance(kind, ListType):
+        if not isinstance(kind, T.ListType):
             raise _MisfitError(field, f"is repeated, its column a {kind}")
         element = kind.element_type
     message, special = None, None
@@ -579,13 +563,15 @@ def _field(
     )
 
 
-def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Message, str | None]:
+def _inner(
+    field: Any, twin: Any, column: T.IcebergType
+) -> tuple[protobuf_wire.Message, str | None]:
     """Return how a message's values are read, and the kind of a well-known message."""
     inner = field.message_type
     if inner.full_name in _SPECIAL or inner.full_name == _DECIMAL:
         special = "decimal" if inner.full_name == _DECIMAL else _SPECIAL[inner.full_name][0]
         if special == "wrapper":
-            own = [NestedField(1, "value", column, required=False)]
+            own = [T.NestedField(1, "value", column, required=False)]
             try:
                 return _message(inner, None, own), special
             except _MisfitError as misfit:
@@ -597,13 +583,13 @@ def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Me
         if special == "decimal":
             own = [one for name in ("value", "scale") for one in own if one.name == name]
         return _message(inner, None, own), special
-    if not isinstance(column, StructType):
+    if not isinstance(column, T.StructType):
         raise _MisfitError(field, f"is a message, its column a {column}")
     twin_message = None if twin is None else twin.message_type
     return _message(inner, twin_message, column.fields), None
 
 
-def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
+def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> None:
     """Check that the column can hold such values: all of them, or those that it holds exactly.
 
     Integers can go to each other's columns and to decimals, decimals to decimals, and text to bytes
@@ -612,9 +598,9 @@ def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
     whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
     fits = natural == column or (
         (whole and isinstance(column, _WHOLE))
-        or (isinstance(natural, DecimalType) and isinstance(column, DecimalType))
-        or (isinstance(natural, FloatType) and isinstance(column, DoubleType))
-        or (_kind(field) in _TEXT and isinstance(column, StringType | BinaryType))
+        or (isinstance(natural, T.DecimalType) and isinstance(column, T.DecimalType))
+        or (isinstance(natural, T.FloatType) and isinstance(column, T.DoubleType))
+        or (_kind(field) in _TEXT and isinstance(column, T.StringType | T.BinaryType))
     )
     if not fits:
         raise _MisfitError(field, f"is a {natural}, its column a {column}")

@@ -5,55 +5,39 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.spark import quote
 
-_SCALARS: dict[type[IcebergType], str] = {
-    BinaryType: "binary",
-    BooleanType: "boolean",
-    DateType: "date",
-    DoubleType: "double",
-    FloatType: "float",
-    IntegerType: "int",
-    LongType: "bigint",
-    StringType: "string",
-    TimestampType: "timestamp_ntz",
-    TimestamptzType: "timestamp",
+_SCALARS: dict[type[T.IcebergType], str] = {
+    T.BinaryType: "binary",
+    T.BooleanType: "boolean",
+    T.DateType: "date",
+    T.DoubleType: "double",
+    T.FloatType: "float",
+    T.IntegerType: "int",
+    T.LongType: "bigint",
+    T.StringType: "string",
+    T.TimestampType: "timestamp_ntz",
+    T.TimestamptzType: "timestamp",
 }
 _numbers = itertools.count()
 
 
-def spark_type(column: IcebergType) -> str:
+def spark_type(column: T.IcebergType) -> str:
     """Return the name of a column's type in Spark SQL.
 
     :raises TableflowError: the engine does not create columns of this type
     """
     match column:
-        case DecimalType():
+        case T.DecimalType():
             return f"decimal({column.precision},{column.scale})"
-        case ListType():
+        case T.ListType():
             return f"array<{spark_type(column.element_type)}>"
-        case MapType():
+        case T.MapType():
             return f"map<{spark_type(column.key_type)},{spark_type(column.value_type)}>"
-        case StructType():
+        case T.StructType():
             return struct_type((one.name, spark_type(one.field_type)) for one in column.fields)
     try:
         return _SCALARS[type(column)]
@@ -72,7 +56,7 @@ def text(value: str) -> str:
     return f"'{escaped}'"
 
 
-def null(column: IcebergType) -> str:
+def null(column: T.IcebergType) -> str:
     """Return the null of a column's type."""
     return f"CAST(NULL AS {spark_type(column)})"
 
@@ -82,7 +66,7 @@ def struct(members: Iterable[tuple[str, str]]) -> str:
     return f"named_struct({', '.join(f'{text(name)}, {value}' for name, value in members)})"
 
 
-def row(column: StructType, values: Mapping[str, str], *more: tuple[str, str]) -> str:
+def row(column: T.StructType, values: Mapping[str, str], *more: tuple[str, str]) -> str:
     """Return a struct of a column's fields, and more; fields without a value are null."""
     fields = [(one.name, values.get(one.name) or null(one.field_type)) for one in column.fields]
     return struct([*fields, *more])

@@ -8,40 +8,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats.columnar.program import Place, Shape, Store
 
 MAX_BYTES = 2**30
 """The most bytes of records that are decoded at once: Arrow's offsets have 32 bits."""
 
-_SCALARS: dict[type[IcebergType], pa.DataType] = {
-    BinaryType: pa.binary(),
-    BooleanType: pa.bool_(),
-    DateType: pa.date32(),
-    DoubleType: pa.float64(),
-    FloatType: pa.float32(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    StringType: pa.string(),
-    TimestampType: pa.timestamp("us"),
-    TimestamptzType: pa.timestamp("us", "UTC"),
+_SCALARS: dict[type[T.IcebergType], pa.DataType] = {
+    T.BinaryType: pa.binary(),
+    T.BooleanType: pa.bool_(),
+    T.DateType: pa.date32(),
+    T.DoubleType: pa.float64(),
+    T.FloatType: pa.float32(),
+    T.IntegerType: pa.int32(),
+    T.LongType: pa.int64(),
+    T.StringType: pa.string(),
+    T.TimestampType: pa.timestamp("us"),
+    T.TimestamptzType: pa.timestamp("us", "UTC"),
 }
 
 
@@ -121,25 +105,25 @@ class Buffers:
             case Store.TEXT:
                 found = [bitmap, pa.py_buffer(offsets), pa.py_buffer(values)]
                 array = pa.Array.from_buffers(kind, count, found, nulls)
-                if isinstance(place.column, StringType):
+                if isinstance(place.column, T.StringType):
                     array.validate(full=True)
                 return array
-        if isinstance(place.column, BooleanType):
+        if isinstance(place.column, T.BooleanType):
             assert values is not None  # noqa: S101  it has a width
             values = np.packbits(values[:count], bitorder="little")
         return pa.Array.from_buffers(kind, count, [bitmap, pa.py_buffer(values)], nulls)
 
 
-def arrow_type(column: IcebergType) -> pa.DataType:
+def arrow_type(column: T.IcebergType) -> pa.DataType:
     """Return the Arrow type of a column, as PyIceberg names the parts of nested types."""
     match column:
-        case DecimalType():
+        case T.DecimalType():
             return pa.decimal128(column.precision, column.scale)
-        case ListType():
+        case T.ListType():
             return pa.list_(pa.field("element", arrow_type(column.element_type)))
-        case MapType():
+        case T.MapType():
             return pa.map_(arrow_type(column.key_type), arrow_type(column.value_type))
-        case StructType():
+        case T.StructType():
             return pa.struct([(one.name, arrow_type(one.field_type)) for one in column.fields])
     return _SCALARS[type(column)]
 
