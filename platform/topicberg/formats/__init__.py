@@ -57,11 +57,7 @@ class Format(Protocol):
     """The functions of a format's module."""
 
     def fields(
-        self,
-        subject: str,
-        schema: RegisteredSchema,
-        ids: Iterator[int],
-        message: str | None = None,
+        self, subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
     ) -> list[NestedField]:
         """Return the columns of a schema in its order, every one optional, with ids from ``ids``.
 
@@ -222,11 +218,7 @@ class _Guarded:
     module: Format
 
     def fields(
-        self,
-        subject: str,
-        schema: RegisteredSchema,
-        ids: Iterator[int],
-        message: str | None = None,
+        self, subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
     ) -> list[NestedField]:
         with refused(f"subject {subject}"):
             return self.module.fields(subject, schema, ids, message)

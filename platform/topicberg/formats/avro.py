@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyiceberg import types as T
@@ -22,7 +22,7 @@ from pyiceberg import types as T
 from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, Pairing, sql
 from topicberg.formats.avro_reading import Reader, Row, sources
-from topicberg.formats.avro_schema import Type, documented, parse, parse_record
+from topicberg.formats.avro_schema import LOGICAL, Type, documented, parse, parse_record
 from topicberg.formats.avro_values import MAX_PRECISION, Cursor
 from topicberg.formats.columnar.program import AvroOp, Code, Place
 from topicberg.formats.reasons import MalformedError
@@ -32,7 +32,7 @@ from topicberg.spark import quote
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_PRIMITIVES: dict[str, Callable[[], T.IcebergType]] = {
+_PRIMITIVES: dict[str, type[T.IcebergType]] = {
     "boolean": T.BooleanType,
     "int": T.IntegerType,
     "long": T.LongType,
@@ -42,20 +42,6 @@ _PRIMITIVES: dict[str, Callable[[], T.IcebergType]] = {
     "string": T.StringType,
     "fixed": T.BinaryType,
     "enum": T.StringType,
-}
-_LOGICAL: dict[str, Callable[[], T.IcebergType]] = {
-    "date": T.DateType,
-    "timestamp-millis": T.TimestamptzType,
-    "timestamp-micros": T.TimestamptzType,
-    "local-timestamp-millis": T.TimestampType,
-    "local-timestamp-micros": T.TimestampType,
-    "topicberg.nano-timestamp": T.TimestampType,
-    "topicberg.iso-timestamp": T.TimestampType,
-    "topicberg.zoned-timestamp": T.TimestamptzType,
-    "topicberg.iso-date": T.DateType,
-    "topicberg.iso-time": T.LongType,
-    "topicberg.decimal": T.StringType,
-    "topicberg.variable-decimal": T.StringType,
 }
 _END = -7_934_817_264_950_318_463
 """A number appended to each record, which is read correctly only where the record ends."""
@@ -170,18 +156,16 @@ class _Converter:
     def fields(self, record: Type) -> list[T.NestedField]:
         self.open.append(record)
         found = [
-            T.NestedField(
-                field_id=next(self.ids),
-                name=field.name,
-                field_type=self.convert(field.type, f"{record.name}.{field.name}"),
-                required=False,
-                doc=documented(field),
-            )
+            self.field(field.name, field.type, f"{record.name}.{field.name}", documented(field))
             for field in record.fields
             if field.type.members  # otherwise a column could not hold anything
         ]
         self.open.pop()
         return found
+
+    def field(self, name: str, kind: Type, path: str, doc: str | None = None) -> T.NestedField:
+        number = next(self.ids)
+        return T.NestedField(number, name, self.convert(kind, path), required=False, doc=doc)
 
     def convert(self, kind: Type, path: str) -> T.IcebergType:
         """Return a type's column. For a union: a struct with a member for each type.
@@ -191,16 +175,9 @@ class _Converter:
         """
         members = kind.members
         if kind.has_members:
+            names = [f"member{index}" for index in range(len(members))]
             return T.StructType(
-                *(
-                    T.NestedField(
-                        field_id=next(self.ids),
-                        name=f"member{index}",
-                        field_type=self.convert(member, f"{path}.member{index}"),
-                        required=False,
-                    )
-                    for index, member in enumerate(members)
-                )
+                *(self.field(n, one, f"{path}.{n}") for n, one in zip(names, members, strict=True))
             )
         if not members:
             raise self.fail(path, "allows only null", "give the field a type, or remove it")
@@ -214,7 +191,7 @@ class _Converter:
                 return self.container(kind, path)
         if kind.logical == "decimal":
             return self.decimal(kind, path)
-        return (_LOGICAL.get(kind.logical or "") or _PRIMITIVES[kind.kind])()
+        return (LOGICAL.get((kind.kind, kind.logical)) or _PRIMITIVES[kind.kind])()
 
     def record(self, kind: Type, path: str) -> T.IcebergType:
         if kind in self.open:

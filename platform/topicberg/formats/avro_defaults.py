@@ -9,7 +9,7 @@ from pyiceberg import types as T
 
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import NO_DEFAULT, Field, Type
-from topicberg.formats.avro_values import DAYS, EXACT, MAX_DECIMAL_BITS, MICROS, UNITS
+from topicberg.formats.avro_values import DAYS, EXACT, INT, LONG, MAX_DECIMAL_BITS, MICROS, UNITS
 
 
 def default(field: Field, column: T.IcebergType) -> str | None:
@@ -45,8 +45,7 @@ def _plain_constant(kind: Type, value: Any, column: T.IcebergType) -> str | None
         case T.BooleanType() if kind.kind == "boolean" and isinstance(value, bool):
             return str(value).lower()
         case T.IntegerType() | T.LongType() if kind.kind in ("int", "long") and is_number:
-            bits = 32 if isinstance(column, T.IntegerType) else 64
-            return _whole_constant(value, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+            return _whole_constant(value, *(INT if isinstance(column, T.IntegerType) else LONG))
         case T.FloatType() | T.DoubleType() if kind.kind in ("int", "long", "float", "double"):
             if is_number or value in ("NaN", "Infinity", "-Infinity"):
                 return f"'{value}'"

@@ -26,7 +26,7 @@ from topicberg.formats.avro_defaults import default
 from topicberg.formats.avro_schema import Field, Type
 from topicberg.formats.avro_values import UTF8, Cursor, Reading, Scan
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place
-from topicberg.formats.reasons import MalformedError
+from topicberg.formats.reasons import MalformedError, field_at
 from topicberg.spark import quote
 
 _PROMOTED = {
@@ -231,7 +231,7 @@ class Reader:
         """
 
         def scan(_cursor: Cursor, path: str) -> None:
-            where = values.what(path, column)
+            where = field_at(path, column)
             raise MalformedError(f"{where}: a value of the type {writer} does not fit")
 
         wire = {"type": "fixed", "name": self._name(), "size": 1}
@@ -376,7 +376,7 @@ class Reader:
         inner = self.value(writer.inner, latest and latest.inner, column.element_type)
 
         def scan(cursor: Cursor, path: str) -> None:
-            where = values.what(path, column)
+            where = field_at(path, column)
             cursor.blocks(where, lambda index: inner.scan(cursor, f"{path}[{index}]"))
 
         def emit(code: Code, place: Place) -> None:
@@ -397,7 +397,7 @@ class Reader:
         inner = self.value(writer.inner, latest and latest.inner, column.value_type)
 
         def scan(cursor: Cursor, path: str) -> None:
-            where = values.what(path, column)
+            where = field_at(path, column)
 
             def entry(_: int) -> None:
                 key = values.utf8(cursor.text(where), f"field {path} (key of a map)")

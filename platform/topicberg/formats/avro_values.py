@@ -19,7 +19,7 @@ from pyiceberg import types as T
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place, Skip
-from topicberg.formats.reasons import MalformedError
+from topicberg.formats.reasons import MalformedError, field_at
 from topicberg.spark import quote
 
 MAX_PRECISION = 38
@@ -187,16 +187,6 @@ def cast(column: T.IcebergType) -> Callable[[str], str]:
     return lambda raw: f"try_cast({raw} AS {kind})"
 
 
-def what(path: str, column: object) -> str:
-    """Return the place of a value for a reason: field path and type."""
-    kind = str(column)
-    if isinstance(column, T.StructType | T.ListType | T.MapType):
-        kind = type(column).__name__.removesuffix("Type").lower()
-    elif isinstance(column, T.DecimalType):
-        kind = f"decimal({column.precision},{column.scale})"
-    return f"field {path} ({kind})"
-
-
 def shown(value: object) -> str:
     """Return a value for a reason, shortened to a readable length."""
     text = str(value)
@@ -221,7 +211,7 @@ def boolean(column: T.IcebergType) -> Reading:
     """Return a reading of the bytes 0 and 1, which as numbers (varints) are 0 and -1."""
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.take(1, where)[0], (0, 1), where, "is neither 0 nor 1")
 
     emit = operation(AvroOp.BOOLEAN)
@@ -233,7 +223,7 @@ def whole(column: T.IcebergType) -> Reading:
     bounds = LONG if is_long else INT
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.number(where), bounds, where, "is out of range")
 
     if is_long:
@@ -251,7 +241,7 @@ def floating(column: T.IcebergType, kind: str) -> Reading:
     size = struct.calcsize(kind[0])
 
     def scan(cursor: Cursor, path: str) -> None:
-        cursor.take(size, what(path, column))
+        cursor.take(size, field_at(path, column))
 
     same = AvroOp.DOUBLE if is_double else AvroOp.FLOAT
     is_wider = is_double and kind == "float"
@@ -260,7 +250,7 @@ def floating(column: T.IcebergType, kind: str) -> Reading:
 
 def string(column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         utf8(cursor.text(where), where)
 
     return Reading("string", "string", scan, checks=(UTF8,), emit=operation(AvroOp.TEXT))
@@ -268,7 +258,7 @@ def string(column: T.IcebergType) -> Reading:
 
 def enum(writer: Type, name: str, column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         number = cursor.number(where)
         if not 0 <= number < len(writer.symbols):
             raise MalformedError(
@@ -285,7 +275,7 @@ def enum(writer: Type, name: str, column: T.IcebergType) -> Reading:
 
 def binary(writer: Type, name: str, column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        _bytes(cursor, writer, what(path, column))
+        _bytes(cursor, writer, field_at(path, column))
 
     if writer.kind != "fixed":
         return Reading("bytes", "bytes", scan, emit=operation(AvroOp.TEXT))
@@ -309,7 +299,7 @@ def decimal(writer: Type, name: str, scale: int, column: T.DecimalType) -> Readi
     limit = Decimal(10) ** min(column.precision - column.scale, digits - scale)
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         data = _bytes(cursor, writer, where)
         if not data:
             raise MalformedError(f"{where}: a decimal has at least one byte")
@@ -351,7 +341,7 @@ def _inexact(source: T.DecimalType, column: T.DecimalType) -> Check:
 
 def date(column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.number(where), DAYS, where, "is not a day of the years 1 to 9999")
 
     def convert(raw: str) -> str:
@@ -370,7 +360,7 @@ def timestamp(column: T.IcebergType, meaning: str) -> Reading | None:
     bounds = MICROS[0] // UNITS[unit], MICROS[1] // UNITS[unit]
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.number(where), bounds, where, f"({meaning}) is not of the years 1 to 9999")
 
     kind, zone = ("TIMESTAMP_NTZ", "") if is_local else ("TIMESTAMP", "Z")
@@ -398,7 +388,7 @@ def scan_of(kind: Type) -> Scan:
     """Return how a type is read whose values have no column."""
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, kind)
+        where = field_at(path, kind)
         match kind.kind:
             case "boolean" | "float" | "double" | "fixed":
                 cursor.take(least_bytes(kind), where)

@@ -99,13 +99,7 @@ class Member:
 def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[T.NestedField]:
     """Return the columns of an object's properties, or of a union's members."""
     return [
-        T.NestedField(
-            field_id=next(ids),
-            name=name,
-            field_type=_type_of(child, ids),
-            required=False,
-            doc=child.doc,
-        )
+        T.NestedField(next(ids), name, _type_of(child, ids), required=False, doc=child.doc)
         for name, child in children.items()
     ]
 
@@ -117,19 +111,11 @@ def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
         case "struct" | "union":
             return T.StructType(*fields_of(node.children, ids))
         case "list":
-            return T.ListType(
-                element_id=next(ids),
-                element_type=_type_of(node.children["element"], ids),
-                element_required=False,
-            )
+            return T.ListType(next(ids), _type_of(node.children["element"], ids), False)
         case "map" | "entries":
-            return T.MapType(
-                key_id=next(ids),
-                key_type=_type_of(node.children["key"], ids),
-                value_id=next(ids),
-                value_type=_type_of(node.children["value"], ids),
-                value_required=False,
-            )
+            first, key = next(ids), _type_of(node.children["key"], ids)
+            second, value = next(ids), _type_of(node.children["value"], ids)
+            return T.MapType(first, key, second, value, False)
     return SCALARS[node.kind].columns[0]()
 
 

@@ -21,7 +21,7 @@ from topicberg.formats import json_sql
 from topicberg.formats.connect_values import TEXTS, check_decimal, is_text
 from topicberg.formats.json_nodes import Kind, Node, join
 from topicberg.formats.json_plan import SCALARS, Plan
-from topicberg.formats.reasons import MalformedError, byte, shortened, shown, type_name
+from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
 
 MAX_DEPTH = 998
 """Jackson's limit of 1000, without the two levels around the record."""
@@ -43,7 +43,6 @@ _EXPECTED: dict[Kind, str] = {
     "entries": "an array of objects with key and value",
     "struct": "an object",
 }
-_NESTED: dict[type, str] = {T.StructType: "struct", T.ListType: "list", T.MapType: "map"}
 _OPENED = {"{": "an object", "[": "an array", "n": "null"}
 _TIMES = ("date", "timestamp", "timestamptz", "timestamp-micros")
 _FLOATS = ("float", "any-float")
@@ -318,7 +317,7 @@ class _Checker:
         if number is None:
             if abs(double := float(value)) >= 1e38:
                 raise _misfit(path, column, f"{label} exceeds the range")
-            number = Decimal(repr(double))  # that Spark converts a double to
+            number = Decimal(repr(double))  # what Spark converts the double to
             if self.many_digits:
                 raise _misfit(path, column, f"{label} or another number has too many digits")
         if plan.kind == "decimal":
@@ -348,9 +347,7 @@ class _Checker:
 
 
 def _misfit(path: str, kind: object, problem: str) -> MalformedError:
-    name = _NESTED.get(type(kind)) or type_name(kind)
-    place = f"field {path} ({name})" if path else "the record"
-    return MalformedError(f"{place}: {problem}")
+    return MalformedError(f"{field_at(path, kind) if path else 'the record'}: {problem}")
 
 
 def _unexpected(path: str, plan: Plan, value: Any) -> MalformedError:

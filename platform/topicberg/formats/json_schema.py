@@ -81,8 +81,6 @@ def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataF
 
     The expression is SQL: a tree of columns would be deeper than the hundred nested messages that
     a client of Spark Connect can send.
-
-    :raises TableflowError: the writer's schema has another type for a column than the table
     """
     from pyspark.sql import functions as F
 

@@ -6,11 +6,7 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 
-from pyiceberg.types import (
-    DecimalType,
-    IcebergType,
-    StructType,
-)
+from pyiceberg.types import DecimalType, IcebergType, StructType
 
 from topicberg.formats import DECODED, connect_values, sql
 from topicberg.formats.avro_values import DAYS, INT, LONG, MICROS

@@ -555,11 +555,7 @@ def _field(
                 field, f"has a default that its column, a {kind}, cannot hold"
             ) from None
     return protobuf_wire.Field(
-        type=arrow_type(kind),
-        message=message,
-        special=special,
-        absent=absent,
-        **facts,
+        type=arrow_type(kind), message=message, special=special, absent=absent, **facts
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 
 from topicberg.formats import protobuf_wire as wire
-from topicberg.formats.reasons import MalformedError, byte, shortened, shown, type_name
+from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
 
 _WIRE_TYPES = ("varint", "64-bit", "length-delimited", "group", "end of a group", "32-bit")
 _SPECIAL = {
@@ -136,7 +137,7 @@ def _long_varint(payload: bytes, at: int, stop: int) -> MalformedError | None:
 
 
 def _label(field: wire.Field, path: str, kind: object = None) -> str:
-    return f"field {path}{field.name} ({type_name(kind or field.kind)})"
+    return field_at(f"{path}{field.name}", kind or field.kind)
 
 
 def _check_wire_type(field: wire.Field, found: _Found, path: str) -> None:
@@ -240,14 +241,7 @@ def _scalar(payload: bytes, field: wire.Field, found: _Found, path: str) -> Malf
     if row is None:
         return MalformedError(f"{_label(field, path)}: packed values {where} end within a value")
     numbers = row["value"] if field.repeated else [row["value"]]
-    number = next(number for number in numbers if not _holds(column, number))
+    number = next(compress(numbers, wire._outside(column, numbers)))
     return MalformedError(
         f"{_label(field, path)}: value {number} is out of range of its column ({column})"
     )
-
-
-def _holds(column: pa.DataType, number: int) -> bool:
-    if pa.types.is_decimal(column):
-        return bool(abs(number) < 10 ** (column.precision - column.scale))
-    bits = column.bit_width - 1
-    return bool(-(2**bits) <= number < 2**bits)

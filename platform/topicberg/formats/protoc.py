@@ -88,8 +88,7 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
 
 def _too_costly() -> TableflowError:
     return TableflowError(
-        f"protoc needs more than {SECONDS} seconds or {MEMORY // 2**20} MB",
-        hint="split the schema",
+        f"protoc needs more than {SECONDS} seconds or {MEMORY // 2**20} MB", hint="split the schema"
     )
 
 
