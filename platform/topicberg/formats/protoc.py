@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from topicberg.errors import TableflowError
 from topicberg.formats.limits import remembered
 
 _MAX_REASON = 200
+_LOGGED = re.compile(r"[IWEF][0-9]{4} |WARNING: All log messages before ")
+"""A line of protoc's log, such as that a file without ``syntax`` is read as proto2."""
 SECONDS, MEMORY = 10, 1024 * 1024 * 1024
 """Limits of one run of protoc."""
 _LIMITED = f"""
@@ -79,8 +82,9 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
         if done.returncode < 0:  # killed, or ended by its memory limit
             raise _too_costly()
         if done.returncode:
-            complaints = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "").split("\n")
-            reason = " ".join("; ".join(filter(None, complaints)).split())
+            text = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "")
+            complaints = [line for line in text.split("\n") if line and not _LOGGED.match(line)]
+            reason = " ".join("; ".join(complaints).split())
             cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
             raise TableflowError(cut, hint="compile the schema with protoc to see the full message")
         return output.read_bytes()

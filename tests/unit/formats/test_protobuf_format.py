@@ -160,6 +160,14 @@ def test_refused(body: str, reason: str) -> None:
     assert reason in error.value.message
 
 
+def test_reason_of_a_file_without_syntax_is_not_protocs_log() -> None:
+    with pytest.raises(TableflowError) as error:
+        protoc.compiled("a.proto", "message A {")
+    assert error.value.message == (
+        "1:12: Reached end of input in message definition (missing '}')."
+    )
+
+
 def test_references() -> None:
     line = 'syntax = "proto3"; package lib; message Line { int32 n = 1; }'
     text = 'syntax = "proto3"; import "lib/line.proto"; message T { lib.Line line = 1; }'
