@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from topicberg.formats import Format
+from topicberg.formats import Format, Pairing
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
 from topicberg.formats.columnar.program import Code, Programs, Shape
@@ -38,7 +38,7 @@ class ProgramRunner:
         self.fields = it.fields("test", writer, itertools.count(1))
         self.shape, code = Shape(self.fields), Code()
         places = {place.name: place for place in self.shape.places}
-        it.program(code, places, writer, latest or writer, self.fields)
+        it.program(code, places, Pairing(writer, latest or writer, self.fields))
         self._programs = Programs.of(code, [(NUMBER, 0)], writer.schema_type)
         self.buffers = Buffers(self.shape, 64, size)
 

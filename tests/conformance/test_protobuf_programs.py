@@ -17,7 +17,7 @@ from protobuf_family import ProtobufFamily
 from shapes import difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED, Format, protobuf
+from topicberg.formats import DECODED, Format, Pairing, protobuf
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -28,7 +28,7 @@ class Both(ProgramRunner):
     def __init__(self, text: str) -> None:
         registered = RegisteredSchema(NUMBER, "PROTOBUF", text)
         super().__init__(cast("Format", protobuf), registered)
-        self.of_arrays = protobuf.of_arrays(registered, registered, self.fields)
+        self.of_arrays = protobuf.of_arrays(Pairing(registered, registered, self.fields))
 
     def expected(self, payloads: list[bytes]) -> list[dict[str, Any] | None]:
         """The rows of the other decoder; None: the record is malformed."""

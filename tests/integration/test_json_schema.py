@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED
+from topicberg.formats import DECODED, Pairing
 from topicberg.formats.json_schema import decode, explain, fields
 from topicberg.formats.reasons import UNEXPLAINED
 from topicberg.formats.subjects import RegisteredSchema
@@ -78,7 +78,7 @@ def decoded(
     )
     records = []
     for i, (writer, target, _) in enumerate(columns):
-        frame, record = decode(frame, F.col(f"p{i}"), writer, writer, target)
+        frame, record = decode(frame, F.col(f"p{i}"), Pairing(writer, writer, target))
         records.append(_good(record).alias(f"r{i}"))
     found = frame.coalesce(1).select("n", *records).toArrow().sort_by("n")
     decoded_rows = [
@@ -87,7 +87,7 @@ def decoded(
     ]
     for (writer, target, payloads), found_rows in zip(columns, decoded_rows, strict=True):
         for payload, row in zip(payloads, found_rows, strict=True):
-            reason = explain(payload, writer, writer, target)
+            reason = explain(payload, Pairing(writer, writer, target))
             assert (row is None) == (reason != UNEXPLAINED), (payload, row, reason)
     return decoded_rows
 
@@ -388,7 +388,7 @@ def test_older_writers(spark: SparkSession) -> None:
     assert row == {"more": None, "s": {"b": None, "a": "5"}, "n": 3.0}
     other = table(typed("object", properties={"s": {}}))
     with pytest.raises(TableflowError, match="schema 1: field s is a struct, its column a string"):
-        decode(spark.range(1), F.lit(payload), writer, writer, other)
+        decode(spark.range(1), F.lit(payload), Pairing(writer, writer, other))
 
 
 def test_union_takes_the_member_that_loses_nothing(spark: SparkSession) -> None:
@@ -421,10 +421,10 @@ def test_values_that_a_narrower_column_cannot_hold(spark: SparkSession) -> None:
         for text, value in zip(values, expected, strict=True):
             payload = f'{{"f": {text}}}'.encode()
             newest, columns = registered(latest, 2), table(latest)
-            records, record = decode(frame, F.lit(payload), writer, newest, columns)
+            records, record = decode(frame, F.lit(payload), Pairing(writer, newest, columns))
             (row,) = records.select(_good(record).alias("r")).toArrow()["r"].to_pylist()
             assert (row and row["f"]) == value, (number, text)
-            reason = explain(payload, writer, newest, columns)
+            reason = explain(payload, Pairing(writer, newest, columns))
             assert (row is None) == (reason != UNEXPLAINED), reason
 
 
@@ -435,7 +435,7 @@ def test_columns_of_others(spark: SparkSession) -> None:
         NestedField(9, "key", BinaryType(), required=False),
         *fields("s", writer, itertools.count(1)),
     ]
-    frame, record = decode(spark.range(1), F.lit(b'{"a": 1}'), writer, writer, columns)
+    frame, record = decode(spark.range(1), F.lit(b'{"a": 1}'), Pairing(writer, writer, columns))
     assert frame.select(record.alias("r")).schema["r"].dataType.names == ["a", DECODED]  # type: ignore[attr-defined]
 
 
@@ -518,7 +518,7 @@ def test_date_times_are_times_at_every_depth(spark: SparkSession) -> None:
     ((number, none),) = [decoded(spark, [(writer, target, [b'{"at": 5}', b'{"at": null}'])])[0]]
     assert number is None
     assert none == dict.fromkeys(properties)
-    reason = explain(b'{"inner": {"at": "now"}}', writer, writer, target)
+    reason = explain(b'{"inner": {"at": "now"}}', Pairing(writer, writer, target))
     assert reason.startswith("field inner.at (timestamptz): a date-time of RFC 3339")
     assert '"now" found' in reason
 
@@ -540,7 +540,7 @@ def test_date_times_of_versions_follow_the_column(spark: SparkSession) -> None:
         frame = spark.createDataFrame(
             [(bytearray(record),), (bytearray(b'{"at": 1}'),)], "p binary"
         )
-        frame, row = decode(frame, F.col("p"), timed(writer), newest, target)
+        frame, row = decode(frame, F.col("p"), Pairing(timed(writer), newest, target))
         good, bad = frame.select(_good(row).alias("r")).toArrow()["r"].to_pylist()
         assert python(good, StructType(*target)) == {"at": expected}
         assert bad is None

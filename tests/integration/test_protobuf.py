@@ -12,7 +12,7 @@ from fuzz_protobuf import Sample, comparable, schema_and_records
 from pyspark.sql import functions as F
 
 from topicberg.endpoints import Endpoints
-from topicberg.formats import DECODED, protobuf
+from topicberg.formats import DECODED, Pairing, protobuf
 from topicberg.formats.subjects import RegisteredSchema, SubjectReader
 from topicberg.spark import new_session
 
@@ -54,7 +54,7 @@ def test_random_records_through_spark(stack: Endpoints) -> None:
         for topic, (schema, _) in enumerate(topics):
             payload = F.when(F.col("topic") == topic, F.col("payload"))
             columns = protobuf.fields("s", schema, itertools.count(1))
-            frame, record = protobuf.decode(frame, payload, schema, schema, columns)
+            frame, record = protobuf.decode(frame, payload, Pairing(schema, schema, columns))
             decoded.append(record.alias(f"record{topic}"))
         table = frame.coalesce(2).select("topic", "place", *decoded).toArrow()
     finally:

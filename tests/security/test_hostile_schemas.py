@@ -11,7 +11,7 @@ import pytest
 from hostile import AVRO, SCHEMAS, VALID, Kind, records, schemas, zigzag
 
 from topicberg.errors import TableflowError
-from topicberg.formats import as_record, format_of, is_union, json_sql
+from topicberg.formats import Pairing, as_record, format_of, is_union, json_sql
 from topicberg.formats.subjects import RegisteredSchema
 
 COUNT = int(os.environ.get("TOPICBERG_TEST_ATTACKS", "60"))
@@ -37,7 +37,7 @@ def test_hostile_schema_is_refused_or_read(kind: Kind) -> None:
         with suppress(TableflowError):
             is_union(as_record(schema, "key"))
         for record in (VALID[kind], b"", b"\x02" + zigzag(2**31)):
-            assert form.explain(record, schema, latest, columns)
+            assert form.explain(record, Pairing(schema, latest, columns))
         assert time.process_time() - began < SECONDS, text[:1_000]
 
 
@@ -48,7 +48,7 @@ def test_hostile_record_is_explained_in_bounded_time(kind: Kind) -> None:
     columns = form.fields("s", schema, itertools.count(1))
     for record in records(kind, COUNT, SEED):
         began = time.process_time()
-        reason = form.explain(record, schema, schema, columns)
+        reason = form.explain(record, Pairing(schema, schema, columns))
         assert len(reason) < 1_000
         assert time.process_time() - began < SECONDS, record[:1_000]
 
@@ -60,7 +60,7 @@ def test_large_decimal_is_explained_in_bounded_time() -> None:
     size = 4_000_000
     record = b"\x02\x00\x00" + zigzag(size) + b"\x7f" * size + b"\x00\x00\x00"
     began = time.process_time()
-    reason = format_of(schema).explain(record, schema, schema, columns)
+    reason = format_of(schema).explain(record, Pairing(schema, schema, columns))
     assert (
         reason == f"field price (decimal(9,2)): the value has {size} bytes, exceeds the precision"
     )

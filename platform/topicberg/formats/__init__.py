@@ -6,16 +6,16 @@ A format is a module with the functions of :class:`Format`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from topicberg.errors import TableflowError
+from topicberg.formats import limits
+from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.types import NestedField
     from pyspark.sql import Column, DataFrame
 
@@ -25,15 +25,39 @@ DECODED = "__topicberg_decoded"
 """Field of a decoded record; null or false: the record does not fit its schema."""
 
 
+@dataclass(frozen=True, eq=False)
+class Pairing:
+    """A writer's schema, and the table that its records become rows of.
+
+    ``latest``: the subject's newest schema, which gives renamed fields and defaults. ``fields``:
+    the table's columns, also those that come from elsewhere. ``message``: Protobuf only: the
+    message type; None: the file's first one.
+
+    As a key of a cache, it is equal to another one of the same object of columns: comparing columns
+    takes longer than explaining a record.
+    """
+
+    writer: RegisteredSchema
+    latest: RegisteredSchema
+    fields: Sequence[NestedField]
+    message: str | None = None
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return self.writer, self.latest, id(self.fields), self.message
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pairing) and other._key == self._key
+
+
 class Format(Protocol):
     """The functions of a format's module."""
 
     def fields(
-        self,
-        subject: str,
-        schema: RegisteredSchema,
-        ids: Iterator[int],
-        message: str | None = None,
+        self, subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
     ) -> list[NestedField]:
         """Return the columns of a schema in its order, every one optional, with ids from ``ids``.
 
@@ -67,19 +91,13 @@ class Format(Protocol):
         ...
 
     def decode(
-        self,
-        records: DataFrame,
-        payload: Column,
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
+        self, records: DataFrame, payload: Column, pairing: Pairing
     ) -> tuple[DataFrame, Column]:
         """Return a record as a struct of its columns and :data:`DECODED`.
 
         Also return the records, with the columns that the struct is computed from.
 
-        Each field of the struct has the name and exactly the type of a column in ``fields``. A
+        Each field of the struct has the name and exactly the type of a column of the table. A
         column that the struct lacks is null. At every depth, a field that the writer's schema lacks
         has the latest schema's default where the format gives one to readers, else null; a field
         that the latest schema dropped keeps its column and its value.
@@ -91,23 +109,11 @@ class Format(Protocol):
         :param records: Kafka's columns
         :param payload: the record without the wire format's five bytes; null: a tombstone, or a
             record of another writer
-        :param writer: the schema that the record was written with
-        :param latest: the subject's newest schema, which gives renamed fields and defaults
-        :param fields: the table's columns, also those that come from elsewhere
-        :param message: Protobuf only: the message type
         :raises TableflowError: no record of this writer can be a row of the table
         """
         ...
 
-    def program(
-        self,
-        code: Code,
-        places: Mapping[str, Place],
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
-    ) -> None:
+    def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
         """Append a program that decodes records as :meth:`decode` does.
 
         It may refuse any record: Spark then decodes the batch.
@@ -118,30 +124,7 @@ class Format(Protocol):
         """
         ...
 
-    def of_arrays(
-        self,
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
-    ) -> Callable[[pa.Array], pa.Array]:
-        """Return what decodes an array of records, in the wire format, as :meth:`decode` does.
-
-        Its result is a struct of the columns and :data:`DECODED`.
-
-        :raises NotCoveredError: the format has programs, or Spark decodes it
-        :raises TableflowError: no record of this writer can be a row of the table
-        """
-        ...
-
-    def explain(
-        self,
-        payload: bytes,
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
-    ) -> str:
+    def explain(self, payload: bytes, pairing: Pairing) -> str:
         """Return why a record is malformed, from its bytes; called for malformed records only.
 
         Names the path of the field, the expected type and the value, or where the record ends:
@@ -149,6 +132,7 @@ class Format(Protocol):
         record's place in Kafka.
 
         :param payload: the record without the wire format's five bytes
+        :raises TableflowError: no record of this writer can be a row of the table
         """
         ...
 
@@ -172,8 +156,6 @@ def is_union(schema: RegisteredSchema) -> bool:
 
 def _parsed(schema: RegisteredSchema) -> Any:
     """:raises TableflowError: the schema is not JSON, or exceeds the limits"""
-    from topicberg.formats import limits
-
     where = f"schema {schema.schema_id}"
     limits.check_size(where, schema)
     try:
@@ -236,80 +218,34 @@ class _Guarded:
     module: Format
 
     def fields(
-        self,
-        subject: str,
-        schema: RegisteredSchema,
-        ids: Iterator[int],
-        message: str | None = None,
+        self, subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
     ) -> list[NestedField]:
-        with _refused(f"subject {subject}"):
+        with refused(f"subject {subject}"):
             return self.module.fields(subject, schema, ids, message)
 
     def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
-        with _refused(f"schema {schema.schema_id}"):
+        with refused(f"schema {schema.schema_id}"):
             return self.module.identity(schema, message)
 
     def written(
         self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
     ) -> frozenset[str]:
-        with _refused(f"schema {writer.schema_id}"):
+        with refused(f"schema {writer.schema_id}"):
             return self.module.written(writer, latest, message)
 
     def decode(
-        self,
-        records: DataFrame,
-        payload: Column,
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
+        self, records: DataFrame, payload: Column, pairing: Pairing
     ) -> tuple[DataFrame, Column]:
-        with _refused(f"schema {writer.schema_id}"):
-            return self.module.decode(records, payload, writer, latest, fields, message)
+        with refused(f"schema {pairing.writer.schema_id}"):
+            return self.module.decode(records, payload, pairing)
 
-    def program(
-        self,
-        code: Code,
-        places: Mapping[str, Place],
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
-    ) -> None:
-        with _refused(f"schema {writer.schema_id}"):
-            self.module.program(code, places, writer, latest, fields, message)
+    def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+        with refused(f"schema {pairing.writer.schema_id}"):
+            self.module.program(code, places, pairing)
 
-    def of_arrays(
-        self,
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
-    ) -> Callable[[pa.Array], pa.Array]:
-        with _refused(f"schema {writer.schema_id}"):
-            return self.module.of_arrays(writer, latest, fields, message)
-
-    def explain(
-        self,
-        payload: bytes,
-        writer: RegisteredSchema,
-        latest: RegisteredSchema,
-        fields: Sequence[NestedField],
-        message: str | None = None,
-    ) -> str:
+    def explain(self, payload: bytes, pairing: Pairing) -> str:
         try:
-            with _refused(f"schema {writer.schema_id}"):
-                return self.module.explain(payload, writer, latest, fields, message)
+            with refused(f"schema {pairing.writer.schema_id}"):
+                return self.module.explain(payload, pairing)
         except TableflowError as error:
             return error.message
-
-
-@contextmanager
-def _refused(where: str) -> Iterator[None]:
-    """:raises TableflowError: a parser failed"""
-    from topicberg.formats import limits
-
-    try:
-        yield
-    except limits.UNREADABLE as error:
-        raise limits.unreadable(where, error) from error

@@ -14,65 +14,34 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED, sql
+from topicberg.formats import DECODED, Pairing, sql
 from topicberg.formats.avro_reading import Reader, Row, sources
-from topicberg.formats.avro_schema import Type, documented, parse, parse_record
-from topicberg.formats.avro_values import MAX_PRECISION, Cursor, MalformedError
-from topicberg.formats.columnar.program import AvroOp, Code, NotCoveredError, Place
+from topicberg.formats.avro_schema import LOGICAL, Type, documented, parse, parse_record
+from topicberg.formats.avro_values import MAX_PRECISION, Cursor
+from topicberg.formats.columnar.program import AvroOp, Code, Place
+from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.spark import quote
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-_PRIMITIVES: dict[str, Callable[[], IcebergType]] = {
-    "boolean": BooleanType,
-    "int": IntegerType,
-    "long": LongType,
-    "float": FloatType,
-    "double": DoubleType,
-    "bytes": BinaryType,
-    "string": StringType,
-    "fixed": BinaryType,
-    "enum": StringType,
-}
-_LOGICAL: dict[str, Callable[[], IcebergType]] = {
-    "date": DateType,
-    "timestamp-millis": TimestamptzType,
-    "timestamp-micros": TimestamptzType,
-    "local-timestamp-millis": TimestampType,
-    "local-timestamp-micros": TimestampType,
-    "topicberg.nano-timestamp": TimestampType,
-    "topicberg.iso-timestamp": TimestampType,
-    "topicberg.zoned-timestamp": TimestamptzType,
-    "topicberg.iso-date": DateType,
-    "topicberg.iso-time": LongType,
-    "topicberg.decimal": StringType,
-    "topicberg.variable-decimal": StringType,
+_PRIMITIVES: dict[str, type[T.IcebergType]] = {
+    "boolean": T.BooleanType,
+    "int": T.IntegerType,
+    "long": T.LongType,
+    "float": T.FloatType,
+    "double": T.DoubleType,
+    "bytes": T.BinaryType,
+    "string": T.StringType,
+    "fixed": T.BinaryType,
+    "enum": T.StringType,
 }
 _END = -7_934_817_264_950_318_463
 """A number appended to each record, which is read correctly only where the record ends."""
@@ -82,7 +51,7 @@ _numbers = itertools.count()
 
 def fields(
     subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
-) -> list[NestedField]:
+) -> list[T.NestedField]:
     """Return the columns of a record; see :class:`topicberg.formats.Format`."""
     where = f"subject {subject}"
     return _Converter(where, ids).fields(parse_record(where, schema))
@@ -101,22 +70,16 @@ def written(
     return frozenset(sources(*_records(writer, latest)))
 
 
-def decode(
-    records: DataFrame,
-    payload: Column,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> tuple[DataFrame, Column]:
+def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataFrame, Column]:
     """Return a record as its columns; see :class:`topicberg.formats.Format`."""
     from pyspark.sql import functions as F
     from pyspark.sql.avro.functions import from_avro
 
-    row = _row(writer, latest, fields)
+    row = _row(pairing)
     end = {"name": DECODED, "type": "long"}
+    read = [{"name": name, "type": reading.read} for name, reading in row.readings.items()]
     options = {
-        "avroSchema": _record([*_read(row), end]),
+        "avroSchema": _record([*read, end]),
         "mode": "PERMISSIVE",
         "datetimeRebaseMode": "CORRECTED",  # Avro's calendar is the proleptic Gregorian one
     }
@@ -124,10 +87,6 @@ def decode(
     name = f"__topicberg_avro{next(_numbers)}"
     records = records.withColumn(name, from_avro(ended, _record([*row.wire, end]), options))
     return records, F.expr(_struct(row, name))
-
-
-def _read(row: Row) -> list[dict[str, object]]:
-    return [{"name": name, "type": reading.read} for name, reading in row.readings.items()]
 
 
 def _record(members: Sequence[object]) -> str:
@@ -151,40 +110,17 @@ def _struct(row: Row, raw: str) -> str:
     return f"if({raw} IS NOT NULL, {struct}, NULL)" if row.defaults else struct
 
 
-def program(
-    code: Code,
-    places: Mapping[str, Place],
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> None:
+def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
-    _row(writer, latest, fields).program(code, places)
+    _row(pairing).program(code, places)
     code.emit(AvroOp.END, None)
 
 
-def of_arrays(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> Callable[[pa.Array], pa.Array]:
-    """Return nothing: there are programs; see :class:`topicberg.formats.Format`."""
-    raise NotCoveredError("there are programs")
-
-
-def explain(
-    payload: bytes,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> str:
+def explain(payload: bytes, pairing: Pairing) -> str:
     """Return why a record is malformed; see :class:`topicberg.formats.Format`."""
     cursor = Cursor(payload)
     try:
-        _row(writer, latest, fields).scan(cursor, "")
+        _row(pairing).scan(cursor, "")
     except MalformedError as malformed:
         return str(malformed)
     except RecursionError:
@@ -192,13 +128,13 @@ def explain(
     if cursor.left:
         return (
             f"the record ends at byte {cursor.at}, but there are {len(payload)} bytes: it was "
-            f"written with another schema than {writer.schema_id}"
+            f"written with another schema than {pairing.writer.schema_id}"
         )
-    return f"the record does not fit schema {writer.schema_id}"
+    return f"the record does not fit schema {pairing.writer.schema_id}"
 
 
-def _row(writer: RegisteredSchema, latest: RegisteredSchema, fields: Sequence[NestedField]) -> Row:
-    return Reader().row(*_records(writer, latest), fields)
+def _row(pairing: Pairing) -> Row:
+    return Reader().row(*_records(pairing.writer, pairing.latest), pairing.fields)
 
 
 def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, Type]:
@@ -217,23 +153,21 @@ class _Converter:
     def fail(self, path: str, problem: str, hint: str) -> TableflowError:
         return TableflowError(f"{self.where}: field {path} {problem}", hint=hint)
 
-    def fields(self, record: Type) -> list[NestedField]:
+    def fields(self, record: Type) -> list[T.NestedField]:
         self.open.append(record)
         found = [
-            NestedField(
-                field_id=next(self.ids),
-                name=field.name,
-                field_type=self.convert(field.type, f"{record.name}.{field.name}"),
-                required=False,
-                doc=documented(field),
-            )
+            self.field(field.name, field.type, f"{record.name}.{field.name}", documented(field))
             for field in record.fields
             if field.type.members  # otherwise a column could not hold anything
         ]
         self.open.pop()
         return found
 
-    def convert(self, kind: Type, path: str) -> IcebergType:
+    def field(self, name: str, kind: Type, path: str, doc: str | None = None) -> T.NestedField:
+        number = next(self.ids)
+        return T.NestedField(number, name, self.convert(kind, path), required=False, doc=doc)
+
+    def convert(self, kind: Type, path: str) -> T.IcebergType:
         """Return a type's column. For a union: a struct with a member for each type.
 
         At most one member is not null. Null and a type are that type; int and long, or float and
@@ -241,21 +175,14 @@ class _Converter:
         """
         members = kind.members
         if kind.has_members:
-            return StructType(
-                *(
-                    NestedField(
-                        field_id=next(self.ids),
-                        name=f"member{index}",
-                        field_type=self.convert(member, f"{path}.member{index}"),
-                        required=False,
-                    )
-                    for index, member in enumerate(members)
-                )
+            names = [f"member{index}" for index in range(len(members))]
+            return T.StructType(
+                *(self.field(n, one, f"{path}.{n}") for n, one in zip(names, members, strict=True))
             )
         if not members:
             raise self.fail(path, "allows only null", "give the field a type, or remove it")
         if len(members) > 1:
-            return LongType() if members[0].kind in ("int", "long") else DoubleType()
+            return T.LongType() if members[0].kind in ("int", "long") else T.DoubleType()
         kind = members[0]
         match kind.kind:
             case "record" if kind.logical is None:
@@ -264,9 +191,9 @@ class _Converter:
                 return self.container(kind, path)
         if kind.logical == "decimal":
             return self.decimal(kind, path)
-        return (_LOGICAL.get(kind.logical or "") or _PRIMITIVES[kind.kind])()
+        return (LOGICAL.get((kind.kind, kind.logical)) or _PRIMITIVES[kind.kind])()
 
-    def record(self, kind: Type, path: str) -> IcebergType:
+    def record(self, kind: Type, path: str) -> T.IcebergType:
         if kind in self.open:
             raise self.fail(
                 path,
@@ -280,18 +207,18 @@ class _Converter:
                 "is a record without fields",
                 "give it a field, or remove it: Parquet has no empty structs",
             )
-        return StructType(*found)
+        return T.StructType(*found)
 
-    def container(self, kind: Type, path: str) -> IcebergType:
+    def container(self, kind: Type, path: str) -> T.IcebergType:
         assert kind.inner is not None  # noqa: S101  it is an array or a map
         first = next(self.ids)
         if kind.kind == "array":
-            return ListType(first, self.convert(kind.inner, f"{path}.element"), False)
+            return T.ListType(first, self.convert(kind.inner, f"{path}.element"), False)
         second = next(self.ids)
         value = self.convert(kind.inner, f"{path}.value")
-        return MapType(first, StringType(), second, value, False)
+        return T.MapType(first, T.StringType(), second, value, False)
 
-    def decimal(self, kind: Type, path: str) -> IcebergType:
+    def decimal(self, kind: Type, path: str) -> T.IcebergType:
         if not kind.is_decimal or kind.precision > MAX_PRECISION:
             limit = min(MAX_PRECISION, kind.digits)
             raise self.fail(
@@ -300,4 +227,4 @@ class _Converter:
                 f"has a precision from 1 to {limit} and a scale up to it",
                 "register it as bytes or string: Spark and Iceberg have no other decimals",
             )
-        return DecimalType(kind.precision, kind.scale)
+        return T.DecimalType(kind.precision, kind.scale)

@@ -5,50 +5,31 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import NO_DEFAULT, Field, Type
-from topicberg.formats.avro_values import DAYS, EXACT, MAX_DECIMAL_BITS, MICROS, UNITS
+from topicberg.formats.avro_values import DAYS, EXACT, INT, LONG, MAX_DECIMAL_BITS, MICROS, UNITS
 
 
-def default(field: Field, column: IcebergType) -> str | None:
+def default(field: Field, column: T.IcebergType) -> str | None:
     """Return the constant of a field's default in a column; None if it is null or invalid."""
     if field.default is NO_DEFAULT:
         return None
     return _constant(field.type, field.default, column)
 
 
-def _constant(kind: Type, value: Any, column: IcebergType) -> str | None:
+def _constant(kind: Type, value: Any, column: T.IcebergType) -> str | None:
     """Return the SQL of a default value; None if it is null, or the type does not allow it."""
     if kind.kind == "union":
         for index, branch in enumerate(kind.members):
             if not kind.has_members:
                 constant = _constant(branch, value, column)
-            elif isinstance(column, StructType):
+            elif isinstance(column, T.StructType):
                 member = f"member{index}"
                 target = next((one for one in column.fields if one.name == member), None)
                 inner = _constant(branch, value, target.field_type) if target else None
-                constant = inner and sql.struct(
-                    (one.name, inner if one is target else sql.null(one.field_type))
-                    for one in column.fields
-                )
+                constant = inner and sql.row(column, {member: inner})
             else:
                 return None
             if constant is not None:
@@ -58,25 +39,24 @@ def _constant(kind: Type, value: Any, column: IcebergType) -> str | None:
     return None if constant is None else f"CAST({constant} AS {sql.spark_type(column)})"
 
 
-def _plain_constant(kind: Type, value: Any, column: IcebergType) -> str | None:
+def _plain_constant(kind: Type, value: Any, column: T.IcebergType) -> str | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match column:
-        case BooleanType() if kind.kind == "boolean" and isinstance(value, bool):
+        case T.BooleanType() if kind.kind == "boolean" and isinstance(value, bool):
             return str(value).lower()
-        case IntegerType() | LongType() if kind.kind in ("int", "long") and is_number:
-            bits = 32 if isinstance(column, IntegerType) else 64
-            return _whole_constant(value, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        case FloatType() | DoubleType() if kind.kind in ("int", "long", "float", "double"):
+        case T.IntegerType() | T.LongType() if kind.kind in ("int", "long") and is_number:
+            return _whole_constant(value, *(INT if isinstance(column, T.IntegerType) else LONG))
+        case T.FloatType() | T.DoubleType() if kind.kind in ("int", "long", "float", "double"):
             if is_number or value in ("NaN", "Infinity", "-Infinity"):
                 return f"'{value}'"
-        case StringType() if kind.kind == "enum" and value in kind.symbols:
+        case T.StringType() if kind.kind == "enum" and value in kind.symbols:
             return sql.text(value)
-        case StringType() if kind.kind == "string" and isinstance(value, str):
+        case T.StringType() if kind.kind == "string" and isinstance(value, str):
             return sql.text(value)
-        case BinaryType() | StringType() if kind.kind in ("bytes", "fixed"):
+        case T.BinaryType() | T.StringType() if kind.kind in ("bytes", "fixed"):
             data = _latin(value)
             return None if data is None else f"X'{data.hex()}'"
-        case DecimalType() if kind.is_decimal:
+        case T.DecimalType() if kind.is_decimal:
             data = _latin(value)
             if not data:
                 return None
@@ -84,32 +64,30 @@ def _plain_constant(kind: Type, value: Any, column: IcebergType) -> str | None:
             if number.bit_length() > MAX_DECIMAL_BITS:
                 return None
             return f"'{Decimal(number).scaleb(-kind.scale, EXACT):f}'"
-        case DateType() if kind.logical == "date" and is_number:
+        case T.DateType() if kind.logical == "date" and is_number:
             days = _whole_constant(value, *DAYS)
             return days and f"date_from_unix_date({days})"
-        case TimestamptzType() | TimestampType() if kind.logical and is_number:
+        case T.TimestamptzType() | T.TimestampType() if kind.logical and is_number:
             return _moment_constant(kind.logical, value, column)
-        case ListType() if kind.inner and isinstance(value, list):
+        case T.ListType() if kind.inner and isinstance(value, list):
             items = [_constant(kind.inner, item, column.element_type) for item in value]
             return f"array({', '.join(item or 'NULL' for item in items)})"
-        case MapType() if kind.inner and isinstance(value, dict):
+        case T.MapType() if kind.inner and isinstance(value, dict):
             pairs = (
                 f"{sql.text(key)}, {_constant(kind.inner, item, column.value_type) or 'NULL'}"
                 for key, item in value.items()
             )
             return f"map({', '.join(pairs)})"
-        case StructType() if kind.kind == "record" and isinstance(value, dict):
+        case T.StructType() if kind.kind == "record" and isinstance(value, dict):
             fields = {field.name: field for field in kind.fields}
-            members = []
-            for one in column.fields:
-                field = fields.get(one.name)
-                constant = None
-                if field is not None:
-                    given = value.get(field.name, field.default)
-                    if given is not NO_DEFAULT:
-                        constant = _constant(field.type, given, one.field_type)
-                members.append((one.name, constant or sql.null(one.field_type)))
-            return sql.struct(members)
+            constants = {
+                one.name: constant
+                for one in column.fields
+                if (field := fields.get(one.name)) is not None
+                and (given := value.get(field.name, field.default)) is not NO_DEFAULT
+                and (constant := _constant(field.type, given, one.field_type)) is not None
+            }
+            return sql.row(column, constants)
     return None
 
 
@@ -117,12 +95,12 @@ def _whole_constant(value: Any, low: int, high: int) -> str | None:
     return f"{int(value)}L" if value == int(value) and low <= value <= high else None
 
 
-def _moment_constant(logical: str, value: Any, column: IcebergType) -> str | None:
+def _moment_constant(logical: str, value: Any, column: T.IcebergType) -> str | None:
     unit = UNITS.get(logical.rpartition("-")[2])
     if unit is None:
         return None
     micros = _whole_constant(value * unit, *MICROS)
-    if isinstance(column, TimestamptzType) or micros is None:
+    if isinstance(column, T.TimestamptzType) or micros is None:
         return micros and f"timestamp_micros({micros})"
     seconds = EXACT.scaleb(Decimal(int(value) * unit), -6)
     interval = f"make_dt_interval(0, 0, 0, CAST({seconds:f} AS decimal(18,6)))"

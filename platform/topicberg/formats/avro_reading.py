@@ -18,31 +18,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats import avro_values as values
 from topicberg.formats import connect_values, sql
 from topicberg.formats.avro_defaults import default
 from topicberg.formats.avro_schema import Field, Type
-from topicberg.formats.avro_values import UTF8, Cursor, MalformedError, Reading, Scan
+from topicberg.formats.avro_values import UTF8, Cursor, Reading, Scan
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place
+from topicberg.formats.reasons import MalformedError, field_at
 from topicberg.spark import quote
 
 _PROMOTED = {
@@ -58,16 +42,31 @@ _NAMED = ("record", "enum", "fixed")
 
 @dataclass(frozen=True)
 class Row:
-    """How records of a writer become rows. ``wire``: fields of a record."""
+    """How records of a writer become rows.
 
-    wire: list[dict[str, Any]]
-    readings: Mapping[str, Reading]
-    """The readings of the columns that the writer has."""
+    ``parts``: the writer's fields in order, each with the name of its column, if there is one.
+    ``defaults``: the constants of columns that the writer lacks.
+    """
+
+    parts: Sequence[tuple[Field, str | None, Reading]]
     defaults: Mapping[str, str]
-    """The constants of columns that the writer lacks."""
-    scan: Scan
-    parts: Sequence[tuple[str | None, Type, Reading | None]]
-    """The writer's fields in order: column, type, and reading if there is a column."""
+
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """The readings of the columns that the writer has."""
+        return {name: reading for _, name, reading in self.parts if name is not None}
+
+    @property
+    def wire(self) -> list[dict[str, Any]]:
+        """The layout of the bytes, as fields of an Avro record."""
+        return [
+            {"name": f"topicberg_{number}" if name is None else name, "type": reading.wire}
+            for number, (_, name, reading) in enumerate(self.parts)
+        ]
+
+    def scan(self, cursor: Cursor, path: str) -> None:
+        for field, _, reading in self.parts:
+            reading.scan(cursor, f"{path}.{field.name}" if path else field.name)
 
     def program(self, code: Code, places: Mapping[str, Place]) -> None:
         """Append the instructions that read the fields.
@@ -76,11 +75,11 @@ class Row:
         """
         if self.defaults:
             raise NotCoveredError("fields that the writer lacks have defaults")
-        for column, kind, reading in self.parts:
-            if column is None or reading is None:
-                values.skip(code, kind)
+        for field, name, reading in self.parts:
+            if name is None:
+                values.skip(code, field.type)
             else:
-                reading.program(code, places[column])
+                reading.program(code, places[name])
 
 
 def sources(writer: Type, latest: Type | None) -> dict[str, Field]:
@@ -108,7 +107,7 @@ class Reader:
         self._names = itertools.count()
         self._skipped: dict[int, str] = {}
 
-    def row(self, writer: Type, latest: Type | None, columns: Sequence[NestedField]) -> Row:
+    def row(self, writer: Type, latest: Type | None, columns: Sequence[T.NestedField]) -> Row:
         """Pair the fields of a record with columns, by name."""
         by_name = {column.name: column for column in columns}
         newest = {field.name: field for field in latest.fields} if latest else {}
@@ -117,60 +116,52 @@ class Reader:
             for name, field in sources(writer, latest).items()
             if name in by_name
         }
-        wire: list[dict[str, Any]] = []
-        readings: dict[str, Reading] = {}
-        scans: list[tuple[str, Scan]] = []
-        parts: list[tuple[str | None, Type, Reading | None]] = []
-        for number, field in enumerate(writer.fields):
-            column = targets.get(id(field))
-            if column is None:
-                wire.append({"name": f"topicberg_{number}", "type": self.skipped(field.type)})
-                scans.append((field.name, values.scan_of(field.type)))
-                parts.append((None, field.type, None))
-                continue
-            new = newest.get(column.name)
-            reading = self.value(field.type, new.type if new else None, column.field_type)
-            readings[column.name] = reading
-            wire.append({"name": column.name, "type": reading.wire})
-            scans.append((field.name, reading.scan))
-            parts.append((column.name, field.type, reading))
-
-        def scan(cursor: Cursor, path: str) -> None:
-            for name, each in scans:
-                each(cursor, f"{path}.{name}" if path else name)
-
-        missing = (column for column in columns if column.name not in readings)
+        parts: list[tuple[Field, str | None, Reading]] = []
+        for field in writer.fields:
+            if (column := targets.get(id(field))) is None:
+                parts.append((field, None, self._unread(field.type, None)))
+            else:
+                new = newest.get(column.name)
+                reading = self.value(field.type, new.type if new else None, column.field_type)
+                parts.append((field, column.name, reading))
+        have = {name for _, name, _ in parts}
         defaults = {
             column.name: constant
-            for column in missing
-            if (new := newest.get(column.name)) is not None
+            for column in columns
+            if column.name not in have
+            and (new := newest.get(column.name)) is not None
             and (constant := default(new, column.field_type)) is not None
         }
-        return Row(wire, readings, defaults, scan, parts)
+        return Row(parts, defaults)
 
-    def value(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+    def value(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading:
         """Pair a type with a column."""
         if latest is not None and not latest.members:
             latest = None
         members = writer.members
         if not members:
-            scan = values.scan_of(writer)
-            skip = partial(values.skip, kind=writer)
-            return Reading(
-                self.skipped(writer), self._optional(column), scan, emit=lambda code, _: skip(code)
-            )
+            return self._unread(writer, column)
         if len(members) > 1:
             return self._union(writer, latest, column)
         branch = self._branch(members[0], None, latest, column)
         if writer.kind != "union":
             return branch
-        scans = [None if one.kind == "null" else branch.scan for one in writer.branches]
+        choices = [None if one.kind == "null" else branch for one in writer.branches]
         return replace(
             branch,
-            wire=["null" if one.kind == "null" else branch.wire for one in writer.branches],
+            wire=["null" if one is None else one.wire for one in choices],
             read=["null", branch.read],
-            scan=values.scan_branches(scans),
-            emit=_choice([None if one.kind == "null" else branch for one in writer.branches]),
+            scan=_scan(choices),
+            emit=_choice(choices),
+        )
+
+    def _unread(self, kind: Type, column: T.IcebergType | None) -> Reading:
+        """Return how values are skipped; a column has no value."""
+        return Reading(
+            self.skipped(kind),
+            None if column is None else self._optional(column),
+            values.scan_of(kind),
+            emit=lambda code, _: values.skip(code, kind),
         )
 
     def skipped(self, kind: Type) -> Any:
@@ -203,44 +194,44 @@ class Reader:
     def _name(self) -> str:
         return f"t{next(self._names)}"
 
-    def _optional(self, column: IcebergType) -> Any:
+    def _optional(self, column: T.IcebergType) -> Any:
         """Return an Avro type that Spark reads as the column's, or null."""
         return ["null", self._natural(column)]
 
-    def _natural(self, column: IcebergType) -> Any:
+    def _natural(self, column: T.IcebergType) -> Any:
         match column:
-            case StructType():
+            case T.StructType():
                 fields = [self._missing(field) for field in column.fields]
                 return {"type": "record", "name": self._name(), "fields": fields}
-            case ListType():
+            case T.ListType():
                 return {"type": "array", "items": self._optional(column.element_type)}
-            case MapType():
+            case T.MapType():
                 return {"type": "map", "values": self._optional(column.value_type)}
-            case DecimalType():
+            case T.DecimalType():
                 precision, scale = column.precision, column.scale
                 decimal = {"logicalType": "decimal", "precision": precision, "scale": scale}
                 return {"type": "bytes", **decimal}
-            case DateType():
+            case T.DateType():
                 return {"type": "int", "logicalType": "date"}
-            case TimestamptzType():
+            case T.TimestamptzType():
                 return {"type": "long", "logicalType": "timestamp-micros"}
-            case TimestampType():
+            case T.TimestampType():
                 return {"type": "long", "logicalType": "local-timestamp-micros"}
-            case BinaryType():
+            case T.BinaryType():
                 return "bytes"
         return str(column)
 
-    def _missing(self, field: NestedField) -> dict[str, Any]:
+    def _missing(self, field: T.NestedField) -> dict[str, Any]:
         return {"name": field.name, "type": self._optional(field.field_type), "default": None}
 
-    def _unfit(self, writer: Type, column: IcebergType) -> Reading:
+    def _unfit(self, writer: Type, column: T.IcebergType) -> Reading:
         """Return a reading that makes every record with such a value malformed.
 
         ``from_avro`` fails at the first value of the type.
         """
 
         def scan(_cursor: Cursor, path: str) -> None:
-            where = values.what(path, column)
+            where = field_at(path, column)
             raise MalformedError(f"{where}: a value of the type {writer} does not fit")
 
         wire = {"type": "fixed", "name": self._name(), "size": 1}
@@ -248,13 +239,14 @@ class Reader:
         return Reading(wire, self._natural(column), scan, emit=emit)
 
     def _branch(
-        self, writer: Type, place: int | None, latest: Type | None, column: IcebergType
+        self, writer: Type, place: int | None, latest: Type | None, column: T.IcebergType
     ) -> Reading:
         """Pair a type that is not a union with the column, or with a member of the column.
 
         :param place: index of the type in the writer's union; None: its column has no members
         """
-        columns = {field.name: field for field in _fields(column)}
+        fields = column.fields if isinstance(column, T.StructType) else ()
+        columns = {field.name: field for field in fields}
         kept = None if place is None else columns.get(f"member{place}")
         shares_fields = not columns.keys().isdisjoint(field.name for field in writer.fields)
         if latest is None:
@@ -283,16 +275,14 @@ class Reader:
         return self._direct(writer, options[0] if len(options) == 1 else None, column)
 
     def _member(
-        self, writer: Type, latest: Type | None, column: IcebergType, member: NestedField
+        self, writer: Type, latest: Type | None, column: T.IcebergType, member: T.NestedField
     ) -> Reading:
         """Pair a type with one member of a union's column; the others are null."""
+        assert isinstance(column, T.StructType)  # noqa: S101  it has the member
         inner = self._direct(writer, latest, member.field_type)
 
         def value(raw: str) -> str:
-            members = sql.struct(
-                (field.name, inner.value(raw) if field is member else sql.null(field.field_type))
-                for field in _fields(column)
-            )
+            members = sql.row(column, {member.name: inner.value(raw)})
             return f"if({raw} IS NOT NULL, {members}, NULL)"
 
         def emit(code: Code, place: Place) -> None:
@@ -301,21 +291,19 @@ class Reader:
 
         return replace(inner, sql=value, is_cast=False, emit=emit)
 
-    def _union(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+    def _union(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading:
         """Pair a union of several types with a column.
 
         Each branch becomes a record of one field, which has the same bytes. Spark then returns a
         struct with a member for each branch, whatever the branches are.
         """
         wire: list[Any] = []
-        read: list[Any] = []
-        scans: list[Scan | None] = []
+        read: list[Any] = ["null"]
         branches: list[Reading] = []
         choices: list[Reading | None] = []
         for one in writer.branches:
             if one.kind == "null":
                 wire.append("null")
-                scans.append(None)
                 choices.append(None)
                 continue
             place = len(branches) if writer.has_members else None
@@ -323,7 +311,6 @@ class Reader:
             record = {"type": "record", "name": self._name()}
             wire.append({**record, "fields": [{"name": "v", "type": branch.wire}]})
             read.append({**record, "fields": [{"name": "v", "type": branch.read}]})
-            scans.append(branch.scan)
             branches.append(branch)
             choices.append(branch)
 
@@ -331,47 +318,39 @@ class Reader:
             parts = (one.value(f"{union}.member{index}.v") for index, one in enumerate(branches))
             return f"coalesce({', '.join(parts)})"
 
-        checks = [
+        checks = tuple(
             check.inside(("field", f"member{index}"), ("field", "v"))
             for index, one in enumerate(branches)
             for check in one.checks
-        ]
-        scan = values.scan_branches(scans)
-        emit = _choice(choices)
-        return Reading(wire, ["null", *read], scan, value, checks=tuple(checks), emit=emit)
+        )
+        return Reading(wire, read, _scan(choices), value, checks, emit=_choice(choices))
 
-    def _direct(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading:
+    def _direct(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading:
         """Pair a type that is not a union with a column as a whole."""
         if latest is not None and latest.kind != writer.kind and writer.kind in _CONTAINERS:
             latest = None
         match writer.kind, column:
-            case "record", StructType():
+            case "record", T.StructType():
                 return self._record(writer, latest, column)
-            case "array", ListType():
+            case "array", T.ListType():
                 return self._array(writer, latest, column)
-            case "map", MapType():
+            case "map", T.MapType():
                 return self._map(writer, latest, column)
         return self._scalar(writer, latest, column) or self._unfit(writer, column)
 
-    def _record(self, writer: Type, latest: Type | None, column: StructType) -> Reading:
+    def _record(self, writer: Type, latest: Type | None, column: T.StructType) -> Reading:
         row = self.row(writer, latest, column.fields)
-        name = self._name()
+        name, readings = self._name(), row.readings
         read = [
-            {"name": field.name, "type": row.readings[field.name].read}
-            if field.name in row.readings
+            {"name": field.name, "type": readings[field.name].read}
+            if field.name in readings
             else self._missing(field)
             for field in column.fields
         ]
 
-        def member(raw: str, field: NestedField) -> str:
-            reading = row.readings.get(field.name)
-            if reading is not None:
-                return reading.value(f"{raw}.{quote(field.name)}")
-            return row.defaults.get(field.name) or sql.null(field.field_type)
-
         def value(raw: str) -> str:
-            members = sql.struct((field.name, member(raw, field)) for field in column.fields)
-            return f"if({raw} IS NOT NULL, {members}, NULL)"
+            read = {name: one.value(f"{raw}.{quote(name)}") for name, one in readings.items()}
+            return f"if({raw} IS NOT NULL, {sql.row(column, {**row.defaults, **read})}, NULL)"
 
         def emit(code: Code, place: Place) -> None:
             code.emit(AvroOp.PRESENT, place)
@@ -379,7 +358,7 @@ class Reader:
 
         checks = (
             check.inside(("field", name))
-            for name, reading in row.readings.items()
+            for name, reading in readings.items()
             for check in reading.checks
         )
         found = Reading(
@@ -390,14 +369,14 @@ class Reader:
             tuple(checks),
             emit=emit,
         )
-        return found if row.defaults else _converted(found, column, list(row.readings.values()))
+        return found if row.defaults else _converted(found, column, list(readings.values()))
 
-    def _array(self, writer: Type, latest: Type | None, column: ListType) -> Reading:
+    def _array(self, writer: Type, latest: Type | None, column: T.ListType) -> Reading:
         assert writer.inner is not None  # noqa: S101  it is an array
         inner = self.value(writer.inner, latest and latest.inner, column.element_type)
 
         def scan(cursor: Cursor, path: str) -> None:
-            where = values.what(path, column)
+            where = field_at(path, column)
             cursor.blocks(where, lambda index: inner.scan(cursor, f"{path}[{index}]"))
 
         def emit(code: Code, place: Place) -> None:
@@ -413,12 +392,12 @@ class Reader:
         )
         return _converted(found, column, [inner])
 
-    def _map(self, writer: Type, latest: Type | None, column: MapType) -> Reading:
+    def _map(self, writer: Type, latest: Type | None, column: T.MapType) -> Reading:
         assert writer.inner is not None  # noqa: S101  it is a map
         inner = self.value(writer.inner, latest and latest.inner, column.value_type)
 
         def scan(cursor: Cursor, path: str) -> None:
-            where = values.what(path, column)
+            where = field_at(path, column)
 
             def entry(_: int) -> None:
                 key = values.utf8(cursor.text(where), f"field {path} (key of a map)")
@@ -435,7 +414,7 @@ class Reader:
         )
         return _converted(found, column, [inner])
 
-    def _scalar(self, writer: Type, latest: Type | None, column: IcebergType) -> Reading | None:
+    def _scalar(self, writer: Type, latest: Type | None, column: T.IcebergType) -> Reading | None:
         """Pair a type with a column of one value; None if no value of the type fits.
 
         If only one of the two schemas has a logical type, it gives the number its meaning.
@@ -447,27 +426,27 @@ class Reader:
         is_whole = kind in ("int", "long")
         means_the_same = meaning is None or new in (None, meaning)
         match column:
-            case BooleanType() if kind == "boolean":
+            case T.BooleanType() if kind == "boolean":
                 return values.boolean(column)
-            case IntegerType() if kind == "int" and means_the_same:
+            case T.IntegerType() if kind == "int" and means_the_same:
                 return values.whole(column)
-            case LongType() if is_whole and means_the_same:
+            case T.LongType() if is_whole and means_the_same:
                 return values.whole(column)
-            case FloatType() if is_whole or kind == "float":
+            case T.FloatType() if is_whole or kind == "float":
                 return values.floating(column, kind)
-            case DoubleType() if is_whole or kind in ("float", "double"):
+            case T.DoubleType() if is_whole or kind in ("float", "double"):
                 return values.floating(column, kind)
-            case StringType() if kind == "enum":
+            case T.StringType() if kind == "enum":
                 return values.enum(writer, self._name(), column)
-            case StringType() if kind == "string" or (kind == "bytes" and meaning is None):
+            case T.StringType() if kind == "string" or (kind == "bytes" and meaning is None):
                 return values.string(column)
-            case BinaryType() if kind in ("bytes", "string", "fixed"):
+            case T.BinaryType() if kind in ("bytes", "string", "fixed"):
                 return values.binary(writer, self._name(), column)
-            case DateType() if kind == "int" and (meaning or new) == "date":
+            case T.DateType() if kind == "int" and (meaning or new) == "date":
                 return values.date(column)
-            case TimestamptzType() | TimestampType() if is_whole:
+            case T.TimestamptzType() | T.TimestampType() if is_whole:
                 return values.timestamp(column, meaning or new or "")
-            case DecimalType() if kind in ("bytes", "fixed"):
+            case T.DecimalType() if kind in ("bytes", "fixed"):
                 scaled = writer if meaning else latest
                 if scaled is not None and scaled.is_decimal:
                     return values.decimal(writer, self._name(), scaled.scale, column)
@@ -475,6 +454,11 @@ class Reader:
 
 
 _CONTAINERS = ("record", "array", "map")
+
+
+def _scan(choices: Sequence[Reading | None]) -> Scan:
+    """Return how a union is read in Python; None: null."""
+    return values.scan_branches([None if one is None else one.scan for one in choices])
 
 
 def _choice(choices: Sequence[Reading | None]) -> Emit:
@@ -487,7 +471,7 @@ def _choice(choices: Sequence[Reading | None]) -> Emit:
     return emit
 
 
-def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) -> Reading:
+def _converted(found: Reading, column: T.IcebergType, parts: Sequence[Reading]) -> Reading:
     """Return the reading, converting a whole value only if its parts have to be converted."""
     if not any(part.sql for part in parts):
         return replace(found, sql=None)
@@ -496,11 +480,7 @@ def _converted(found: Reading, column: IcebergType, parts: Sequence[Reading]) ->
     return found
 
 
-def _fields(column: IcebergType) -> tuple[NestedField, ...]:
-    return column.fields if isinstance(column, StructType) else ()
-
-
-def _has_only_members(columns: Mapping[str, NestedField]) -> bool:
+def _has_only_members(columns: Mapping[str, T.NestedField]) -> bool:
     names = [f"member{index}" for index in range(len(columns))]
     return bool(columns) and list(columns) == names
 

@@ -8,35 +8,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from pyiceberg import types as T
+
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
 from topicberg.formats.subjects import RegisteredSchema
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_LOGICAL = frozenset(
-    {
-        ("int", "date"),
-        ("int", "time-millis"),
-        ("long", "time-micros"),
-        *(
-            ("long", f"{place}timestamp-{unit}")
-            for place in ("", "local-")
-            for unit in ("millis", "micros", "nanos")
-        ),
-        ("bytes", "decimal"),
-        ("fixed", "decimal"),
-        ("long", "topicberg.nano-timestamp"),
-        ("string", "topicberg.zoned-timestamp"),
-        ("string", "topicberg.iso-timestamp"),
-        ("string", "topicberg.iso-date"),
-        ("string", "topicberg.iso-time"),
-        ("bytes", "topicberg.decimal"),
-        ("record", "topicberg.variable-decimal"),
-    }
-)
-"""Logical types that change what a value means; all others are read as the underlying type.
-
-Those of topicberg are of :mod:`topicberg.formats.connect`."""
+LOGICAL: dict[tuple[str, str | None], type[T.IcebergType]] = {
+    ("int", "date"): T.DateType,
+    ("int", "time-millis"): T.IntegerType,
+    ("long", "time-micros"): T.LongType,
+    ("long", "timestamp-millis"): T.TimestamptzType,
+    ("long", "timestamp-micros"): T.TimestamptzType,
+    ("long", "timestamp-nanos"): T.LongType,
+    ("long", "local-timestamp-millis"): T.TimestampType,
+    ("long", "local-timestamp-micros"): T.TimestampType,
+    ("long", "local-timestamp-nanos"): T.LongType,
+    ("bytes", "decimal"): T.DecimalType,
+    ("fixed", "decimal"): T.DecimalType,
+    ("long", "topicberg.nano-timestamp"): T.TimestampType,
+    ("string", "topicberg.zoned-timestamp"): T.TimestamptzType,
+    ("string", "topicberg.iso-timestamp"): T.TimestampType,
+    ("string", "topicberg.iso-date"): T.DateType,
+    ("string", "topicberg.iso-time"): T.LongType,
+    ("bytes", "topicberg.decimal"): T.StringType,
+    ("record", "topicberg.variable-decimal"): T.StringType,
+}
+"""Logical types that change what a value means, and their columns; all others are read as the
+underlying type. Those of topicberg are of :mod:`topicberg.formats.connect`."""
 NO_DEFAULT: Final = object()
 MAX_FIXED_BYTES = 16 * 1024 * 1024
 """Avro's reader reserves the memory of a fixed before it reads the record."""
@@ -142,13 +142,11 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
     """
     limits.check_size(where, schema)
     parser = _Parser(where)
-    try:
+    with limits.refused(where):
         contents = [json.loads(text) for text in (*dict(schema.references).values(), schema.text)]
         limits.check_unicode(where, contents)
         *_, found = [parser.type(one, "") for one in contents]
         _Measure(where).check(found)
-    except limits.UNREADABLE as error:
-        raise limits.unreadable(where, error) from error
     return found
 
 
@@ -334,7 +332,7 @@ def _full_name(name: str, namespace: str) -> str:
 
 def _logical(kind: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     logical = schema.get("logicalType")
-    if (kind, logical) not in _LOGICAL:
+    if (kind, logical) not in LOGICAL:
         return {}
     if logical not in ("decimal", "topicberg.decimal"):
         return {"logical": logical}

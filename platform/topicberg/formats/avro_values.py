@@ -14,21 +14,12 @@ from decimal import Context, Decimal
 from functools import partial
 from typing import Any, Literal
 
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    StructType,
-    TimestampType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place, Skip
+from topicberg.formats.reasons import MalformedError, field_at
 from topicberg.spark import quote
 
 MAX_PRECISION = 38
@@ -40,13 +31,9 @@ DAYS = -719_162, 2_932_896
 MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 UNITS = {"millis": 1_000, "micros": 1}
 EXACT = Context(prec=10_000)
-_INT = -(2**31), 2**31 - 1
-_LONG = -(2**63), 2**63 - 1
+INT = -(2**31), 2**31 - 1
+LONG = -(2**63), 2**63 - 1
 _SHOWN = 60
-
-
-class MalformedError(Exception):
-    """A record is malformed; the message is the reason."""
 
 
 class Cursor:
@@ -133,21 +120,16 @@ class Check:
             if step[0] == "field":
                 raw = f"{raw}.{quote(step[1])}"  # for an array of structs, this is an array
                 continue
-            if step[0] == "keys":
-                raw = sql.each(raw, _keys) if is_array else _keys(raw)
-            elif step[0] == "values":
-                raw = sql.each(raw, _values) if is_array else _values(raw)
+            if step[0] != "items":  # of a map
+                of_map = _part_of_map(step[0])
+                raw = sql.each(raw, of_map) if is_array else of_map(raw)
             raw = f"flatten(array_compact({raw}))" if is_array else raw
             is_array = True
         return self.many(raw) if is_array else self.one(raw)
 
 
-def _keys(raw: str) -> str:
-    return f"map_keys({raw})"
-
-
-def _values(raw: str) -> str:
-    return f"map_values({raw})"
+def _part_of_map(part: str) -> Callable[[str], str]:
+    return lambda raw: f"map_{part}({raw})"
 
 
 def between(low: object, high: object) -> Check:
@@ -200,19 +182,9 @@ def operation(kind: AvroOp, *arguments: int) -> Emit:
     return emit
 
 
-def cast(column: IcebergType) -> Callable[[str], str]:
+def cast(column: T.IcebergType) -> Callable[[str], str]:
     kind = sql.spark_type(column)
     return lambda raw: f"try_cast({raw} AS {kind})"
-
-
-def what(path: str, column: object) -> str:
-    """Return the place of a value for a reason: field path and type."""
-    kind = str(column)
-    if isinstance(column, StructType | ListType | MapType):
-        kind = type(column).__name__.removesuffix("Type").lower()
-    elif isinstance(column, DecimalType):
-        kind = f"decimal({column.precision},{column.scale})"
-    return f"field {path} ({kind})"
 
 
 def shown(value: object) -> str:
@@ -235,23 +207,23 @@ def _within(value: int, bounds: tuple[int, int], where: str, problem: str) -> No
         raise MalformedError(f"{where}: value {value} {problem}")
 
 
-def boolean(column: IcebergType) -> Reading:
+def boolean(column: T.IcebergType) -> Reading:
     """Return a reading of the bytes 0 and 1, which as numbers (varints) are 0 and -1."""
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.take(1, where)[0], (0, 1), where, "is neither 0 nor 1")
 
     emit = operation(AvroOp.BOOLEAN)
     return Reading("long", "long", scan, cast(column), (between(-1, 0),), is_cast=True, emit=emit)
 
 
-def whole(column: IcebergType) -> Reading:
-    is_long = isinstance(column, LongType)
-    bounds = _LONG if is_long else _INT
+def whole(column: T.IcebergType) -> Reading:
+    is_long = isinstance(column, T.LongType)
+    bounds = LONG if is_long else INT
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.number(where), bounds, where, "is out of range")
 
     if is_long:
@@ -260,33 +232,33 @@ def whole(column: IcebergType) -> Reading:
     return Reading("long", "long", scan, cast(column), (between(*bounds),), True, emit)
 
 
-def floating(column: IcebergType, kind: str) -> Reading:
+def floating(column: T.IcebergType, kind: str) -> Reading:
     """Return a reading that promotes integers as Avro does, to the nearest float or double."""
-    is_double = isinstance(column, DoubleType)
+    is_double = isinstance(column, T.DoubleType)
     if kind in ("int", "long"):
         near = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
-        return Reading("long", str(column), whole(LongType()).scan, emit=operation(near))
+        return Reading("long", str(column), whole(T.LongType()).scan, emit=operation(near))
     size = struct.calcsize(kind[0])
 
     def scan(cursor: Cursor, path: str) -> None:
-        cursor.take(size, what(path, column))
+        cursor.take(size, field_at(path, column))
 
     same = AvroOp.DOUBLE if is_double else AvroOp.FLOAT
     is_wider = is_double and kind == "float"
     return Reading(kind, str(column), scan, emit=operation(AvroOp.WIDER if is_wider else same))
 
 
-def string(column: IcebergType) -> Reading:
+def string(column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         utf8(cursor.text(where), where)
 
     return Reading("string", "string", scan, checks=(UTF8,), emit=operation(AvroOp.TEXT))
 
 
-def enum(writer: Type, name: str, column: IcebergType) -> Reading:
+def enum(writer: Type, name: str, column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         number = cursor.number(where)
         if not 0 <= number < len(writer.symbols):
             raise MalformedError(
@@ -301,9 +273,9 @@ def enum(writer: Type, name: str, column: IcebergType) -> Reading:
     return Reading(wire, wire, scan, emit=emit)
 
 
-def binary(writer: Type, name: str, column: IcebergType) -> Reading:
+def binary(writer: Type, name: str, column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        _bytes(cursor, writer, what(path, column))
+        _bytes(cursor, writer, field_at(path, column))
 
     if writer.kind != "fixed":
         return Reading("bytes", "bytes", scan, emit=operation(AvroOp.TEXT))
@@ -315,7 +287,7 @@ def _bytes(cursor: Cursor, writer: Type, where: str) -> bytes:
     return cursor.take(writer.size, where) if writer.kind == "fixed" else cursor.text(where)
 
 
-def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading | None:
+def decimal(writer: Type, name: str, scale: int, column: T.DecimalType) -> Reading | None:
     """Return a reading with as many digits as the bytes can have, checked against the column's."""
     digits = min(MAX_PRECISION, writer.digits)
     if scale > digits:
@@ -323,11 +295,11 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
     bytes_ = binary(writer, name, column).wire
     read = {"logicalType": "decimal", "precision": digits, "scale": scale}
     read = {**bytes_, **read} if writer.kind == "fixed" else {"type": "bytes", **read}
-    source = DecimalType(digits, scale)
+    source = T.DecimalType(digits, scale)
     limit = Decimal(10) ** min(column.precision - column.scale, digits - scale)
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         data = _bytes(cursor, writer, where)
         if not data:
             raise MalformedError(f"{where}: a decimal has at least one byte")
@@ -358,7 +330,7 @@ def decimal(writer: Type, name: str, scale: int, column: DecimalType) -> Reading
     return Reading(bytes_, read, scan, cast(column), checks, is_cast=True, emit=emit)
 
 
-def _inexact(source: DecimalType, column: DecimalType) -> Check:
+def _inexact(source: T.DecimalType, column: T.DecimalType) -> Check:
     """Return the check of decimals whose last digits the column cannot hold."""
 
     def one(raw: str) -> str:
@@ -367,28 +339,28 @@ def _inexact(source: DecimalType, column: DecimalType) -> Check:
     return Check(one, lambda raw: sql.some(raw, one))
 
 
-def date(column: IcebergType) -> Reading:
+def date(column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.number(where), DAYS, where, "is not a day of the years 1 to 9999")
 
     def convert(raw: str) -> str:
-        return f"date_from_unix_date({cast(IntegerType())(raw)})"
+        return f"date_from_unix_date({cast(T.IntegerType())(raw)})"
 
     emit = operation(AvroOp.INT, *DAYS)
     return Reading("long", "long", scan, convert, (between(*DAYS),), emit=emit)
 
 
-def timestamp(column: IcebergType, meaning: str) -> Reading | None:
+def timestamp(column: T.IcebergType, meaning: str) -> Reading | None:
     """:param meaning: the logical type; None is returned if it is not of the column's kind"""
-    is_local = isinstance(column, TimestampType)
+    is_local = isinstance(column, T.TimestampType)
     place, _, unit = meaning.rpartition("timestamp-")
     if unit not in UNITS or place != ("local-" if is_local else ""):
         return None
     bounds = MICROS[0] // UNITS[unit], MICROS[1] // UNITS[unit]
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, column)
+        where = field_at(path, column)
         _within(cursor.number(where), bounds, where, f"({meaning}) is not of the years 1 to 9999")
 
     kind, zone = ("TIMESTAMP_NTZ", "") if is_local else ("TIMESTAMP", "Z")
@@ -416,16 +388,14 @@ def scan_of(kind: Type) -> Scan:
     """Return how a type is read whose values have no column."""
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = what(path, kind)
+        where = field_at(path, kind)
         match kind.kind:
-            case "boolean":
-                cursor.take(1, where)
+            case "boolean" | "float" | "double" | "fixed":
+                cursor.take(least_bytes(kind), where)
             case "int" | "long" | "enum":
                 cursor.number(where)
-            case "float" | "double":
-                cursor.take(struct.calcsize(kind.kind[0]), where)
-            case "bytes" | "string" | "fixed":
-                _bytes(cursor, kind, where)
+            case "bytes" | "string":
+                cursor.text(where)
             case "record":
                 for field in kind.fields:
                     scan_of(field.type)(cursor, f"{path}.{field.name}")
@@ -507,18 +477,14 @@ def skip(code: Code, kind: Type, depth: int = 0) -> None:
     if depth > MAX_PROGRAM_DEPTH:
         raise NotCoveredError(f"{kind} is nested too deeply")
     match kind.kind:
-        case "boolean":
-            code.emit(AvroOp.SKIP_BYTES, None, 1)
+        case "boolean" | "float" | "double" | "fixed":
+            code.emit(AvroOp.SKIP_BYTES, None, least_bytes(kind))
         case "int" | "long":
-            code.emit(AvroOp.SKIP_NUMBER, None, *(_INT if kind.kind == "int" else _LONG))
+            code.emit(AvroOp.SKIP_NUMBER, None, *(INT if kind.kind == "int" else LONG))
         case "enum":
             code.emit(AvroOp.SKIP_ENUM, None, len(kind.symbols))
-        case "float" | "double":
-            code.emit(AvroOp.SKIP_BYTES, None, struct.calcsize(kind.kind[0]))
         case "bytes" | "string":
             code.emit(AvroOp.SKIP_TEXT, None)
-        case "fixed":
-            code.emit(AvroOp.SKIP_BYTES, None, kind.size)
         case "record":
             for field in kind.fields:
                 skip(code, field.type, depth + 1)

@@ -20,7 +20,8 @@ from pyiceberg.types import (
 from topicberg.formats import avro_values as values
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
-from topicberg.formats.avro_values import Check, Cursor, MalformedError, Reading
+from topicberg.formats.avro_values import Check, Cursor, Reading
+from topicberg.formats.reasons import MalformedError, field_at
 
 MAX_DECIMAL_BYTES, MAX_SCALE = 65_536, 20_000
 """Limits of a decimal that becomes text. PostgreSQL's longest numbers have 61,232 bytes, of which
@@ -48,28 +49,28 @@ def _instant(text: str) -> object:
 
 
 TEXTS = {
-    "topicberg.zoned-timestamp": Text(
+    "zoned-timestamp": Text(
         TimestamptzType,
         f"{_DAY}T{_TIME}{_ZONE}",
         "try_cast({} AS timestamp)",
         _instant,
         "a time of the years 1 to 9999 with a zone",
     ),
-    "topicberg.iso-timestamp": Text(
+    "iso-timestamp": Text(
         TimestampType,
         f"{_DAY}T{_TIME}Z?",
         "try_cast(trim(TRAILING 'Z' FROM {}) AS timestamp_ntz)",
         lambda text: datetime.fromisoformat(text.removesuffix("Z")),
         "a time of the years 1 to 9999",
     ),
-    "topicberg.iso-date": Text(
+    "iso-date": Text(
         DateType,
         f"{_DAY}Z?",
         "try_cast(trim(TRAILING 'Z' FROM {}) AS date)",
         lambda text: date.fromisoformat(text.removesuffix("Z")),
         "a day of the years 1 to 9999",
     ),
-    "topicberg.iso-time": Text(
+    "iso-time": Text(
         LongType,
         f"{_TIME}Z?",
         "unix_micros(try_cast(concat('1970-01-01T', trim(TRAILING 'Z' FROM {}), 'Z') "
@@ -85,7 +86,7 @@ def reading(writer: Type, name: str, column: IcebergType) -> Reading | None:
 
     :param name: a name for a type that needs one
     """
-    text = TEXTS.get(writer.logical or "")
+    text = TEXTS.get((writer.logical or "").removeprefix("topicberg."))
     if text is not None:
         if isinstance(column, StringType):
             return values.string(column)
@@ -111,7 +112,7 @@ def _wrong_if(convert: Callable[[str], str]) -> Check:
 
 def _text(kind: Text, column: IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
-        where = values.what(path, column)
+        where = field_at(path, column)
         found = values.utf8(cursor.text(where), where)
         if not is_text(kind, found):
             raise MalformedError(f'{where}: value "{values.shown(found)}" is not {kind.what}')
@@ -150,7 +151,7 @@ def _nanos(column: IcebergType) -> Reading:
     """
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = values.what(path, column)
+        where = field_at(path, column)
         value = cursor.number(where)
         if value in INFINITE_NANOS:
             raise MalformedError(f"{where}: value {value} (nanoseconds) is infinite")
@@ -190,7 +191,7 @@ def _decimal(writer: Type, column: IcebergType) -> Reading | None:
         return None
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = values.what(path, column)
+        where = field_at(path, column)
         check_decimal(cursor.text(where), scale, where)
 
     def convert(raw: str) -> str:
@@ -210,7 +211,7 @@ def _variable_decimal(writer: Type, name: str, column: IcebergType) -> Reading |
     ]
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = values.what(path, column)
+        where = field_at(path, column)
         found: dict[str, Any] = {}
         for field in writer.fields:
             read = cursor.number if field.name == "scale" else cursor.text
@@ -258,9 +259,7 @@ def decimal_text(unscaled: str, scale: str, whole: str | None = None) -> str:
         return f"concat(if({of}.n, '-', ''), {text})"
 
     is_negative = f"conv(substr(hex({unscaled}), 1, 2), 16, 10) >= 128"
-    parts = sql.struct(
-        [("n", is_negative), ("d", _digits(unscaled, is_negative)), ("s", scale)],
-    )
+    parts = sql.struct([("n", is_negative), ("d", _digits(unscaled, is_negative)), ("s", scale)])
     text = f"{sql.each(f'array({parts})', scaled)}[0]"
     valid = _checked(unscaled, scale)
     return f"if({whole or unscaled} IS NOT NULL AND {valid}, {text}, NULL)"

@@ -25,7 +25,6 @@ def changed_columns(
     """Return the columns of a table of changes.
 
     :param fields: of the envelope
-    :param changes: ``rows``: the fields of the row after a change; ``changes``: both rows
     :raises TableflowError: the schema is not an envelope
     """
     by_name = {field.name: field for field in fields}

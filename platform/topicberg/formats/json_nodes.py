@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
@@ -51,36 +51,18 @@ MAX_OBJECTS = 2 * limits.MAX_FIELDS
 MAX_PATH = 4 * limits.MAX_DEPTH
 """The most schemas that a schema leads to by properties, items, references and branches."""
 
-Kind = Literal[
-    "string",
-    "boolean",
-    "int",
-    "long",
-    "float",
-    "double",
-    "decimal",
-    "binary",
-    "date",
-    "timestamp",
-    "timestamptz",
-    "date-time",  # a string with a time of RFC 3339
-    "any-float",  # types of Connect and Debezium, see connect.py; NaN and infinity are text
-    "any-double",
-    "timestamp-micros",
-    "timestamp-nanos",
-    "zoned-timestamp",
-    "iso-timestamp",
-    "iso-date",
-    "iso-time",
-    "decimal-text",
-    "variable-decimal",
-    "json",  # anything, as its JSON text
-    "list",  # child: element
-    "map",  # children: key, value; a JSON object, or
-    "entries",  # an array of objects with key and value
-    "struct",
-    "union",
-]
+_Simple = Literal["string", "boolean", "int", "long", "float", "double", "decimal", "binary"]
+_Time = Literal["date", "timestamp", "timestamptz", "date-time"]
+"""``date-time``: a string with a time of RFC 3339."""
+_Number = Literal["any-float", "any-double", "decimal-text", "variable-decimal"]
+"""Of Connect and Debezium, see ``connect.py``. ``any-``: NaN and infinity are text."""
+_Moment = Literal["timestamp-micros", "timestamp-nanos", "zoned-timestamp"]
+_Iso = Literal["iso-timestamp", "iso-date", "iso-time"]
+_Nested = Literal["list", "map", "entries", "struct", "union"]
+"""Children of a list: element; of a map, a JSON object, and of entries, an array of objects with
+key and value: key, value."""
+Kind = Literal[_Simple, _Time, _Number, _Moment, _Iso, _Nested, "json"]
+"""``json``: anything, as its JSON text."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +99,10 @@ class _Part:
 
 
 _CONNECT = "org.apache.kafka.connect.data."
-_INTEGERS: dict[Any, Kind] = {"int8": "int", "int16": "int", "int32": "int", "int64": "long"}
-_NUMBERS: dict[Any, Kind] = {**_INTEGERS, "float32": "float", "float64": "double"}
+_NUMBERS: dict[Any, Kind] = {
+    **{"int8": "int", "int16": "int", "int32": "int", "int64": "long"},
+    **{"float32": "float", "float64": "double"},
+}
 _ANY: dict[Kind, Kind] = {"float": "any-float", "double": "any-double"}
 _TITLES: dict[Any, Kind] = {
     f"{_CONNECT}Date": "date",
@@ -160,11 +144,9 @@ def identity(schema: RegisteredSchema) -> str | None:
     :raises TableflowError: it is not a JSON Schema
     """
     where = f"schema {schema.schema_id}"
-    try:
+    with limits.refused(where):
         contents, resolver, reader = _opened(where, schema)
         parts = reader.expand(contents, resolver, (), "")
-    except limits.UNREADABLE as error:
-        raise limits.unreadable(where, error) from error
     for part in parts:
         for name in (part.schema.get("title"), reader.id(part.schema)):
             if name:
@@ -174,35 +156,18 @@ def identity(schema: RegisteredSchema) -> str | None:
     return None
 
 
+@limits.remembered
 def read_node(subject: str, schema: RegisteredSchema) -> Node:
     """Return the tree of a registered schema.
 
     :raises TableflowError: it contains itself, refers to a missing schema, is too large, or has
         fields that a table cannot distinguish
     """
-    found = _remembered(subject, schema)
-    if isinstance(found, TableflowError):
-        raise TableflowError(found.message, hint=found.hint)
-    return found
-
-
-@lru_cache(maxsize=256)
-def _remembered(subject: str, schema: RegisteredSchema) -> Node | TableflowError:
-    """Return the tree, or the error, cached: a refused schema is not expanded for every batch."""
-    try:
-        return _read(subject, schema)
-    except TableflowError as error:
-        return error
-
-
-def _read(subject: str, schema: RegisteredSchema) -> Node:
     where = f"subject {subject}"
-    try:
+    with limits.refused(where):
         contents, resolver, reader = _opened(where, schema, check=True)
         node = reader.node(reader.expand(contents, resolver, (), ""), "")
         limits.check_depth(where, _depth(node))
-    except limits.UNREADABLE as error:
-        raise limits.unreadable(where, error) from error
     return node
 
 
@@ -353,7 +318,7 @@ class _Reader:
     ) -> tuple[Sequence[_Part], list[tuple[_Part, ...]]]:
         """Return the choice of the first ``oneOf`` or ``anyOf`` that declares types, without null.
 
-        An object that has properties itself has no choice: see :meth:`properties`.
+        An object that has properties itself has no choice: see :meth:`declared`.
 
         :returns: the parts without that choice, and the branches
         """
@@ -438,8 +403,9 @@ class _Reader:
         return Node("json", opening="[")
 
     def object(self, parts: Sequence[_Part], where: str) -> Node:
-        properties = self.properties(parts, where)
-        if properties:
+        if any("properties" in part.schema for part in parts) and (
+            properties := self.declared(parts, where, frozenset())
+        ):
             return self.struct(parts, properties, where)
         for part in parts:
             values = part.schema.get("additionalProperties")
@@ -448,20 +414,15 @@ class _Reader:
                 return Node("map", {"key": Node("string"), "value": value})
         return Node("json", opening="{")
 
-    def properties(self, parts: Iterable[_Part], where: str) -> dict[str, list[tuple[_Part, ...]]]:
-        """Return the properties of the object and its branches, each with its alternatives."""
-        if any("properties" in part.schema for part in parts):
-            return self.declared(parts, where, frozenset())
-        return {}
-
     def declared(
         self, parts: Iterable[_Part], where: str, known: frozenset[str]
     ) -> dict[str, list[tuple[_Part, ...]]]:
+        """Return the properties of the object and its branches, each with its alternatives."""
         own: dict[str, tuple[_Part, ...]] = {}
         for part in parts:
             for name, schema in part.schema.get("properties", {}).items():
                 if schema is not False and name not in known:
-                    inner = self.within(part, schema, _join(where, name))
+                    inner = self.within(part, schema, join(where, name))
                     own[name] = (*own.get(name, ()), *inner)
         added: dict[str, list[tuple[_Part, ...]]] = {}
         for part in parts:
@@ -492,15 +453,15 @@ class _Reader:
             other = folded.setdefault(name.casefold(), name)
             if other != name:
                 raise self.fail(
-                    _join(where, name),
-                    f"differs from {_join(where, other)} only in case",
+                    join(where, name),
+                    f"differs from {join(where, other)} only in case",
                     "rename one of them: Spark and Snowflake cannot tell such columns apart",
                 )
         required = [part.schema.get("required") for part in parts]
         return Node(
             "struct",
             {
-                name: self.one_of(properties[name], _join(where, name))
+                name: self.one_of(properties[name], join(where, name))
                 for name in sorted(properties, key=lambda name: position[name])
             },
             required=frozenset(
@@ -528,19 +489,15 @@ def _union(members: Sequence[Node]) -> Node:
         if len(set(same)) == 1:
             constants = tuple(value for member in members for value in member.constants)
             bound = all(member.constants for member in members)
+            openings = [member.opening for member in members]
             return Node(
                 first.kind,
                 constants=constants if bound else (),
                 precision=first.precision,
                 scale=first.scale,
-                opening=_opening(members),
+                opening="".join(dict.fromkeys(openings)) if all(openings) else "",
             )
     return Node("union", {f"{UNION_FIELD}{n}": member for n, member in enumerate(members)})
-
-
-def _opening(members: Sequence[Node]) -> str:
-    openings = [member.opening for member in members]
-    return "".join(dict.fromkeys(openings)) if all(openings) else ""
 
 
 def _name(parts: Sequence[_Part]) -> str | None:
@@ -551,7 +508,8 @@ def _name(parts: Sequence[_Part]) -> str | None:
     return reference.rpartition("/")[2] if isinstance(reference, str) else None
 
 
-def _join(where: str, name: str) -> str:
+def join(where: str, name: str) -> str:
+    """Return the path of a value inside of another one, or of the record."""
     return f"{where}.{name}" if where else name
 
 

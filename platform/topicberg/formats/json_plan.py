@@ -8,83 +8,61 @@ of a malformed one follow the plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
-from topicberg.formats.json_nodes import UNION_FIELD, Kind, Node
+from topicberg.formats.connect_values import TEXTS
+from topicberg.formats.json_nodes import UNION_FIELD, Kind, Node, join
 
-_TYPES: dict[Kind, Callable[[], IcebergType]] = {
-    "string": StringType,
-    "json": StringType,
-    "boolean": BooleanType,
-    "int": IntegerType,
-    "long": LongType,
-    "float": FloatType,
-    "double": DoubleType,
-    "any-float": FloatType,
-    "any-double": DoubleType,
-    "binary": BinaryType,
-    "date": DateType,
-    "timestamp": TimestampType,
-    "timestamptz": TimestamptzType,
-    "date-time": TimestamptzType,
-    "timestamp-micros": TimestampType,
-    "timestamp-nanos": TimestampType,
-    "zoned-timestamp": TimestamptzType,
-    "iso-timestamp": TimestampType,
-    "iso-date": DateType,
-    "iso-time": LongType,
-    "decimal-text": StringType,
-    "variable-decimal": StringType,
+_NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
+
+
+class Scalar(NamedTuple):
+    """A kind of values without inner ones.
+
+    ``columns``: the type of their column, then those of other columns that they can go to; a value
+    that does not fit makes its record malformed. ``raw``: the type that ``from_json`` reads.
+    ``expected``: what such a value is, for reasons.
+    """
+
+    columns: tuple[type[T.IcebergType], ...]
+    raw: str
+    expected: str
+
+
+_TEXTS: tuple[Kind, ...] = ("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
+_UNSCALED = "a number, or base64 of its unscaled bytes"
+SCALARS: dict[Kind, Scalar] = {
+    "string": Scalar((T.StringType,), "string", "a string"),
+    "json": Scalar((T.StringType,), "variant", "a value"),
+    "boolean": Scalar((T.BooleanType,), "boolean", "true or false"),
+    "int": Scalar((T.IntegerType, *_NUMBERS), "int", "a whole number"),
+    "long": Scalar((T.LongType, *_NUMBERS), "bigint", "a whole number"),
+    "float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "double": Scalar((T.DoubleType,), "double", "a number"),
+    "any-float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "any-double": Scalar((T.DoubleType,), "double", "a number"),
+    "decimal": Scalar((T.DecimalType,), "variant", _UNSCALED),
+    "binary": Scalar((T.BinaryType,), "binary", "base64"),
+    "date": Scalar((T.DateType,), "int", "a whole number of days"),
+    "timestamp": Scalar((T.TimestampType,), "bigint", "a whole number of milliseconds"),
+    "timestamptz": Scalar((T.TimestamptzType,), "bigint", "a whole number of milliseconds"),
+    "date-time": Scalar(
+        (T.TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
+    ),
+    "timestamp-micros": Scalar((T.TimestampType,), "bigint", "a whole number of microseconds"),
+    "timestamp-nanos": Scalar((T.TimestampType,), "bigint", "a whole number of nanoseconds"),
+    **{kind: Scalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
+    "decimal-text": Scalar((T.StringType,), "variant", _UNSCALED),
+    "variable-decimal": Scalar(
+        (T.StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
+    ),
 }
-_NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType)
-_TARGETS: dict[Kind, tuple[type[IcebergType], ...]] = {
-    "string": (StringType,),
-    "json": (StringType,),
-    "boolean": (BooleanType,),
-    "int": _NUMBERS,
-    "long": _NUMBERS,
-    "float": (FloatType, DoubleType),
-    "double": (DoubleType,),
-    "any-float": (FloatType, DoubleType),
-    "any-double": (DoubleType,),
-    "decimal": (DecimalType,),
-    "binary": (BinaryType,),
-    "date": (DateType,),
-    "timestamp": (TimestampType,),
-    "timestamptz": (TimestamptzType,),
-    "date-time": (TimestamptzType,),
-    "timestamp-micros": (TimestampType,),
-    "timestamp-nanos": (TimestampType,),
-    "zoned-timestamp": (TimestamptzType,),
-    "iso-timestamp": (TimestampType,),
-    "iso-date": (DateType,),
-    "iso-time": (LongType,),
-    "decimal-text": (StringType,),
-    "variable-decimal": (StringType,),
-}
-"""The column types for each kind of value; a value that does not fit makes its record malformed."""
-_WRITTEN_AS_TEXT = ("date-time", "zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
+
 _GROUPS: dict[Kind, str] = {
     **dict.fromkeys(("int", "long", "float", "double", "decimal"), "number"),
     **dict.fromkeys(("any-float", "any-double"), "number"),
@@ -101,7 +79,7 @@ class Plan:
     """
 
     kind: Kind
-    column: IcebergType
+    column: T.IcebergType
     node: Node
     children: Mapping[str, Plan] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
@@ -118,49 +96,37 @@ class Member:
     place: str | None
 
 
-def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[NestedField]:
+def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[T.NestedField]:
     """Return the columns of an object's properties, or of a union's members."""
     return [
-        NestedField(
-            field_id=next(ids),
-            name=name,
-            field_type=_type_of(child, ids),
-            required=False,
-            doc=child.doc,
-        )
+        T.NestedField(next(ids), name, _type_of(child, ids), required=False, doc=child.doc)
         for name, child in children.items()
     ]
 
 
-def _type_of(node: Node, ids: Iterator[int]) -> IcebergType:
+def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
     match node.kind:
         case "decimal":
-            return DecimalType(node.precision, node.scale)
+            return T.DecimalType(node.precision, node.scale)
         case "struct" | "union":
-            return StructType(*fields_of(node.children, ids))
+            return T.StructType(*fields_of(node.children, ids))
         case "list":
-            return ListType(
-                element_id=next(ids),
-                element_type=_type_of(node.children["element"], ids),
-                element_required=False,
-            )
+            return T.ListType(next(ids), _type_of(node.children["element"], ids), False)
         case "map" | "entries":
-            return MapType(
-                key_id=next(ids),
-                key_type=_type_of(node.children["key"], ids),
-                value_id=next(ids),
-                value_type=_type_of(node.children["value"], ids),
-                value_required=False,
-            )
-    return _TYPES[node.kind]()
+            first, key = next(ids), _type_of(node.children["key"], ids)
+            second, value = next(ids), _type_of(node.children["value"], ids)
+            return T.MapType(first, key, second, value, False)
+    return SCALARS[node.kind].columns[0]()
 
 
-def columns_of(kind: StructType) -> dict[str, IcebergType]:
+def columns_of(kind: T.StructType) -> dict[str, T.IcebergType]:
     """Return the fields of a struct by name."""
     return {one.name: one.field_type for one in kind.fields}
 
 
-def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path: str = "") -> Plan:
+def fit(
+    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str = ""
+) -> Plan:
     """Return the plan by which values of the writer's ``node`` become values of ``column``.
 
     :param latest: the latest schema's type at this place; None: it has none
@@ -170,36 +136,37 @@ def fit(subject: str, node: Node, latest: Node | None, column: IcebergType, path
         return _fit_union(subject, node, latest, column, path)
     read_as = _read_as(node, latest, column)
     match read_as, column:
-        case "struct", StructType():
-            return Plan(node.kind, column, node, _fit_fields(subject, node, latest, column, path))
-        case "list", ListType():
+        case "struct", T.StructType():
+            parts = {n: kind for n, kind in columns_of(column).items() if n in node.children}
+        case "list", T.ListType():
             parts = {"element": column.element_type}
-        case "map", MapType() if isinstance(column.key_type, StringType):
+        case "map", T.MapType() if isinstance(column.key_type, T.StringType):
             parts = {"value": column.value_type}
-        case "entries", MapType():
+        case "entries", T.MapType():
             parts = {"key": column.key_type, "value": column.value_type}
-        case kind, _ if isinstance(column, _TARGETS.get(kind, ())):
+        case kind, _ if kind in SCALARS and isinstance(column, SCALARS[kind].columns):
             parts = {}
         case _:
             raise _unlike(subject, node, column, path)
+    twins = latest.children if latest else {}
     children = {
-        part: fit(subject, node.children[part], _child(latest, part), kind, f"{path}.{part}")
+        part: fit(subject, node.children[part], twins.get(part), kind, join(path, part))
         for part, kind in parts.items()
     }
     return Plan(read_as, column, node, children)
 
 
-def _read_as(node: Node, latest: Node | None, column: IcebergType) -> Kind:
+def _read_as(node: Node, latest: Node | None, column: T.IcebergType) -> Kind:
     """Return how a value is read; the ``format`` of a string may differ between versions."""
-    if node.kind in _WRITTEN_AS_TEXT and isinstance(column, StringType):
+    if node.kind in ("date-time", *_TEXTS) and isinstance(column, T.StringType):
         return "string"
     is_time = latest is not None and latest.kind == "date-time"
-    if node.kind == "string" and is_time and isinstance(column, TimestamptzType):
+    if node.kind == "string" and is_time and isinstance(column, T.TimestamptzType):
         return "date-time"
     return node.kind
 
 
-def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> TableflowError:
+def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
     place = f"field {path}" if path else "the record"
     return TableflowError(
         f"{subject}: {place} is a {node.kind}, its column a {column}",
@@ -208,35 +175,15 @@ def _unlike(subject: str, node: Node, column: IcebergType, path: str) -> Tablefl
     )
 
 
-def _fit_fields(
-    subject: str, node: Node, latest: Node | None, column: StructType, path: str
-) -> dict[str, Plan]:
-    return {
-        name: fit(
-            subject,
-            node.children[name],
-            _child(latest, name),
-            kind,
-            f"{path}.{name}" if path else name,
-        )
-        for name, kind in columns_of(column).items()
-        if name in node.children
-    }
-
-
-def _child(latest: Node | None, name: str) -> Node | None:
-    return None if latest is None else latest.children.get(name)
-
-
 # --- unions ---
 
 
 def _fit_union(
-    subject: str, node: Node, latest: Node | None, column: IcebergType, path: str
+    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str
 ) -> Plan:
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
-    columns = columns_of(column) if isinstance(column, StructType) else {}
+    columns = columns_of(column) if isinstance(column, T.StructType) else {}
     twins: Sequence[tuple[str | None, Node | None]]
     if f"{UNION_FIELD}0" not in columns:
         twins = [("" if _may_be(one, latest) else None, latest) for one in nodes]
@@ -332,8 +279,5 @@ def _likeness(one: Node, other: Node) -> int:
         return 0
     if one.kind == "struct":
         return len(set(one.children) & set(other.children))
-    return 1 + sum(_likeness(one.children[n], other.children[n]) for n in _shared(one, other))
-
-
-def _shared(one: Node, other: Node) -> Iterator[str]:
-    return (name for name in one.children if name in other.children)
+    shared = (name for name in one.children if name in other.children)
+    return 1 + sum(_likeness(one.children[name], other.children[name]) for name in shared)

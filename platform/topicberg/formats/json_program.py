@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-)
+from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
 
 from topicberg.formats.columnar.program import Code, JsonOp, NotCoveredError, Place
 from topicberg.formats.json_nodes import Kind

@@ -15,23 +15,13 @@ from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    MapType,
-    StructType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats import json_sql
-from topicberg.formats.avro_values import MalformedError
-from topicberg.formats.connect_values import check_decimal, is_text
-from topicberg.formats.json_nodes import Kind, Node
-from topicberg.formats.json_plan import Plan
-from topicberg.formats.reasons import byte, shortened, shown, type_name
+from topicberg.formats.connect_values import TEXTS, check_decimal, is_text
+from topicberg.formats.json_nodes import Kind, Node, join
+from topicberg.formats.json_plan import SCALARS, Plan
+from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
 
 MAX_DEPTH = 998
 """Jackson's limit of 1000, without the two levels around the record."""
@@ -47,25 +37,7 @@ _DATE_TIME = re.compile(json_sql.DATE_TIME.replace(r"\z", r"\Z"))
 _DOUBLE_DIGITS = re.compile(r"[0-9][.E]|Infinity")
 _MAX_DECIMAL = 38
 _EXPECTED: dict[Kind, str] = {
-    "string": "a string",
-    "boolean": "true or false",
-    "int": "a whole number",
-    "long": "a whole number",
-    "float": "a number",
-    "double": "a number",
-    "any-float": "a number",
-    "any-double": "a number",
-    "decimal": "a number, or base64 of its unscaled bytes",
-    "binary": "base64",
-    "date": "a whole number of days",
-    "timestamp": "a whole number of milliseconds",
-    "timestamptz": "a whole number of milliseconds",
-    "date-time": "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,",
-    "timestamp-micros": "a whole number of microseconds",
-    "timestamp-nanos": "a whole number of nanoseconds",
-    **{kind: text.what for kind, text in json_sql.TEXTS.items()},
-    "decimal-text": "a number, or base64 of its unscaled bytes",
-    "variable-decimal": "an object with a scale and base64 of the unscaled bytes",
+    **{kind: one.expected for kind, one in SCALARS.items()},
     "list": "an array",
     "map": "an object",
     "entries": "an array of objects with key and value",
@@ -75,7 +47,7 @@ _OPENED = {"{": "an object", "[": "an array", "n": "null"}
 _TIMES = ("date", "timestamp", "timestamptz", "timestamp-micros")
 _FLOATS = ("float", "any-float")
 _DOUBLES = ("double", "any-double")
-_NUMBERS = ("int", "long", *_FLOATS, *_DOUBLES, "decimal", "timestamp-nanos", *_TIMES)
+_NUMBERS = (*json_sql.RANGES, *_FLOATS, *_DOUBLES, "decimal")
 _EXACT = Context(prec=2 * MAX_NUMBER)
 
 
@@ -92,10 +64,6 @@ class _Object(dict[str, Any]):
         super().__init__(pairs)
         last = {name: place for place, (name, _) in enumerate(pairs)}
         self.earlier = [pair for place, pair in enumerate(pairs) if last[pair[0]] != place]
-
-
-class _MalformedError(Exception):
-    """The record is malformed; the message is the reason."""
 
 
 def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
@@ -118,7 +86,7 @@ def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
         return _syntax(text, error)
     except RecursionError:
         return "the record has too many nested arrays and objects"
-    except _MalformedError as malformed:
+    except MalformedError as malformed:
         return str(malformed)
     return None
 
@@ -126,11 +94,11 @@ def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
 def _parsed(text: str) -> Any:
     """Return the value, with numbers as the record has them.
 
-    :raises _MalformedError: JSON allows the record, but the decoder does not
+    :raises MalformedError: JSON allows the record, but the decoder does not
     """
 
     def constant(name: str) -> None:
-        raise _MalformedError(f"the record is not JSON: {name} is not a value")
+        raise MalformedError(f"the record is not JSON: {name} is not a value")
 
     value = json.loads(
         text,
@@ -144,16 +112,16 @@ def _parsed(text: str) -> Any:
         depth += any(isinstance(one, dict | list) for one in level)
         for one in level:
             if isinstance(one, _Number) and len(one) > MAX_NUMBER:
-                raise _MalformedError(
+                raise MalformedError(
                     f"the number {shortened(one)} has more than {MAX_NUMBER} characters"
                 )
             if isinstance(one, str) and (half := _SURROGATE.search(one)):
-                raise _MalformedError(
+                raise MalformedError(
                     f"the record has \\u{ord(half[0]):04x}, which is half of a character"
                 )
         level = [inner for one in level for inner in _inside(one)]
     if depth > MAX_DEPTH:
-        raise _MalformedError(
+        raise MalformedError(
             f"the record has {depth} nested arrays and objects, the limit is {MAX_DEPTH}"
         )
     return value
@@ -212,7 +180,7 @@ class _Checker:
 
     def struct(self, value: _Object, plan: Plan, path: str) -> None:
         for name, child in plan.children.items():
-            inner = f"{path}.{name}" if path else name
+            inner = join(path, name)
             for earlier, one in value.earlier:  # Spark reads it too, if it needs a type
                 if earlier == name and child.kind not in json_sql.INEXACT:
                     self.check(one, child, inner)
@@ -220,9 +188,8 @@ class _Checker:
 
     def entry(self, value: Any, plan: Plan, path: str) -> None:
         if not isinstance(value, _Object):
-            raise _misfit(
-                path, plan.column, f"an object with key and value expected, {_found(value)}"
-            )
+            expected = "an object with key and value"
+            raise _misfit(path, plan.column, f"{expected} expected, {_text(value)} found")
         key = value.get("key")
         if key is None:
             raise _misfit(path, plan.column, "the key is missing")
@@ -242,7 +209,7 @@ class _Checker:
                 reasons.append(problem)
         if not fitting:
             if len(reasons) == 1:
-                raise _MalformedError(reasons[0])
+                raise MalformedError(reasons[0])
             raise _misfit(
                 path, plan.column, f"value {_text(value)} is none of its {len(reasons)} types"
             )
@@ -257,16 +224,16 @@ class _Checker:
             return f"field {path}: value {_text(value)} lacks what the schema requires"
         try:
             if value is None:
-                raise _misfit(path, plan.column, f"{_EXPECTED.get(plan.kind)} expected, null found")
+                raise _unexpected(path, plan, value)
             self.check(value, plan, path or "$")
-        except _MalformedError as malformed:
+        except MalformedError as malformed:
             return str(malformed)
         return None
 
     # --- scalars ---
 
     def scalar(self, value: Any, plan: Plan, path: str) -> None:
-        kind, column = plan.kind, plan.column
+        kind = plan.kind
         fits: bool
         match kind:
             case "json":
@@ -287,13 +254,12 @@ class _Checker:
                 return self.decimal_text(value, plan, path)
             case "variable-decimal":
                 return self.variable_decimal(value, plan, path)
-            case "zoned-timestamp" | "iso-timestamp" | "iso-date" | "iso-time":
-                fits = _is_text(value) and is_text(json_sql.TEXTS[kind], value)
+            case _ if kind in TEXTS:
+                fits = _is_text(value) and is_text(TEXTS[kind], value)
             case _:
                 fits = isinstance(value, _Number) and kind in _NUMBERS
         if not fits:
-            expected = _EXPECTED.get(kind, "a value")
-            raise _misfit(path, column, f"{expected} expected, {_found(value)}")
+            raise _unexpected(path, plan, value)
         if isinstance(value, _Number):
             self.number(value, plan, path)
         return None
@@ -302,17 +268,17 @@ class _Checker:
         text = _rendered(value)
         if plan.node.opening and text[:1] not in plan.node.opening:
             expected = " or ".join(_OPENED[one] for one in plan.node.opening)
-            raise _misfit(path, plan.column, f"{expected} expected, {_found(value)}")
+            raise _misfit(path, plan.column, f"{expected} expected, {_text(value)} found")
         changed = self.more_digits or ("Infinity" in text and self.infinite)
         if changed and _DOUBLE_DIGITS.search(text):
-            raise _MalformedError(
+            raise MalformedError(
                 f"field {path} (string): value {_text(value)} or one beside it has more digits, or "
                 "is larger, than a number in JSON text can be"
             )
 
     def bytes(self, value: str, plan: Plan, path: str) -> None:
         if not 0 < len(value) <= 24 or not _BASE64.match(value):
-            raise _misfit(path, plan.column, f"{_EXPECTED['decimal']} expected, {_found(value)}")
+            raise _unexpected(path, plan, value)
         unscaled = int.from_bytes(base64.b64decode(value), "big", signed=True)
         number = Decimal(unscaled).scaleb(-plan.node.scale, _EXACT)
         self.decimal(number, plan, path, _plain(number))
@@ -323,22 +289,21 @@ class _Checker:
             number = _decimal(value)
             if number is None or not 0 <= scale <= _MAX_DECIMAL:
                 raise _misfit(path, plan.column, f"value {shortened(value)} has too many digits")
-            return self.decimal_of(number, DecimalType(_MAX_DECIMAL, scale), path, shortened(value))
+            return self.decimal_of(
+                number, T.DecimalType(_MAX_DECIMAL, scale), path, shortened(value)
+            )
         return self.unscaled(value, plan.node.scale, plan, path)
 
     def variable_decimal(self, value: Any, plan: Plan, path: str) -> None:
         scale = _decimal(number) if isinstance(number := _part(value, "scale"), _Number) else None
         if scale is None or scale != scale.to_integral_value(context=_EXACT):
-            raise _misfit(path, plan.column, f"{_EXPECTED[plan.kind]} expected, {_found(value)}")
+            raise _unexpected(path, plan, value)
         return self.unscaled(_part(value, "value"), int(scale), plan, path)
 
     def unscaled(self, value: Any, scale: int, plan: Plan, path: str) -> None:
         if not _is_text(value) or not _BASE64.match(value):
-            raise _misfit(path, plan.column, f"{_EXPECTED[plan.kind]} expected, {_found(value)}")
-        try:
-            check_decimal(base64.b64decode(value), scale, f"field {path} (string)")
-        except MalformedError as error:
-            raise _MalformedError(str(error)) from None
+            raise _unexpected(path, plan, value)
+        check_decimal(base64.b64decode(value), scale, f"field {path} (string)")
 
     def number(self, value: _Number, plan: Plan, path: str) -> None:
         label, column = f"value {shortened(value)}", plan.column
@@ -350,17 +315,15 @@ class _Checker:
             return None
         number = _decimal(value)
         if number is None:
-            number = _of_double(value)
-            if number is None:
+            if abs(double := float(value)) >= 1e38:
                 raise _misfit(path, column, f"{label} exceeds the range")
+            number = Decimal(repr(double))  # what Spark converts the double to
             if self.many_digits:
                 raise _misfit(path, column, f"{label} or another number has too many digits")
         if plan.kind == "decimal":
             return self.decimal(number, plan, path, shortened(value))
         if number != number.to_integral_value(context=_EXACT):
-            raise _misfit(
-                path, column, f"{_EXPECTED[plan.kind]} expected, {shortened(value)} found"
-            )
+            raise _unexpected(path, plan, value)
         low, high = json_sql.RANGES[plan.kind]
         if not low <= number <= high:
             dates = plan.kind in _TIMES
@@ -371,22 +334,25 @@ class _Checker:
         return None
 
     def decimal(self, number: Decimal, plan: Plan, path: str, label: str) -> None:
-        own = DecimalType(plan.node.precision, plan.node.scale)
+        own = T.DecimalType(plan.node.precision, plan.node.scale)
         for kind in (own, plan.column):
-            assert isinstance(kind, DecimalType)  # noqa: S101  the plan's
+            assert isinstance(kind, T.DecimalType)  # noqa: S101  the plan's
             self.decimal_of(number, kind, path, label)
 
-    def decimal_of(self, number: Decimal, kind: DecimalType, path: str, label: str) -> None:
+    def decimal_of(self, number: Decimal, kind: T.DecimalType, path: str, label: str) -> None:
         if number and number.adjusted() >= kind.precision - kind.scale:
             raise _misfit(path, kind, f"value {label} exceeds the precision")
         if number != number.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT):
             raise _misfit(path, kind, f"value {label} exceeds the scale")
 
 
-def _misfit(path: str, kind: object, problem: str) -> _MalformedError:
-    name = {StructType: "struct", ListType: "list", MapType: "map"}.get(type(kind), type_name(kind))  # type: ignore[call-overload]
-    place = f"field {path} ({name})" if path else "the record"
-    return _MalformedError(f"{place}: {problem}")
+def _misfit(path: str, kind: object, problem: str) -> MalformedError:
+    return MalformedError(f"{field_at(path, kind) if path else 'the record'}: {problem}")
+
+
+def _unexpected(path: str, plan: Plan, value: Any) -> MalformedError:
+    expected = _EXPECTED.get(plan.kind, "a value")
+    return _misfit(path, plan.column, f"{expected} expected, {_text(value)} found")
 
 
 def _part(value: Any, name: str) -> Any:
@@ -413,10 +379,6 @@ def _is_time(text: str) -> bool:
     except (ValueError, OverflowError):
         return False
     return whole[17:19] < "60"
-
-
-def _found(value: Any) -> str:
-    return f"{_text(value)} found"
 
 
 def _text(value: Any) -> str:
@@ -452,22 +414,14 @@ def _decimal(value: str) -> Decimal | None:
     return number if len(digits) <= _MAX_DECIMAL and -exponent <= _MAX_DECIMAL else None
 
 
-def _of_double(value: str) -> Decimal | None:
-    """Return the decimal that Spark converts a double to; None: it does not."""
-    number = float(value)
-    if abs(number) >= 1e38:
-        return None
-    return Decimal(repr(number))
-
-
-def _holds(column: IcebergType, number: int) -> bool:
-    if isinstance(column, DecimalType):
+def _holds(column: T.IcebergType, number: int) -> bool:
+    if isinstance(column, T.DecimalType):
         return bool(abs(number) < 10 ** (column.precision - column.scale))
-    if isinstance(column, IntegerType):
+    if isinstance(column, T.IntegerType):
         return -(2**31) <= number < 2**31
-    if isinstance(column, FloatType):
+    if isinstance(column, T.FloatType):
         return int(np.float32(number)) == number
-    if isinstance(column, DoubleType):
+    if isinstance(column, T.DoubleType):
         return int(float(number)) == number
     return True
 

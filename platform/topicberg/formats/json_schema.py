@@ -29,22 +29,21 @@ variants, which distinguish the types of values.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pyiceberg.types import NestedField, StructType
 
 from topicberg.errors import TableflowError
-from topicberg.formats import json_nodes, json_program, json_reasons, json_sql
-from topicberg.formats.columnar.program import Code, NotCoveredError, Place
+from topicberg.formats import Pairing, json_nodes, json_program, json_reasons, json_sql
+from topicberg.formats.columnar.program import Code, Place
 from topicberg.formats.json_nodes import read_node
 from topicberg.formats.json_plan import Plan, fields_of, fit
-from topicberg.formats.reasons import UNEXPLAINED, ByIdentity
+from topicberg.formats.reasons import UNEXPLAINED
 from topicberg.formats.subjects import RegisteredSchema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 
@@ -74,14 +73,7 @@ def written(
     return frozenset((newest if newest.kind == "union" else _node(writer)).children)
 
 
-def decode(
-    records: DataFrame,
-    payload: Column,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> tuple[DataFrame, Column]:
+def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataFrame, Column]:
     """Return the record, as its writer's schema describes it; see :class:`..formats.Format`.
 
     Expressions that are used several times become columns: a lambda would compute them once, too,
@@ -89,18 +81,16 @@ def decode(
 
     The expression is SQL: a tree of columns would be deeper than the hundred nested messages that
     a client of Spark Connect can send.
-
-    :raises TableflowError: the writer's schema has another type for a column than the table
     """
     from pyspark.sql import functions as F
 
-    plan = _plan(writer, latest, ByIdentity(fields))
+    plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
     text = _column("text")
     records = records.withColumn(text, payload.cast("string"))
     is_one = f"{json_sql.sound(text)} AND ({json_sql.is_inside(text)})"
     records = records.withColumn(text, F.expr(f"if({is_one}, {text}, NULL)"))
-    if writer.wrapped_as is not None:  # the wrapped text must be one value
-        skipped = len(json_sql.opening(writer.wrapped_as))
+    if wrapped_as is not None:  # the wrapped text must be one value
+        skipped = len(json_sql.opening(wrapped_as))
         inner = f"substr({text}, {skipped + 1}, length({text}) - {skipped + 1})"
         is_one = f"json_array_length(concat('[', {inner}, ']')) = 1"
         records = records.withColumn(text, F.expr(f"if({is_one}, {text}, NULL)"))
@@ -129,60 +119,31 @@ def _column(name: str) -> str:
     return f"__topicberg_{name}_{next(_columns)}"
 
 
-def program(
-    code: Code,
-    places: Mapping[str, Place],
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> None:
+def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
-    plan = _plan(writer, latest, ByIdentity(fields))
-    if writer.wrapped_as is None:
+    plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
+    if wrapped_as is None:
         json_program.emit_record(code, plan, places)
     else:  # the record is the value of the only property
-        json_program.emit(code, plan.children[writer.wrapped_as], places[writer.wrapped_as])
+        json_program.emit(code, plan.children[wrapped_as], places[wrapped_as])
 
 
-def of_arrays(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> Callable[[pa.Array], pa.Array]:
-    """Return nothing: there are programs; see :class:`topicberg.formats.Format`."""
-    raise NotCoveredError("there are programs")
-
-
-def explain(
-    payload: bytes,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> str:
+def explain(payload: bytes, pairing: Pairing) -> str:
     """Return why a record is malformed; see :class:`..formats.Format`."""
-    try:
-        plan = _plan(writer, latest, ByIdentity(fields))
-    except TableflowError as error:
-        return error.message
-    return json_reasons.reason(payload, plan, writer.wrapped_as) or UNEXPLAINED
+    return json_reasons.reason(payload, _plan(pairing), pairing.writer.wrapped_as) or UNEXPLAINED
 
 
 @lru_cache(maxsize=64)
-def _plan(
-    writer: RegisteredSchema, latest: RegisteredSchema, fields: ByIdentity[Sequence[NestedField]]
-) -> Plan:
+def _plan(pairing: Pairing) -> Plan:
     """Return the plan by which a writer's records become rows.
 
     :raises TableflowError: the writer's schema has another type for a column than the table
     """
-    node, newest = _node(writer), _node(latest)
+    node, newest = _node(pairing.writer), _node(pairing.latest)
     # The table has other columns, too: those of the key and of Kafka.
     names = {*node.children, *newest.children}
-    target = StructType(*(field for field in fields.value if field.name in names))
-    return fit(f"schema {writer.schema_id}", node, newest, target)
+    target = StructType(*(field for field in pairing.fields if field.name in names))
+    return fit(f"schema {pairing.writer.schema_id}", node, newest, target)
 
 
 def _node(schema: RegisteredSchema) -> json_nodes.Node:

@@ -4,62 +4,29 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from pyiceberg.types import (
-    DecimalType,
-    IcebergType,
-    StructType,
-)
+from pyiceberg.types import DecimalType, IcebergType, StructType
 
 from topicberg.formats import DECODED, connect_values, sql
-from topicberg.formats.connect_values import Text
+from topicberg.formats.avro_values import DAYS, INT, LONG, MICROS
+from topicberg.formats.connect_values import TEXTS
 from topicberg.formats.json_nodes import Kind, Node
-from topicberg.formats.json_plan import Member, Plan, columns_of
+from topicberg.formats.json_plan import SCALARS, Member, Plan, columns_of
 from topicberg.spark import quote
 
-_RAW: dict[Kind, str] = {
-    "string": "string",
-    "boolean": "boolean",
-    "int": "int",
-    "long": "bigint",
-    "float": "float",
-    "double": "double",
-    "any-float": "float",
-    "any-double": "double",
-    "binary": "binary",
-    "date": "int",
-    "timestamp": "bigint",
-    "timestamptz": "bigint",
-    "date-time": "string",
-    "timestamp-micros": "bigint",
-    "timestamp-nanos": "bigint",
-    "zoned-timestamp": "string",
-    "iso-timestamp": "string",
-    "iso-date": "string",
-    "iso-time": "string",
-}
-"""The type that ``from_json`` reads; a variant for all others."""
-INEXACT: tuple[Kind, ...] = (
-    *("string", "int", "long", "date", "timestamp", "timestamptz", "date-time"),
-    *("any-float", "any-double", "timestamp-micros", "timestamp-nanos"),
-    *("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time"),
-)
+VARIANTS: set[Kind] = {"union", *(kind for kind, one in SCALARS.items() if one.raw == "variant")}
+INEXACT: set[Kind] = SCALARS.keys() - VARIANTS - {"boolean", "float", "double", "binary"}
 """Kinds that take a variant when a record is read for the second time."""
+_MILLIS = -62_135_596_800_000, 253_402_300_799_999
 RANGES: dict[Kind, tuple[int, int]] = {
-    "int": (-(2**31), 2**31 - 1),
-    "long": (-(2**63), 2**63 - 1),
-    "date": (-719_162, 2_932_896),  # days: 0001-01-01 to 9999-12-31
-    "timestamp": (-62_135_596_800_000, 253_402_300_799_999),  # milliseconds of the same
-    "timestamptz": (-62_135_596_800_000, 253_402_300_799_999),
-    "timestamp-micros": (-62_135_596_800_000_000, 253_402_300_799_999_999),
-    "timestamp-nanos": (-(2**63) + 1, 2**63 - 2),  # the others are infinite
-}
-TEXTS: dict[Kind, Text] = {
-    "zoned-timestamp": connect_values.TEXTS["topicberg.zoned-timestamp"],
-    "iso-timestamp": connect_values.TEXTS["topicberg.iso-timestamp"],
-    "iso-date": connect_values.TEXTS["topicberg.iso-date"],
-    "iso-time": connect_values.TEXTS["topicberg.iso-time"],
+    "int": INT,
+    "long": LONG,
+    "date": DAYS,
+    "timestamp": _MILLIS,
+    "timestamptz": _MILLIS,
+    "timestamp-micros": MICROS,
+    "timestamp-nanos": (LONG[0] + 1, LONG[1] - 1),  # the others are infinite
 }
 DATE_TIME = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
@@ -68,7 +35,6 @@ DATE_TIME = (
 """``date-time`` of RFC 3339, section 5.6."""
 COMPARED: tuple[Kind, ...] = ("string", "boolean", "int", "long")
 """Kinds whose JSON text is the same for the same value."""
-VARIANTS: tuple[Kind, ...] = ("json", "decimal", "union", "decimal-text", "variable-decimal")
 OTHER_NUMBERS = ("NaN", "Infinity", "-Infinity")
 """How Kafka Connect writes a number that JSON does not have."""
 _CORRUPT = "c"
@@ -144,7 +110,7 @@ class Reader:
         """
         assert isinstance(plan.column, StructType)  # noqa: S101  the table's row
         values = {name: f"{value}.{quote(name)}" for name in self.held(plan)}
-        marked = _named(plan.column, values, marked=True)
+        marked = sql.row(plan.column, values, (DECODED, "true"))
         return f"if({self.fits(row, value, plan)}, {marked}, NULL)"
 
     def fits(self, row: str, value: str, plan: Plan) -> str:
@@ -173,10 +139,10 @@ class Reader:
             case "map":
                 return f"map<string,{children['value']}>"
             case "entries":
-                return f"array<{_struct(children)}>"
+                return f"array<{sql.struct_type(children.items())}>"
             case "struct":
-                return _struct(children)
-        return _RAW[plan.kind]
+                return sql.struct_type(children.items())
+        return SCALARS[plan.kind].raw
 
     def present(self, raw: str, plan: Plan) -> str:
         """Return whether there is a value: a variant may be the null of JSON."""
@@ -210,7 +176,7 @@ class Reader:
                     name: self.value(f"{raw}.{quote(name)}", child)
                     for name, child in plan.children.items()
                 }
-                return f"if({raw} IS NOT NULL, {_named(plan.column, values)}, NULL)"
+                return f"if({raw} IS NOT NULL, {sql.row(plan.column, values)}, NULL)"
             case "list":
                 return self.list(raw, plan.children["element"])
             case "map":
@@ -224,10 +190,7 @@ class Reader:
     def list(self, raw: str, element: Plan) -> str:
         if not self.can_misfit(element):
             return sql.each(raw, lambda x: self.value(x, element))
-        return let(
-            sql.each(raw, lambda x: self.checked(x, element)),
-            lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
-        )
+        return _list_of(raw, lambda x: self.checked(x, element))
 
     def checked(self, raw: str, plan: Plan) -> str:
         """Return a value ``v`` and whether it fits, ``ok``."""
@@ -240,16 +203,7 @@ class Reader:
         element = plan.children["value"]
         if not self.converts(element):
             return f"map_concat({raw})"  # the last value of a repeated key is used
-        return let(
-            sql.each(
-                f"map_entries({raw})",
-                lambda x: let(
-                    self.checked(f"{x}.value", element),
-                    lambda y: f"struct({x}.key AS key, {y}.v AS value, {y}.ok AS ok)",
-                ),
-            ),
-            _map_of,
-        )
+        return _map_of(raw, lambda x: self.checked(x, element))
 
     def entries(self, raw: str, plan: Plan) -> str:
         """Return an array of keys and values as a map; null if one does not fit."""
@@ -268,7 +222,7 @@ class Reader:
                     ),
                 ),
             ),
-            _map_of,
+            _map_of_entries,
         )
 
     def misfit(self, raw: str, value: str, plan: Plan) -> str:
@@ -356,32 +310,15 @@ class Reader:
             case "boolean":
                 return f"if({_is(raw, 'BOOLEAN')}, CAST({raw} AS boolean), NULL)"
             case "binary":
-                base64 = f"{_is(raw, 'STRING')} AND CAST({raw} AS string) RLIKE {sql.text(BASE64)}"
-                return f"if({base64}, unbase64(CAST({raw} AS string)), NULL)"
+                return _unbase64(raw)
             case "float" | "double" as kind:
-                number = f"if({_is_number(raw)}, try_variant_get({raw}, '$', '{kind}'), NULL)"
-                want = sql.spark_type(plan.column)
-                return let(
-                    number,
-                    lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)",
-                )
+                return _finite(raw, kind, sql.spark_type(plan.column))
             case "list":
                 element = plan.children["element"]
-                items = sql.each(_array(raw), lambda x: self.checked_variant(x, element))
-                return let(
-                    items,
-                    lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
-                )
+                return _list_of(_array(raw), lambda x: self.checked_variant(x, element))
             case "map":
-                value = plan.children["value"]
-                items = sql.each(
-                    f"map_entries({_object(raw)})",
-                    lambda x: let(
-                        self.checked_variant(f"{x}.value", value),
-                        lambda v: f"struct({x}.key AS key, {v}.v AS value, {v}.ok AS ok)",
-                    ),
-                )
-                return let(items, _map_of)
+                element = plan.children["value"]
+                return _map_of(_object(raw), lambda x: self.checked_variant(x, element))
             case "entries":
                 key, value = plan.children["key"], plan.children["value"]
                 items = sql.each(
@@ -398,7 +335,7 @@ class Reader:
                         ),
                     ),
                 )
-                return let(items, _map_of)
+                return let(items, _map_of_entries)
             case "struct":
                 return let(_object(raw), lambda fields: self.of_object(fields, plan))
         return self.exactly.scalar(raw, plan) if plan.kind != "union" else self.union(raw, plan)
@@ -424,7 +361,7 @@ class Reader:
             ]
             return f"if({_any(misfits)}, NULL, {struct})"
 
-        return f"if({fields} IS NOT NULL, {let(_named(plan.column, values), checked)}, NULL)"
+        return f"if({fields} IS NOT NULL, {let(sql.row(plan.column, values), checked)}, NULL)"
 
     # --- scalars ---
 
@@ -434,10 +371,9 @@ class Reader:
             case "json":
                 return self.json(raw, plan.node.opening)
             case "string":
-                return f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+                return _string(raw)
             case "date-time":
-                text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
-                return self.once(text if self.exact else raw, _time)
+                return self.once(_string(raw) if self.exact else raw, _time)
             case "decimal":
                 return self.decimal(raw, plan)
             case "any-float" | "any-double" if self.exact:
@@ -446,10 +382,9 @@ class Reader:
                 return self.decimal_text(raw, plan.node.scale)
             case "variable-decimal":
                 return self.variable_decimal(raw)
-            case "zoned-timestamp" | "iso-timestamp" | "iso-date" | "iso-time":
-                text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
+            case _ if kind in TEXTS:
                 return self.once(
-                    text if self.exact else raw,
+                    _string(raw) if self.exact else raw,
                     lambda t: connect_values.text_value(TEXTS[kind], t),
                 )
         if kind not in RANGES:
@@ -468,11 +403,9 @@ class Reader:
                 return f"timestamp_millis({number})"
             case "timestamp-nanos":
                 return self.once(number, connect_values.nanos_value)
-            case "timestamp-micros":
-                seconds = f"CAST({number} / CAST(1000000 AS decimal(7,0)) AS decimal(18,6))"
-                return f"TIMESTAMP_NTZ'1970-01-01' + make_dt_interval(0, 0, 0, {seconds})"
-            case "timestamp":
-                seconds = f"CAST({number} / CAST(1000 AS decimal(4,0)) AS decimal(18,6))"
+            case "timestamp-micros" | "timestamp":
+                unit = "1000 AS decimal(4,0)" if kind == "timestamp" else "1000000 AS decimal(7,0)"
+                seconds = f"CAST({number} / CAST({unit}) AS decimal(18,6))"
                 return f"TIMESTAMP_NTZ'1970-01-01' + make_dt_interval(0, 0, 0, {seconds})"
         if want in ("float", "double"):  # null if it has more digits than the column
             return self.once(
@@ -493,7 +426,7 @@ class Reader:
 
         :param opening: the characters that the text may begin with; empty: any
         """
-        text, bare = _json(raw), _without_strings(self.text)
+        text, bare = f"to_json({raw})", _without_strings(self.text)
         digits = sql.text(inexact(TEXT_DIGITS))
         other = f" OR NOT contains({sql.text(opening)}, left({text}, 1))" if opening else ""
         changed = (
@@ -553,25 +486,20 @@ class Reader:
     def any_number(self, raw: str, kind: str, want: str) -> str:
         """Return a finite number, or one of the texts for the others."""
         texts = ", ".join(map(sql.text, OTHER_NUMBERS))
-        text = f"if({_is(raw, 'STRING')}, CAST({raw} AS string), NULL)"
-        other = let(text, lambda t: f"if({t} IN ({texts}), CAST({t} AS {want}), NULL)")
-        number = f"if({_is_number(raw)}, try_variant_get({raw}, '$', '{kind}'), NULL)"
-        finite = let(
-            number, lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)"
-        )
-        return f"coalesce({finite}, {other})"
+        other = let(_string(raw), lambda t: f"if({t} IN ({texts}), CAST({t} AS {want}), NULL)")
+        return f"coalesce({_finite(raw, kind, want)}, {other})"
 
     def decimal_text(self, raw: str, scale: int) -> str:
         """Return all digits of a number, or of Connect's bytes."""
         number = self.number(raw, 38, scale) if 0 <= scale <= 38 else "NULL"
-        bytes_ = let(_unscaled(raw), lambda x: connect_values.decimal_text(x, str(scale)))
+        bytes_ = let(_unbase64(raw), lambda x: connect_values.decimal_text(x, str(scale)))
         return f"coalesce(CAST({number} AS string), {bytes_})"
 
     def variable_decimal(self, raw: str) -> str:
         """Return all digits of Debezium's object of a scale and an unscaled value."""
 
         def parts(fields: str) -> str:
-            value = _unscaled(_at(fields, "value"))
+            value = _unbase64(_at(fields, "value"))
             return sql.struct([("scale", self.whole(_at(fields, "scale"))), ("value", value)])
 
         def text(found: str) -> str:
@@ -583,7 +511,17 @@ class Reader:
 # --- SQL ---
 
 
-def _unscaled(variant: str) -> str:
+def _finite(variant: str, kind: str, want: str) -> str:
+    """Return a finite number, read as one type, as another one."""
+    number = f"if({_is_number(variant)}, try_variant_get({variant}, '$', '{kind}'), NULL)"
+    return let(number, lambda n: f"if(abs({n}) < double('infinity'), CAST({n} AS {want}), NULL)")
+
+
+def _string(variant: str) -> str:
+    return f"if({_is(variant, 'STRING')}, CAST({variant} AS string), NULL)"
+
+
+def _unbase64(variant: str) -> str:
     """Return the bytes of base64; null: it is not base64."""
     text = f"CAST({variant} AS string)"
     is_base64 = f"{_is(variant, 'STRING')} AND {text} RLIKE {sql.text(BASE64)}"
@@ -592,21 +530,6 @@ def _unscaled(variant: str) -> str:
 
 def _columns(plan: Plan) -> dict[str, IcebergType]:
     return columns_of(plan.column) if isinstance(plan.column, StructType) else {}
-
-
-def _named(target: StructType, values: Mapping[str, str], *, marked: bool = False) -> str:
-    """Return a struct of the target's columns; columns without a value are null.
-
-    :param marked: add :data:`DECODED`
-    """
-    members = [
-        (name, values.get(name) or sql.null(column)) for name, column in columns_of(target).items()
-    ]
-    return sql.struct([*members, (DECODED, "true")] if marked else members)
-
-
-def _struct(fields: Mapping[str, str]) -> str:
-    return f"struct<{','.join(f'{quote(name)}:{kind}' for name, kind in fields.items())}>"
 
 
 def let(value: str, body: Callable[[str], str]) -> str:
@@ -618,7 +541,26 @@ def _all_fit(values: str) -> str:
     return f"forall({values}, x -> x.ok)"
 
 
-def _map_of(entries: str) -> str:
+def _list_of(items: str, checked: Callable[[str], str]) -> str:
+    """Return an array of checked values; null if one does not fit."""
+    return let(
+        sql.each(items, checked),
+        lambda xs: f"if({_all_fit(xs)}, {sql.each(xs, lambda x: f'{x}.v')}, NULL)",
+    )
+
+
+def _map_of(mapping: str, checked: Callable[[str], str]) -> str:
+    """Return a map of checked values; null if one does not fit."""
+    entries = sql.each(
+        f"map_entries({mapping})",
+        lambda x: let(
+            checked(f"{x}.value"), lambda y: f"struct({x}.key AS key, {y}.v AS value, {y}.ok AS ok)"
+        ),
+    )
+    return let(entries, _map_of_entries)
+
+
+def _map_of_entries(entries: str) -> str:
     """Return a map of checked entries; null if one does not fit. The last of equal keys is used."""
     pairs = sql.each(entries, lambda x: f"struct({x}.key AS key, {x}.value AS value)")
     return f"if({_all_fit(entries)}, map_from_entries({pairs}), NULL)"
@@ -626,9 +568,8 @@ def _map_of(entries: str) -> str:
 
 def _any(conditions: Sequence[str]) -> str:
     """Return whether one condition is true; never null."""
-    if not conditions:
-        return "false"
-    return f"coalesce({' OR '.join(f'({one})' for one in conditions)}, false)"
+    found = sql.either(conditions)
+    return f"coalesce({found}, false)" if found else "false"
 
 
 def opening(name: str) -> bytes:
@@ -681,10 +622,6 @@ def _time(text: str) -> str:
     )
 
 
-def _json(variant: str) -> str:
-    return f"to_json({variant})"
-
-
 def _like_another_type(text: str) -> str:
     """Return whether a value that ``from_json`` read as a string may have another type."""
     return _any(
@@ -728,7 +665,7 @@ def _placed(plan: Plan, member: Member, value: str) -> str:
     if member.place == "":
         return value
     assert isinstance(plan.column, StructType)  # noqa: S101  it has places
-    return _named(plan.column, {member.place: value})
+    return sql.row(plan.column, {member.place: value})
 
 
 def _declares(fields: str, node: Node) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
 MAX_FIELDS = 10_000
 """Fields, elements, keys and values, including nested ones: Spark takes minutes to plan a query of
 so many."""
@@ -28,7 +32,6 @@ UNREADABLE = (
     AssertionError,
     AttributeError,
     LookupError,
-    RecursionError,
     TypeError,
     ValueError,
     re.error,
@@ -36,14 +39,44 @@ UNREADABLE = (
 """What a parser raises for a schema that no one expected."""
 
 
-def unreadable(where: str, error: Exception) -> TableflowError:
-    """Return the error for a schema at which a parser failed."""
-    if isinstance(error, RecursionError):
-        return too_deep(where)
-    return TableflowError(
-        f"{where}: the schema cannot be read: {type(error).__name__}",
-        hint="register a schema that is valid in its format",
-    )
+@contextmanager
+def refused(where: str) -> Iterator[None]:
+    """Refuse a schema at which a parser fails.
+
+    :raises TableflowError: a parser failed
+    """
+    try:
+        yield
+    except RecursionError as error:
+        raise too_deep(where) from error
+    except UNREADABLE as error:
+        raise TableflowError(
+            f"{where}: the schema cannot be read: {type(error).__name__}",
+            hint="register a schema that is valid in its format",
+        ) from error
+
+
+def remembered(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let a function of a schema remember its results, and errors.
+
+    A schema that is refused is not expanded for every batch.
+    """
+
+    @lru_cache(maxsize=256)
+    def attempt(*arguments: P.args, **named: P.kwargs) -> Result | TableflowError:
+        try:
+            return function(*arguments, **named)
+        except TableflowError as error:
+            return error
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> Result:
+        found = attempt(*arguments, **named)  # type: ignore[arg-type]  # they are hashable
+        if isinstance(found, TableflowError):
+            raise TableflowError(found.message, hint=found.hint)
+        return found
+
+    return call
 
 
 def check_size(where: str, schema: RegisteredSchema) -> None:

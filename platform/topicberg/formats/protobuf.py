@@ -41,75 +41,66 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import (
     DECODED,
+    Pairing,
     limits,
     protobuf_program,
     protobuf_reasons,
     protobuf_wire,
     protoc,
 )
+from topicberg.formats.columnar.columns import arrow_type
 from topicberg.formats.columnar.program import Code, Place, Shape
-from topicberg.formats.reasons import UNEXPLAINED, ByIdentity, byte, shown
+from topicberg.formats.reasons import UNEXPLAINED, byte, shown
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
-_SCALARS: dict[str, Callable[[], IcebergType]] = {
-    "double": DoubleType,
-    "float": FloatType,
-    "int32": IntegerType,
-    "sint32": IntegerType,
-    "sfixed32": IntegerType,
-    "int64": LongType,
-    "sint64": LongType,
-    "sfixed64": LongType,
-    "uint32": LongType,
-    "fixed32": LongType,
-    "uint64": lambda: DecimalType(20, 0),
-    "fixed64": lambda: DecimalType(20, 0),
-    "bool": BooleanType,
-    "string": StringType,
-    "bytes": BinaryType,
-    "enum": StringType,
+_SCALARS: dict[str, Callable[[], T.IcebergType]] = {
+    "double": T.DoubleType,
+    "float": T.FloatType,
+    "int32": T.IntegerType,
+    "sint32": T.IntegerType,
+    "sfixed32": T.IntegerType,
+    "int64": T.LongType,
+    "sint64": T.LongType,
+    "sfixed64": T.LongType,
+    "uint32": T.LongType,
+    "fixed32": T.LongType,
+    "uint64": lambda: T.DecimalType(20, 0),
+    "fixed64": lambda: T.DecimalType(20, 0),
+    "bool": T.BooleanType,
+    "string": T.StringType,
+    "bytes": T.BinaryType,
+    "enum": T.StringType,
 }
-_SPECIAL: dict[str, tuple[str, Callable[[], IcebergType]]] = {
-    "google.protobuf.Timestamp": ("timestamp", TimestamptzType),
-    "google.type.Date": ("date", DateType),
-    "google.type.TimeOfDay": ("time", LongType),
-    "google.protobuf.DoubleValue": ("wrapper", DoubleType),
-    "google.protobuf.FloatValue": ("wrapper", FloatType),
-    "google.protobuf.Int64Value": ("wrapper", LongType),
-    "google.protobuf.UInt64Value": ("wrapper", lambda: DecimalType(20, 0)),
-    "google.protobuf.Int32Value": ("wrapper", IntegerType),
-    "google.protobuf.UInt32Value": ("wrapper", LongType),
-    "google.protobuf.BoolValue": ("wrapper", BooleanType),
-    "google.protobuf.StringValue": ("wrapper", StringType),
-    "google.protobuf.BytesValue": ("wrapper", BinaryType),
+_WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+_SPECIAL: dict[str, tuple[str, Callable[[], T.IcebergType]]] = {
+    "google.protobuf.Timestamp": ("timestamp", T.TimestamptzType),
+    "google.type.Date": ("date", T.DateType),
+    "google.type.TimeOfDay": ("time", T.LongType),
+    **{
+        f"google.protobuf.{name}Value": ("wrapper", _SCALARS[name.lower()])
+        for name in [
+            "Double",
+            "Float",
+            "Int64",
+            "UInt64",
+            "Int32",
+            "UInt32",
+            "Bool",
+            "String",
+            "Bytes",
+        ]
+    },
 }
 _DECIMAL = "confluent.type.Decimal"
-_WHOLE = (IntegerType, LongType, DecimalType)
+_WHOLE = (T.IntegerType, T.LongType, T.DecimalType)
 _TEXT = {"string", "bytes"}
 _FILE = "schema.proto"
 _MAX_INDEXES = 100
@@ -117,22 +108,15 @@ _MAX_INDEXES = 100
 
 def fields(
     subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
-) -> list[NestedField]:
-    """Return the columns of a message; see :class:`topicberg.formats.Format`.
-
-    :param message: its name in the file; None: the file's first message
-    """
+) -> list[T.NestedField]:
+    """Return the columns of a message; see :class:`topicberg.formats.Format`."""
     where = f"subject {subject}"
     return message_fields(where, _root(where, schema, message), limits.bounded(where, ids))
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
-    """Return the full name of the message; see :class:`topicberg.formats.Format`.
-
-    :param message: its name in the file; None: the file's first message
-    :raises TableflowError: the schema is not Protobuf, or has no such message
-    """
-    name: str = _root(f"schema {schema.schema_id}", schema, message).full_name
+    """Return the full name of the message; see :class:`topicberg.formats.Format`."""
+    name: str = _target(schema, message).full_name
     return name
 
 
@@ -143,7 +127,7 @@ def written(
 
     :raises TableflowError: the writer's schema lacks the message, or it cannot become a table
     """
-    target = _root(f"schema {latest.schema_id}", latest, message)
+    target = _target(latest, message)
     where = f"schema {writer.schema_id}"
     source = _same_message(where, _file(where, writer), target)
     message_fields(where, source, limits.bounded(where, itertools.count(1)))
@@ -151,7 +135,7 @@ def written(
     return frozenset(names.get(field.number, field.name) for field in source.fields)
 
 
-def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
+def file_fields(name: str, text: str, message: str | None) -> list[T.NestedField]:
     """Return the columns of a message in a file that is not registered yet.
 
     :raises TableflowError: protoc refuses it, it has no such message, or it cannot become a table
@@ -162,102 +146,64 @@ def file_fields(name: str, text: str, message: str | None) -> list[NestedField]:
     )
 
 
-def decode(
-    records: DataFrame,
-    payload: Column,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> tuple[DataFrame, Column]:
-    """Return the record as the table's columns; see :class:`topicberg.formats.Format`.
-
-    :param message: its name in the latest schema; None: the file's first message
-    :raises TableflowError: a field of the writer's schema has another type than its column
-    """
+def decode(records: DataFrame, payload: Column, pairing: Pairing) -> tuple[DataFrame, Column]:
+    """Return the record as the table's columns; see :class:`topicberg.formats.Format`."""
     from pyspark import cloudpickle
     from pyspark.sql import functions as F
-    from pyspark.sql import types as T
+    from pyspark.sql.pandas.types import from_arrow_type
 
-    own, plan, prefixes = reader(writer, latest, fields, message)
+    own, plan, prefixes = reader(pairing)
     decode_batch, marker = protobuf_wire.decode, DECODED
 
     def decode_records(payload: pa.Array) -> pa.Array:
         return decode_batch(payload, plan, prefixes, marker)
 
-    columns = [T.StructField(field.name, _spark_type(field.field_type)) for field in own]
-    row = T.StructType([*columns, T.StructField(DECODED, T.BooleanType())])
+    columns = [(field.name, arrow_type(field.field_type)) for field in own]
+    row = from_arrow_type(pa.struct([*columns, (DECODED, pa.bool_())]))
     # Spark's workers need not have topicberg: the module that decodes is sent with the function.
     cloudpickle.register_pickle_by_value(protobuf_wire)  # type: ignore[no-untyped-call]
     return records, F.arrow_udf(decode_records, row)(payload)  # type: ignore[attr-defined]
 
 
-def program(
-    code: Code,
-    places: Mapping[str, Place],
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> None:
+def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
-    own, plan, prefixes = reader(writer, latest, fields, message)
+    own, plan, prefixes = reader(pairing)
     protobuf_program.emit_record(code, plan, prefixes, places, len(Shape(own).all))
 
 
-def of_arrays(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> Callable[[pa.Array], pa.Array]:
-    """Return what decodes an array of records; see :class:`topicberg.formats.Format`."""
-    _, plan, prefixes = reader(writer, latest, fields, message)
-    wire = wire_prefix(writer.schema_id)
+def of_arrays(pairing: Pairing) -> Callable[[pa.Array], pa.Array]:
+    """Return what decodes an array of records, in the wire format, as :func:`decode` does.
+
+    Its result is a struct of the columns and :data:`DECODED`.
+
+    :raises TableflowError: no record of this writer can be a row of the table
+    """
+    with limits.refused(f"schema {pairing.writer.schema_id}"):
+        _, plan, prefixes = reader(pairing)
+    wire = wire_prefix(pairing.writer.schema_id)
     whole = tuple(wire + prefix for prefix in prefixes)
     return partial(protobuf_wire.decode, message=plan, prefixes=whole, decoded=DECODED)
 
 
-def explain(
-    payload: bytes,
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None = None,
-) -> str:
+def explain(payload: bytes, pairing: Pairing) -> str:
     """Return why a record is malformed; see :class:`topicberg.formats.Format`."""
-    try:
-        _, plan, prefixes = _remembered(writer, latest, ByIdentity(fields), message)
-    except TableflowError as error:
-        return error.message
+    _, plan, prefixes = _remembered(pairing)
     begin = max((len(prefix) for prefix in prefixes if payload.startswith(prefix)), default=None)
     if begin is None:
-        return _other_message(payload, writer, latest, message)
+        return _other_message(payload, pairing)
     return protobuf_reasons.reason(payload, begin, plan) or UNEXPLAINED
 
 
-@lru_cache(maxsize=64)
-def _remembered(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: ByIdentity[Sequence[NestedField]],
-    message: str | None,
-) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
-    return reader(writer, latest, fields.value, message)
-
-
-def _other_message(
-    payload: bytes, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None
-) -> str:
+def _other_message(payload: bytes, pairing: Pairing) -> str:
     """Return the reason for message indexes that do not name the table's message."""
-    expected = _root(f"schema {latest.schema_id}", latest, message).full_name
+    expected = _target(pairing.latest, pairing.message).full_name
     indexes = _indexes(payload)
     if indexes is None:
         return (
             f"the record has no message indexes at {byte(0)}, before its message {expected}: "
             f"{shown(payload[:8])}"
         )
-    types: Any = list(_file("the schema", writer).message_types_by_name.values())
+    types: Any = list(_file("the schema", pairing.writer).message_types_by_name.values())
     named = None
     for index in indexes:
         if not 0 <= index < len(types):
@@ -289,21 +235,20 @@ def _indexes(payload: bytes) -> list[int] | None:
 
 
 def reader(
-    writer: RegisteredSchema,
-    latest: RegisteredSchema,
-    fields: Sequence[NestedField],
-    message: str | None,
-) -> tuple[list[NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
+    pairing: Pairing,
+) -> tuple[list[T.NestedField], protobuf_wire.Message, tuple[bytes, ...]]:
     """Return how a writer's records are read.
 
     :returns: the columns that they fill, how, and the message indexes that they begin with
     :raises TableflowError: the writer's schema lacks the message, or does not fit the columns
     """
-    where = f"schema {writer.schema_id}"
-    target = _root(f"schema {latest.schema_id}", latest, message)
-    source = _same_message(where, _file(where, writer), target)
+    where = f"schema {pairing.writer.schema_id}"
+    target = _target(pairing.latest, pairing.message)
+    source = _same_message(where, _file(where, pairing.writer), target)
     names = {field.name for one in (source, target) for field in one.fields}
-    own = [field for field in fields if field.name in names]  # the table has other columns, too
+    own = [
+        field for field in pairing.fields if field.name in names
+    ]  # the table has other columns, too
     try:
         plan = _message(source, target, own)
     except _MisfitError as misfit:
@@ -313,6 +258,9 @@ def reader(
             "again, which creates a new table",
         ) from None
     return own, plan, _prefixes(_path(source))
+
+
+_remembered = lru_cache(maxsize=64)(reader)
 
 
 # --- the schema ---
@@ -343,6 +291,10 @@ def _root(where: str, schema: RegisteredSchema, message: str | None) -> Any:
         names = ", ".join(one.name for one in types)
         raise TableflowError(f"{where} has no message {message}; there are {names}")
     return found
+
+
+def _target(schema: RegisteredSchema, message: str | None) -> Any:
+    return _root(f"schema {schema.schema_id}", schema, message)
 
 
 def _named(file: Any, name: str) -> Any:
@@ -412,7 +364,7 @@ def _prefixes(path: list[int]) -> tuple[bytes, ...]:
 
 def message_fields(
     where: str, message: Any, ids: Iterator[int], above: tuple[str, ...] = ()
-) -> list[NestedField]:
+) -> list[T.NestedField]:
     """Return the columns of a message (a descriptor); ``above``: the messages that contain it."""
     inside = (*above, message.full_name)
     limits.check_depth(where, len(inside))
@@ -421,13 +373,13 @@ def message_fields(
         number = next(ids)
         kind = _column_type(where, field, ids, inside)
         if kind is not None:
-            columns.append(NestedField(number, field.name, kind, required=False))
+            columns.append(T.NestedField(number, field.name, kind, required=False))
     return columns
 
 
 def _column_type(
     where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
-) -> IcebergType | None:
+) -> T.IcebergType | None:
     """Return the type of a field's column, or None for a message without fields."""
     if _is_map(field):
         key, value = field.message_type.fields
@@ -436,17 +388,17 @@ def _column_type(
         value_type = _value_type(where, value, ids, above)
         if value_type is None:
             return None
-        return MapType(key_id, key_type, value_id, value_type, value_required=False)
+        return T.MapType(key_id, key_type, value_id, value_type, value_required=False)
     if field.is_repeated:
         element_id = next(ids)
         element = _value_type(where, field, ids, above)
-        return None if element is None else ListType(element_id, element, element_required=False)
+        return None if element is None else T.ListType(element_id, element, element_required=False)
     return _value_type(where, field, ids, above)
 
 
 def _value_type(
     where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
-) -> IcebergType | None:
+) -> T.IcebergType | None:
     message = field.message_type
     if message is None:
         return _SCALARS[_kind(field)]()
@@ -460,10 +412,10 @@ def _value_type(
             hint="break the cycle: a recursive schema cannot become a table",
         )
     inner = message_fields(where, message, ids, above)
-    return StructType(*inner) if inner else None
+    return T.StructType(*inner) if inner else None
 
 
-def _decimal(where: str, field: Any) -> DecimalType:
+def _decimal(where: str, field: Any) -> T.DecimalType:
     from confluent_kafka.schema_registry.confluent import meta_pb2
 
     owner = field.containing_type
@@ -482,7 +434,7 @@ def _decimal(where: str, field: Any) -> DecimalType:
             hint='declare (confluent.field_meta) = {params: [{key: "precision", value: "10"}, '
             '{key: "scale", value: "2"}]}',
         )
-    return DecimalType(precision, scale)
+    return T.DecimalType(precision, scale)
 
 
 def _is_map(field: Any) -> bool:
@@ -515,7 +467,7 @@ class _MisfitError(Exception):
         return _MisfitError(field, f"has a {part} that {self}" if _is_map(field) else str(self))
 
 
-def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protobuf_wire.Message:
+def _message(source: Any, target: Any, columns: Sequence[T.NestedField]) -> protobuf_wire.Message:
     """Return how the writer's message becomes these columns.
 
     :param target: the latest schema's message, which names the fields; None: it has none
@@ -549,12 +501,12 @@ def _message(source: Any, target: Any, columns: Sequence[NestedField]) -> protob
     return protobuf_wire.Message(
         fields=tuple(read),
         names=tuple(column.name for column in columns),
-        types=tuple(_arrow_type(column.field_type) for column in columns),
+        types=tuple(arrow_type(column.field_type) for column in columns),
     )
 
 
 def _field(
-    field: Any, twin: Any, column: NestedField | None, place: int | None
+    field: Any, twin: Any, column: T.NestedField | None, place: int | None
 ) -> protobuf_wire.Field:
     oneof = field.containing_oneof
     facts: dict[str, Any] = {
@@ -572,21 +524,21 @@ def _field(
         return protobuf_wire.Field(type=None, **facts)
     kind = column.field_type
     if _is_map(field):
-        if not isinstance(kind, MapType):
+        if not isinstance(kind, T.MapType):
             raise _MisfitError(field, f"is a map, its column a {kind}")
         entry = [
-            NestedField(kind.key_id, "key", kind.key_type, required=False),
-            NestedField(kind.value_id, "value", kind.value_type, required=False),
+            T.NestedField(kind.key_id, "key", kind.key_type, required=False),
+            T.NestedField(kind.value_id, "value", kind.value_type, required=False),
         ]
         twin_entry = twin.message_type if twin is not None and _is_map(twin) else None
         try:
             inner = _message(field.message_type, twin_entry, entry)
         except _MisfitError as misfit:
             raise misfit.of_inner(field) from None
-        return protobuf_wire.Field(type=_arrow_type(kind), is_map=True, message=inner, **facts)
+        return protobuf_wire.Field(type=arrow_type(kind), is_map=True, message=inner, **facts)
     element = kind
     if field.is_repeated:
-        if not isinstance(kind, ListType):
+        if not isinstance(kind, T.ListType):
             raise _MisfitError(field, f"is repeated, its column a {kind}")
         element = kind.element_type
     message, special = None, None
@@ -597,27 +549,25 @@ def _field(
     absent = _absent(field)
     if field.message_type is None and absent is not None:
         try:
-            pa.scalar(absent, _arrow_type(element))
+            pa.scalar(absent, arrow_type(element))
         except (pa.ArrowException, OverflowError, UnicodeDecodeError):
             raise _MisfitError(
                 field, f"has a default that its column, a {kind}, cannot hold"
             ) from None
     return protobuf_wire.Field(
-        type=_arrow_type(kind),
-        message=message,
-        special=special,
-        absent=absent,
-        **facts,
+        type=arrow_type(kind), message=message, special=special, absent=absent, **facts
     )
 
 
-def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Message, str | None]:
+def _inner(
+    field: Any, twin: Any, column: T.IcebergType
+) -> tuple[protobuf_wire.Message, str | None]:
     """Return how a message's values are read, and the kind of a well-known message."""
     inner = field.message_type
     if inner.full_name in _SPECIAL or inner.full_name == _DECIMAL:
         special = "decimal" if inner.full_name == _DECIMAL else _SPECIAL[inner.full_name][0]
         if special == "wrapper":
-            own = [NestedField(1, "value", column, required=False)]
+            own = [T.NestedField(1, "value", column, required=False)]
             try:
                 return _message(inner, None, own), special
             except _MisfitError as misfit:
@@ -629,13 +579,13 @@ def _inner(field: Any, twin: Any, column: IcebergType) -> tuple[protobuf_wire.Me
         if special == "decimal":
             own = [one for name in ("value", "scale") for one in own if one.name == name]
         return _message(inner, None, own), special
-    if not isinstance(column, StructType):
+    if not isinstance(column, T.StructType):
         raise _MisfitError(field, f"is a message, its column a {column}")
     twin_message = None if twin is None else twin.message_type
     return _message(inner, twin_message, column.fields), None
 
 
-def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
+def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> None:
     """Check that the column can hold such values: all of them, or those that it holds exactly.
 
     Integers can go to each other's columns and to decimals, decimals to decimals, and text to bytes
@@ -644,9 +594,9 @@ def _check_fits(field: Any, natural: IcebergType, column: IcebergType) -> None:
     whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
     fits = natural == column or (
         (whole and isinstance(column, _WHOLE))
-        or (isinstance(natural, DecimalType) and isinstance(column, DecimalType))
-        or (isinstance(natural, FloatType) and isinstance(column, DoubleType))
-        or (_kind(field) in _TEXT and isinstance(column, StringType | BinaryType))
+        or (isinstance(natural, T.DecimalType) and isinstance(column, T.DecimalType))
+        or (isinstance(natural, T.FloatType) and isinstance(column, T.DoubleType))
+        or (_kind(field) in _TEXT and isinstance(column, T.StringType | T.BinaryType))
     )
     if not fits:
         raise _MisfitError(field, f"is a {natural}, its column a {column}")
@@ -669,38 +619,3 @@ def _absent(field: Any) -> Any:
     if field.enum_type is not None:
         return _symbols(field)[field.default_value]  # type: ignore[index]
     return field.default_value
-
-
-def _spark_type(kind: IcebergType) -> DataType:
-    from pyspark.sql import types as T
-
-    simple: dict[type[IcebergType], DataType] = {
-        BinaryType: T.BinaryType(),
-        BooleanType: T.BooleanType(),
-        DateType: T.DateType(),
-        DoubleType: T.DoubleType(),
-        FloatType: T.FloatType(),
-        IntegerType: T.IntegerType(),
-        LongType: T.LongType(),
-        StringType: T.StringType(),
-        TimestamptzType: T.TimestampType(),
-    }
-    match kind:
-        case DecimalType():
-            return T.DecimalType(kind.precision, kind.scale)
-        case ListType():
-            return T.ArrayType(_spark_type(kind.element_type))
-        case MapType():
-            return T.MapType(_spark_type(kind.key_type), _spark_type(kind.value_type))
-        case StructType():
-            return T.StructType(
-                [T.StructField(one.name, _spark_type(one.field_type)) for one in kind.fields]
-            )
-        case _:
-            return simple[type(kind)]
-
-
-def _arrow_type(kind: IcebergType) -> pa.DataType:
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    return to_arrow_type(_spark_type(kind))

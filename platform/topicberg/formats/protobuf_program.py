@@ -9,20 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    StringType,
-    StructType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.formats.columnar.program import (
     Code,
@@ -34,25 +21,25 @@ from topicberg.formats.columnar.program import (
 )
 from topicberg.formats.protobuf_wire import PART_MEMORY, Field, Message, _packable, _wire_type
 
-_NUMBERS: dict[str, tuple[Encoding, tuple[type[IcebergType], ...]]] = {
-    "int32": (Encoding.INT32, (IntegerType, LongType)),
-    "sint32": (Encoding.SINT32, (IntegerType, LongType)),
-    "sfixed32": (Encoding.SFIXED32, (IntegerType, LongType)),
-    "uint32": (Encoding.UINT32, (LongType,)),
-    "fixed32": (Encoding.FIXED32, (LongType,)),
-    "int64": (Encoding.INT64, (LongType,)),
-    "sint64": (Encoding.SINT64, (LongType,)),
-    "sfixed64": (Encoding.FIXED64, (LongType,)),
-    "uint64": (Encoding.INT64, (DecimalType,)),
-    "fixed64": (Encoding.FIXED64, (DecimalType,)),
-    "bool": (Encoding.BOOL, (BooleanType,)),
-    "float": (Encoding.SFIXED32, (FloatType,)),
-    "double": (Encoding.FIXED64, (DoubleType,)),
+_NUMBERS: dict[str, tuple[Encoding, tuple[type[T.IcebergType], ...]]] = {
+    "int32": (Encoding.INT32, (T.IntegerType, T.LongType)),
+    "sint32": (Encoding.SINT32, (T.IntegerType, T.LongType)),
+    "sfixed32": (Encoding.SFIXED32, (T.IntegerType, T.LongType)),
+    "uint32": (Encoding.UINT32, (T.LongType,)),
+    "fixed32": (Encoding.FIXED32, (T.LongType,)),
+    "int64": (Encoding.INT64, (T.LongType,)),
+    "sint64": (Encoding.SINT64, (T.LongType,)),
+    "sfixed64": (Encoding.FIXED64, (T.LongType,)),
+    "uint64": (Encoding.INT64, (T.DecimalType,)),
+    "fixed64": (Encoding.FIXED64, (T.DecimalType,)),
+    "bool": (Encoding.BOOL, (T.BooleanType,)),
+    "float": (Encoding.SFIXED32, (T.FloatType,)),
+    "double": (Encoding.FIXED64, (T.DoubleType,)),
 }
 """Kind → encoding, and the columns that hold every value."""
-_TEXTS: dict[str, tuple[type[IcebergType], ...]] = {
-    "string": (StringType,),
-    "bytes": (BinaryType, StringType),
+_TEXTS: dict[str, tuple[type[T.IcebergType], ...]] = {
+    "string": (T.StringType,),
+    "bytes": (T.BinaryType, T.StringType),
 }
 _DIGITS = 20
 """Of the largest number of 64 bits."""
@@ -122,7 +109,7 @@ def _field(code: Code, field: Field, place: Place | None) -> list[tuple[int, int
         return [(wire, skip), *([(_LENGTH, skip)] if _packable(field) else [])]
     if not field.repeated:
         return [(wire, _value(code, field, place))]
-    if not isinstance(place.column, ListType) or field.is_closed:
+    if not isinstance(place.column, T.ListType) or field.is_closed:
         raise NotCoveredError(f"the field {field.name} is repeated")
     value = _value(code, field, place.inside[0])
     found = [(wire, code.emit(ProtobufOp.ITEM, place, place.items, value))]
@@ -138,13 +125,13 @@ def _value(code: Code, field: Field, place: Place) -> int:
         _of_message(code, field, field.message, place)
     elif kind in _TEXTS and isinstance(column, _TEXTS[kind]):
         code.emit(ProtobufOp.TEXT, place)
-    elif kind == "enum" and isinstance(column, StringType):
+    elif kind == "enum" and isinstance(column, T.StringType):
         symbols = sorted((field.symbols or {}).items())
         texts = code.text([name.encode() for _, name in symbols])
         code.emit(ProtobufOp.ENUM, place, len(symbols), len(code.targets))
         for number, (value, _) in enumerate(symbols):
             code.targets += [value, texts + number]
-    elif kind == "float" and isinstance(column, DoubleType):
+    elif kind == "float" and isinstance(column, T.DoubleType):
         code.emit(ProtobufOp.WIDER, place)
     elif kind in _NUMBERS and isinstance(column, _NUMBERS[kind][1]) and _is_wide(column):
         code.emit(ProtobufOp.NUMBER, place, _NUMBERS[kind][0], int(place.store))
@@ -153,17 +140,17 @@ def _value(code: Code, field: Field, place: Place) -> int:
     return at
 
 
-def _is_wide(column: IcebergType) -> bool:
-    if not isinstance(column, DecimalType):
+def _is_wide(column: T.IcebergType) -> bool:
+    if not isinstance(column, T.DecimalType):
         return True
     return column.scale == 0 and column.precision >= _DIGITS
 
 
 def _of_message(code: Code, field: Field, message: Message, place: Place) -> None:
     match field.special:
-        case None if isinstance(place.column, StructType) and message.fields:
+        case None if isinstance(place.column, T.StructType) and message.fields:
             _message(code, message, place, {inner.name: inner for inner in place.inside})
-        case "timestamp" if isinstance(place.column, TimestamptzType):
+        case "timestamp" if isinstance(place.column, T.TimestamptzType):
             code.emit(ProtobufOp.TIMESTAMP, place)
         case "wrapper":  # its only field is the column
             _message(code, message, None, {message.names[0]: place})
@@ -190,8 +177,8 @@ def _final(code: Code, field: Field, number: int, place: Place | None) -> list[i
     if place.store is Store.INT128 and not 0 <= value < 2**63:
         raise NotCoveredError(f"the field {field.name} has the default {value}")
     bits = int(value)
-    if isinstance(place.column, FloatType):
+    if isinstance(place.column, T.FloatType):
         (bits,) = struct.unpack("<i", struct.pack("<f", value))
-    elif isinstance(place.column, DoubleType):
+    elif isinstance(place.column, T.DoubleType):
         (bits,) = struct.unpack("<q", struct.pack("<d", value))
     return [code.emit(ProtobufOp.DEFAULT_NUMBER, place, number, bits, int(place.store))]

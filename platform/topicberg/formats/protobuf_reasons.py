@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 
 from topicberg.formats import protobuf_wire as wire
-from topicberg.formats.reasons import byte, shortened, shown, type_name
+from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
 
 _WIRE_TYPES = ("varint", "64-bit", "length-delimited", "group", "end of a group", "32-bit")
 _SPECIAL = {
@@ -37,10 +38,6 @@ class _Found:
     end: int
 
 
-class _MalformedError(Exception):
-    """The record is malformed; the message is the reason."""
-
-
 def reason(payload: bytes, begin: int, message: wire.Message) -> str | None:
     """Return why the record is malformed, or None if it is not.
 
@@ -48,7 +45,7 @@ def reason(payload: bytes, begin: int, message: wire.Message) -> str | None:
     """
     try:
         _check(payload, [(begin, len(payload))], message, "")
-    except _MalformedError as malformed:
+    except MalformedError as malformed:
         return str(malformed)
     return None
 
@@ -88,7 +85,7 @@ def _check(
             problem = "the required field is missing"
             if number in unknown:
                 problem = f"its enum has no number {unknown[number]}"
-            raise _MalformedError(f"{_label(field, path)}: {problem}")
+            raise MalformedError(f"{_label(field, path)}: {problem}")
         if field.column is not None:
             _check_field(payload, field, found[number], path)
 
@@ -98,9 +95,9 @@ def _occurrence(
 ) -> tuple[int, _Found]:
     """Return the field that starts at ``at``."""
 
-    def cut(what: str) -> _MalformedError:
+    def cut(what: str) -> MalformedError:
         whole = "the record" if not path else f"field {path.removesuffix('.')}"
-        return _MalformedError(f"{whole} ends at {byte(stop)}, within {what}")
+        return MalformedError(f"{whole} ends at {byte(stop)}, within {what}")
 
     tag = wire._varint(payload, at, stop)
     if tag is None:
@@ -109,15 +106,15 @@ def _occurrence(
     name = f"field {path}{known[number].name}" if number in known else f"field {number}"
     what = f"{name} at {byte(at)}"
     if number == 0 or tag[0] > wire._MAX_TAG:
-        raise _MalformedError(f"{byte(at)} is not the start of a field: field number {number}")
+        raise MalformedError(f"{byte(at)} is not the start of a field: field number {number}")
     if wire_type > wire._FIXED32:
-        raise _MalformedError(f"{what} has the wire type {wire_type}, which does not exist")
+        raise MalformedError(f"{what} has the wire type {wire_type}, which does not exist")
     if wire_type == wire._END_GROUP:
-        raise _MalformedError(f"{what} ends a group that did not start")
+        raise MalformedError(f"{what} ends a group that did not start")
     if wire_type == wire._GROUP:
         ends = wire._group_end(payload, begin, stop, number)
         if ends is None:
-            raise _MalformedError(f"{what} is a group that does not end before {byte(stop)}")
+            raise MalformedError(f"{what} is a group that does not end before {byte(stop)}")
         return number, _Found(wire_type, at, begin, *ends)
     if wire_type in (wire._VARINT, wire._LENGTH):
         value = wire._varint(payload, begin, stop)
@@ -133,21 +130,21 @@ def _occurrence(
     return number, _Found(wire_type, at, begin, begin + length, begin + length)
 
 
-def _long_varint(payload: bytes, at: int, stop: int) -> _MalformedError | None:
+def _long_varint(payload: bytes, at: int, stop: int) -> MalformedError | None:
     if stop - at < wire._MAX_VARINT:
         return None
-    return _MalformedError(f"the varint at {byte(at)} has more than {wire._MAX_VARINT} bytes")
+    return MalformedError(f"the varint at {byte(at)} has more than {wire._MAX_VARINT} bytes")
 
 
 def _label(field: wire.Field, path: str, kind: object = None) -> str:
-    return f"field {path}{field.name} ({type_name(kind or field.kind)})"
+    return field_at(f"{path}{field.name}", kind or field.kind)
 
 
 def _check_wire_type(field: wire.Field, found: _Found, path: str) -> None:
     expected = wire._wire_type(field.kind)
     packed = wire._packable(field) and found.wire_type == wire._LENGTH
     if found.wire_type != expected and not packed:
-        raise _MalformedError(
+        raise MalformedError(
             f"{_label(field, path)}: wire type {_WIRE_TYPES[found.wire_type]} at "
             f"{byte(found.start)}, {_WIRE_TYPES[expected]} expected"
         )
@@ -194,7 +191,7 @@ def _element(field: wire.Field) -> pa.DataType:
 
 def _special(
     payload: bytes, field: wire.Field, found: Sequence[_Found], path: str
-) -> _MalformedError:
+) -> MalformedError:
     """Return the reason of a well-known message with an invalid value, such as 30 February."""
     assert field.message is not None  # noqa: S101  the caller's condition
     content = b"\x00" + b"".join(payload[one.begin : one.stop] for one in found)
@@ -205,13 +202,13 @@ def _special(
         value = _decimal(row["value"], row["scale"])
         text = f"of {len(row['value'])} bytes" if value is None else str(value)
         if pa.types.is_integer(kind):
-            return _MalformedError(
+            return MalformedError(
                 f"{_label(field, path)}: value {shortened(text)} is not a number of its column "
                 f"({kind})"
             )
         whole = value is None or value.adjusted() >= kind.precision - kind.scale
         what = "precision" if whole else "scale"
-        return _MalformedError(
+        return MalformedError(
             f"{_label(field, path, f'decimal({kind.precision},{kind.scale})')}: "
             f"value {shortened(text)} exceeds the {what}"
         )
@@ -219,7 +216,7 @@ def _special(
     if field.special == "timestamp" and not 0 <= int(row["nanos"] or 0) < 10**9:
         problem = "has nanos that are not between 0 and 999999999"
     parts = ", ".join(f"{part}: {row[part]}" for part in field.message.names)
-    return _MalformedError(f"{_label(field, path, name)}: value {parts} {problem}")
+    return MalformedError(f"{_label(field, path, name)}: value {parts} {problem}")
 
 
 def _decimal(unscaled: bytes, scale: int) -> Decimal | None:
@@ -230,13 +227,11 @@ def _decimal(unscaled: bytes, scale: int) -> Decimal | None:
     return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
 
 
-def _scalar(payload: bytes, field: wire.Field, found: _Found, path: str) -> _MalformedError:
+def _scalar(payload: bytes, field: wire.Field, found: _Found, path: str) -> MalformedError:
     content = payload[found.begin : found.stop]
     where = f"at {byte(found.begin)}"
     if field.kind in ("string", "bytes"):
-        return _MalformedError(
-            f"{_label(field, path)}: value {shown(content)} {where} is not UTF-8"
-        )
+        return MalformedError(f"{_label(field, path)}: value {shown(content)} {where} is not UTF-8")
     column = _element(field)
     natural = pa.uint64() if field.kind in ("uint64", "fixed64") else pa.int64()
     kind = pa.list_(natural) if field.repeated else natural
@@ -244,16 +239,9 @@ def _scalar(payload: bytes, field: wire.Field, found: _Found, path: str) -> _Mal
     if pa.types.is_integer(column) or pa.types.is_decimal(column):
         row = _decoded(payload, replace(field, type=kind), [found])
     if row is None:
-        return _MalformedError(f"{_label(field, path)}: packed values {where} end within a value")
+        return MalformedError(f"{_label(field, path)}: packed values {where} end within a value")
     numbers = row["value"] if field.repeated else [row["value"]]
-    number = next(number for number in numbers if not _holds(column, number))
-    return _MalformedError(
+    number = next(compress(numbers, wire._outside(column, numbers)))
+    return MalformedError(
         f"{_label(field, path)}: value {number} is out of range of its column ({column})"
     )
-
-
-def _holds(column: pa.DataType, number: int) -> bool:
-    if pa.types.is_decimal(column):
-        return bool(abs(number) < 10 ** (column.precision - column.scale))
-    bits = column.bit_width - 1
-    return bool(-(2**bits) <= number < 2**bits)

@@ -14,7 +14,7 @@ is the whole entry.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import pairwise
@@ -103,10 +103,6 @@ class _Batch:
 
     def __init__(self, data: Any) -> None:
         self.bytes = data
-
-    @property
-    def buffer(self) -> Any:
-        return pa.py_buffer(self.bytes)
 
     def append(self, more: list[bytes]) -> Any:
         """Append bytes to the batch; return where each of them begins."""
@@ -202,10 +198,8 @@ def _decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded
     longest = np.zeros(count, np.int64)
     for prefix in prefixes:
         width = len(prefix)
-        same = (batch.fixed(begin, "u1", width).reshape(-1, width) if count else None) == (
-            np.frombuffer(prefix, np.uint8)
-        )
-        fits = np.all(same, axis=1) & (begin + width <= stop) if count else longest > 0
+        same = batch.fixed(begin, "u1", width).reshape(-1, width) == np.frombuffer(prefix, np.uint8)
+        fits = same.all(axis=1) & (begin + width <= stop)
         longest = np.where(fits, width, longest)
     bad = (longest == 0) | null
     columns, broken = _columns(batch, message, np.where(bad, stop, begin + longest), stop)
@@ -355,27 +349,17 @@ def _walk_one(data: Any, at: int, stop: int) -> tuple[array[int], ...] | None:
         if tag is None or not 8 <= tag[0] <= _MAX_TAG:
             return None
         number, wire, at = tag[0] >> 3, tag[0] & 7, tag[1]
-        if wire == _VARINT:
-            one = _varint(data, at, stop)
-            if one is None:
-                return None
-            value, end = one
-            after = end
-        elif wire == _GROUP:
+        if wire == _GROUP:
             group = _group_end(data, at, stop, number)
             if group is None:
                 return None
             value, (end, after) = at, group
         else:
-            length: tuple[int, int] | None
-            if wire == _LENGTH:
-                length = _varint(data, at, stop)
-            else:
-                length = {_FIXED64: (8, at), _FIXED32: (4, at)}.get(wire)
-            if length is None or length[1] + length[0] > stop:
+            content = _content(data, at, stop, wire)
+            if content is None:
                 return None
-            value = length[1]
-            end = after = length[1] + length[0]
+            value, end = content
+            after = end
         numbers.append(number)
         wires.append(wire)
         values.append(value)
@@ -410,21 +394,24 @@ def _group_end(data: Any, at: int, stop: int, number: int) -> tuple[int, int] | 
                 return None
             if not open_groups:
                 return before, at
-        elif wire == _VARINT:
-            value = _varint(data, at, stop)
-            if value is None:
-                return None
-            at = value[1]
-        elif wire == _LENGTH:
-            length = _varint(data, at, stop)
-            if length is None:
-                return None
-            at = length[0] + length[1]
-        elif wire in (_FIXED64, _FIXED32):
-            at += 8 if wire == _FIXED64 else 4
         else:
-            return None
+            content = _content(data, at, stop, wire)
+            if content is None:
+                return None
+            at = content[1]
     return None
+
+
+def _content(data: Any, at: int, stop: int, wire: int) -> tuple[int, int] | None:
+    """Return begin, or the value of a varint, and end of what is not a group; None: malformed."""
+    if wire == _VARINT:
+        return _varint(data, at, stop)
+    length = {_FIXED64: (8, at), _FIXED32: (4, at)}.get(wire)
+    if wire == _LENGTH:
+        length = _varint(data, at, stop)
+    if length is None or sum(length) > stop:
+        return None
+    return length[1], sum(length)
 
 
 def _wire_type(kind: str) -> int:
@@ -616,15 +603,20 @@ def _as_column(values: Any, kind: Any) -> tuple[Any, Any]:
         return values.cast(kind), bad
     except pa.ArrowInvalid:  # integers in a column of fewer digits
         numbers = values.to_numpy()
-        if pa.types.is_decimal(kind):
-            high = 10 ** (kind.precision - kind.scale) - 1
-            low = -high
-        else:
-            bounds = np.iinfo(kind.to_pandas_dtype())
-            low, high = int(bounds.min), int(bounds.max)
-        bad = np.array([not low <= number <= high for number in numbers.tolist()], bool)
+        bad = _outside(kind, numbers.tolist())
         fitting = pa.array(np.where(bad, 0, numbers).astype(numbers.dtype))
         return fitting.cast(pa.decimal128(38, 0)).cast(kind), bad
+
+
+def _outside(kind: Any, numbers: list[int]) -> Any:
+    """Return which numbers a column of integers or decimals cannot hold."""
+    if pa.types.is_decimal(kind):
+        high = 10 ** (kind.precision - kind.scale) - 1
+        low = -high
+    else:
+        bounds = np.iinfo(kind.to_pandas_dtype())
+        low, high = int(bounds.min), int(bounds.max)
+    return np.array([not low <= number <= high for number in numbers], bool)
 
 
 def _integer(kind: str, value: Any) -> Any:
@@ -668,9 +660,8 @@ def _slices(batch: _Batch, begin: Any, end: Any) -> Any:
         begin, end = begin[order], end[order]
     bounds = np.zeros(2 * len(begin) + 1, np.int32)
     bounds[1::2], bounds[2::2] = begin, end
-    values = pa.Array.from_buffers(
-        pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), batch.buffer]
-    )
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(batch.bytes)]
+    values = pa.Array.from_buffers(pa.binary(), 2 * len(begin), buffers)
     places = np.arange(1, 2 * len(begin), 2)
     if order is not None:
         ordered = np.empty_like(places)
@@ -728,11 +719,9 @@ def _decimal(columns: list[Any], kind: Any) -> tuple[Any, Any]:
     if pa.types.is_integer(kind):  # a later version has whole numbers
         wide, bad = _decimal(columns, pa.decimal128(38, 0))
         held = [0 if value is None else int(value) for value in wide.to_pylist()]
-        bounds = np.iinfo(kind.to_pandas_dtype())
-        bad |= np.array([not bounds.min <= value <= bounds.max for value in held], bool)
-        return pa.array(
-            [0 if no else value for value, no in zip(held, bad, strict=True)], kind
-        ), bad
+        bad |= _outside(kind, held)
+        fitting = [0 if no else value for value, no in zip(held, bad, strict=True)]
+        return pa.array(fitting, kind), bad
     values: list[Decimal | None] = []
     for unscaled, scale in zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True):
         number = int.from_bytes(unscaled, "big", signed=True)
@@ -748,14 +737,10 @@ def _decimal(columns: list[Any], kind: Any) -> tuple[Any, Any]:
     return pa.array(values, kind), bad
 
 
-def _wrapper(columns: list[Any], _: Any) -> tuple[Any, Any]:
-    return columns[0], np.zeros(len(columns[0]), bool)
-
-
-_SPECIAL = {
+_SPECIAL: dict[str, Callable[[list[Any], Any], tuple[Any, Any]]] = {
     "timestamp": _timestamp,
     "date": _date,
     "time": _time,
     "decimal": _decimal,
-    "wrapper": _wrapper,
+    "wrapper": lambda columns, _: (columns[0], np.zeros(len(columns[0]), bool)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from topicberg.errors import TableflowError
+from topicberg.formats.limits import remembered
 
 _MAX_REASON = 200
+_LOGGED = re.compile(r"[IWEF][0-9]{4} |WARNING: All log messages before ")
+"""A line of protoc's log, such as that a file without ``syntax`` is read as proto2."""
 SECONDS, MEMORY = 10, 1024 * 1024 * 1024
 """Limits of one run of protoc."""
 _LIMITED = f"""
@@ -26,28 +30,13 @@ runpy.run_module("grpc_tools.protoc", run_name="__main__", alter_sys=True)
 """
 
 
+@remembered
 def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> Any:
     """Return the file's descriptor (google.protobuf), in a pool of its own.
 
     :param references: (name, text) of files that it imports, directly or not
     :raises TableflowError: protoc refuses it; the message has no file name of its own
     """
-    found = _compiled(name, text, references)
-    if isinstance(found, TableflowError):
-        raise TableflowError(found.message, hint=found.hint)
-    return found
-
-
-@lru_cache(maxsize=256)
-def _compiled(name: str, text: str, references: tuple[tuple[str, str], ...]) -> Any:
-    """Return the descriptor, or the error, cached: a refused schema does not run protoc again."""
-    try:
-        return _descriptor(name, text, references)
-    except TableflowError as error:
-        return error
-
-
-def _descriptor(name: str, text: str, references: tuple[tuple[str, str], ...]) -> Any:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
 
@@ -93,8 +82,9 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
         if done.returncode < 0:  # killed, or ended by its memory limit
             raise _too_costly()
         if done.returncode:
-            complaints = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "").split("\n")
-            reason = " ".join("; ".join(filter(None, complaints)).split())
+            text = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "")
+            complaints = [line for line in text.split("\n") if line and not _LOGGED.match(line)]
+            reason = " ".join("; ".join(complaints).split())
             cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
             raise TableflowError(cut, hint="compile the schema with protoc to see the full message")
         return output.read_bytes()
@@ -102,8 +92,7 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
 
 def _too_costly() -> TableflowError:
     return TableflowError(
-        f"protoc needs more than {SECONDS} seconds or {MEMORY // 2**20} MB",
-        hint="split the schema",
+        f"protoc needs more than {SECONDS} seconds or {MEMORY // 2**20} MB", hint="split the schema"
     )
 
 

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Generic, TypeVar
+from typing import Any
+
+from pyiceberg import types as T
 
 UNEXPLAINED = "the record does not fit its schema"
 """The decoder refuses a record in which no reason is found."""
 _MAX_LENGTH = 80
-Value = TypeVar("Value")
+_NESTED: dict[type, str] = {T.StructType: "struct", T.ListType: "list", T.MapType: "map"}
 
 
-class ByIdentity(Generic[Value]):
-    """A key of a cache: equal to another one of the same object.
-
-    Comparing a table's columns takes longer than explaining a record.
-    """
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.value is self.value
+class MalformedError(Exception):
+    """A record is malformed; the message is the reason."""
 
 
 def shown(value: Any) -> str:
@@ -41,9 +31,13 @@ def byte(position: int) -> str:
     return f"byte {position}"
 
 
-def type_name(kind: object) -> str:
-    """Return a column's type for a message: ``decimal(4,2)``."""
-    return shortened(str(kind).replace(", ", ","))
+def field_at(path: str, kind: object) -> str:
+    """Return the place of a value for a message: ``field price (decimal(4,2))``.
+
+    :param kind: the type of a column, or a name
+    """
+    name = _NESTED.get(type(kind)) or str(kind).replace(", ", ",")
+    return f"field {path} ({name})"
 
 
 def shortened(text: str) -> str:

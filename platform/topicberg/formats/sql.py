@@ -3,67 +3,51 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.spark import quote
 
-_SCALARS: dict[type[IcebergType], str] = {
-    BinaryType: "binary",
-    BooleanType: "boolean",
-    DateType: "date",
-    DoubleType: "double",
-    FloatType: "float",
-    IntegerType: "int",
-    LongType: "bigint",
-    StringType: "string",
-    TimestampType: "timestamp_ntz",
-    TimestamptzType: "timestamp",
+_SCALARS: dict[type[T.IcebergType], str] = {
+    T.BinaryType: "binary",
+    T.BooleanType: "boolean",
+    T.DateType: "date",
+    T.DoubleType: "double",
+    T.FloatType: "float",
+    T.IntegerType: "int",
+    T.LongType: "bigint",
+    T.StringType: "string",
+    T.TimestampType: "timestamp_ntz",
+    T.TimestamptzType: "timestamp",
 }
 _numbers = itertools.count()
 
 
-def spark_type(column: IcebergType) -> str:
+def spark_type(column: T.IcebergType) -> str:
     """Return the name of a column's type in Spark SQL.
 
     :raises TableflowError: the engine does not create columns of this type
     """
     match column:
-        case DecimalType():
+        case T.DecimalType():
             return f"decimal({column.precision},{column.scale})"
-        case ListType():
+        case T.ListType():
             return f"array<{spark_type(column.element_type)}>"
-        case MapType():
+        case T.MapType():
             return f"map<{spark_type(column.key_type)},{spark_type(column.value_type)}>"
-        case StructType():
-            return f"struct<{','.join(map(_member, column.fields))}>"
+        case T.StructType():
+            return struct_type((one.name, spark_type(one.field_type)) for one in column.fields)
     try:
         return _SCALARS[type(column)]
     except KeyError:
         raise TableflowError(f"the table has a column of the type {column}") from None
 
 
-def _member(field: NestedField) -> str:
-    return f"{quote(field.name)}:{spark_type(field.field_type)}"
+def struct_type(members: Iterable[tuple[str, str]]) -> str:
+    """Return the type of a struct of names and types."""
+    return f"struct<{','.join(f'{quote(name)}:{kind}' for name, kind in members)}>"
 
 
 def text(value: str) -> str:
@@ -72,7 +56,7 @@ def text(value: str) -> str:
     return f"'{escaped}'"
 
 
-def null(column: IcebergType) -> str:
+def null(column: T.IcebergType) -> str:
     """Return the null of a column's type."""
     return f"CAST(NULL AS {spark_type(column)})"
 
@@ -80,6 +64,12 @@ def null(column: IcebergType) -> str:
 def struct(members: Iterable[tuple[str, str]]) -> str:
     """Return a struct of names and values."""
     return f"named_struct({', '.join(f'{text(name)}, {value}' for name, value in members)})"
+
+
+def row(column: T.StructType, values: Mapping[str, str], *more: tuple[str, str]) -> str:
+    """Return a struct of a column's fields, and more; fields without a value are null."""
+    fields = [(one.name, values.get(one.name) or null(one.field_type)) for one in column.fields]
+    return struct([*fields, *more])
 
 
 def each(array: str, body: Callable[[str], str]) -> str:

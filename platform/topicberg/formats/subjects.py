@@ -110,9 +110,7 @@ class SubjectReader:
                 raise unusable(f"the schema registry (subject {name})", "a list of versions")
             schemas = self._newest(name, sorted(versions))
         return Subject(
-            name=name,
-            schemas={schema.schema_id: schema for schema in schemas},
-            latest=schemas[-1],
+            name=name, schemas={schema.schema_id: schema for schema in schemas}, latest=schemas[-1]
         )
 
     def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:

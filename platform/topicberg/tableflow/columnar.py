@@ -20,7 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats import DECODED, Format, format_of
+from topicberg.formats import DECODED, Format, Pairing, format_of
 from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
 from topicberg.formats.subjects import WIRE_BYTES
 from topicberg.iceberg.data_files import (
@@ -220,7 +220,9 @@ def _programs(half: Half, fields: Sequence[NestedField]) -> Decoder:
     of_half = tuple(one for one in fields if one.name in names)
     functions: dict[int, Callable[[pa.Array], pa.Array]] = {}
     if latest.schema_type == "PROTOBUF":
-        functions = _of_writers(half, of_half, lambda it, *given: it.of_arrays(*given))
+        from topicberg.formats.protobuf import of_arrays
+
+        functions = _of_writers(half, of_half, lambda _, pairing: of_arrays(pairing))
     try:
         return Decoder(of_half, _compiled_programs(half, of_half), functions)
     except NotCoveredError:
@@ -234,10 +236,10 @@ def _compiled_programs(half: Half, fields: Sequence[NestedField]) -> Programs:
     assert half.subject is not None  # noqa: S101  see the caller
     code, places = Code(), {one.name: one for one in Shape(fields).places}
 
-    def program(it: Format, *given: Any) -> int:
+    def program(it: Format, pairing: Pairing) -> int:
         begin = code.mark()
         try:
-            it.program(code, places, *given)
+            it.program(code, places, pairing)
         except Exception:
             code.reset(begin)
             raise
@@ -248,11 +250,11 @@ def _compiled_programs(half: Half, fields: Sequence[NestedField]) -> Programs:
 
 
 def _of_writers(
-    half: Half, fields: Sequence[NestedField], find: Callable[..., Found]
+    half: Half, fields: Sequence[NestedField], find: Callable[[Format, Pairing], Found]
 ) -> dict[int, Found]:
     """Return what decodes the records of each version, by its id.
 
-    :param find: of a format, and what the functions of a format are given
+    :param find: of a format, and the schema and the table
     :raises NotCoveredError: nothing decodes those of the latest one
     """
     assert half.subject is not None  # noqa: S101  see the caller
@@ -263,7 +265,7 @@ def _of_writers(
         it = format_of(writer)
         try:
             check_names(writer, it.written(writer, latest, half.message), fields)
-            found[number] = find(it, writer, latest, fields, half.message)
+            found[number] = find(it, Pairing(writer, latest, fields, half.message))
         except (
             *(NotCoveredError, TableflowError, ValueError),
             *(KeyError, TypeError, RecursionError),

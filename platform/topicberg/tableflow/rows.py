@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED, as_record, format_of
+from topicberg.formats import DECODED, Pairing, as_record, format_of
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.subjects import (
     GLUE_BYTES,
@@ -104,9 +104,9 @@ class Writers:
             why = self.refused.get(number) or self.foreign.missing.get(number, UNKNOWN)
             return f"{the} names schema {number}, {why}"
         payload = _wrapped(writer, raw[WIRE_BYTES:])
-        latest, message = self.subject.latest, self.half.message
         fields = fields if self.own is None else self.own
-        why = format_of(writer).explain(payload, writer, latest, fields, message)
+        pairing = Pairing(writer, self.subject.latest, fields, self.half.message)
+        why = format_of(writer).explain(payload, pairing)
         return why if self.half.column == VALUE else f"{the}: {why}"
 
 
@@ -277,9 +277,8 @@ def decode_half(
         try:
             filled = format_of(writer).written(writer, subject.latest, message)
             check_names(writer, filled, fields)
-            records, branches[number] = format_of(writer).decode(
-                records, of_writer, writer, subject.latest, fields, message
-            )
+            pairing = Pairing(writer, subject.latest, fields, message)
+            records, branches[number] = format_of(writer).decode(records, of_writer, pairing)
         except (TableflowError, ValueError, KeyError, TypeError, RecursionError) as error:
             if number == subject.latest.schema_id:
                 raise

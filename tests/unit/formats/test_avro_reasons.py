@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.types import DecimalType, NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats import avro
+from topicberg.formats import Pairing, avro
 from topicberg.formats.avro_schema import Type
 from topicberg.formats.avro_values import decimal
 from topicberg.formats.subjects import RegisteredSchema
@@ -39,6 +39,10 @@ def columns(schema: Json) -> list[NestedField]:
     return avro.fields("s", registered(schema), itertools.count(1))
 
 
+def pairing(writer: Json, newest: Json) -> Pairing:
+    return Pairing(registered(writer), registered(newest, 2), columns(newest))
+
+
 def encoded(schema: Json, value: Json) -> bytes:
     buffer = BytesIO()
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(json.loads(json.dumps(schema))), value)
@@ -48,7 +52,9 @@ def encoded(schema: Json, value: Json) -> bytes:
 def reason(kind: Any, payload: bytes, latest: Any = None) -> str:
     writer = record(field("f", kind))
     newest = record(field("f", latest)) if latest else writer
-    return avro.explain(payload, registered(writer), registered(newest, 2), columns(newest))
+    return avro.explain(
+        payload, Pairing(registered(writer), registered(newest, 2), columns(newest))
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,9 @@ def test_reason_skips_fields_without_a_column() -> None:
     writer = record(field("old", node), field("id", "int"))
     newest = record(field("id", "int"))
     payload = encoded(writer, {"old": {"next": {"next": None}}, "id": 1})
-    found = avro.explain(payload[:-1], registered(writer), registered(newest, 2), columns(newest))
+    found = avro.explain(
+        payload[:-1], Pairing(registered(writer), registered(newest, 2), columns(newest))
+    )
     assert found.startswith("field id (int): 1 byte expected at byte 2")
 
 

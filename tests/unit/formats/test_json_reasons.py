@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from topicberg.errors import TableflowError
-from topicberg.formats import json_schema
+from topicberg.formats import Pairing, json_schema
 from topicberg.formats.json_plan import Plan
 from topicberg.formats.limits import MAX_FIELDS
-from topicberg.formats.reasons import UNEXPLAINED, ByIdentity
+from topicberg.formats.reasons import UNEXPLAINED
 from topicberg.formats.subjects import RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."
@@ -40,7 +40,7 @@ def plan(writer: Any, latest: Any) -> Plan:
     """How the writer's records go to the table of the latest schema."""
     newest = registered(latest, 2)
     columns = json_schema.fields("s", newest, itertools.count(1))
-    return json_schema._plan(registered(writer), newest, ByIdentity(columns))
+    return json_schema._plan(Pairing(registered(writer), newest, columns))
 
 
 def explain(schema: Any, record: str | bytes, latest: Any = None, key: str | None = None) -> str:
@@ -48,7 +48,7 @@ def explain(schema: Any, record: str | bytes, latest: Any = None, key: str | Non
     columns = json_schema.fields("s", newest, itertools.count(1))
     payload = record if isinstance(record, bytes) else record.encode()
     writer = RegisteredSchema(1, "JSON", json.dumps(schema), wrapped_as=key)
-    return json_schema.explain(payload, writer, newest, columns)
+    return json_schema.explain(payload, Pairing(writer, newest, columns))
 
 
 @pytest.mark.parametrize(

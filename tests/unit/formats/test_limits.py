@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats import as_record, format_of, is_union, protobuf_wire, protoc, subjects
+from topicberg.formats import (
+    Pairing,
+    as_record,
+    format_of,
+    is_union,
+    protobuf_wire,
+    protoc,
+    subjects,
+)
 from topicberg.formats.limits import MAX_DEPTH, MAX_FIELDS
 from topicberg.formats.protobuf import reader
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
@@ -305,7 +313,7 @@ def test_schema_with_endless_references_is_not_read(size: int) -> None:
 
 def protobuf_rows(schema: RegisteredSchema, records: list[bytes]) -> list[Any]:
     columns = format_of(schema).fields("s", schema, itertools.count(1))
-    _, plan, prefixes = reader(schema, schema, columns, None)
+    _, plan, prefixes = reader(Pairing(schema, schema, columns))
     payload = pa.array([b"\x00" + record for record in records], pa.binary())
     found = protobuf_wire.decode(payload, plan, prefixes, "ok")
     return found.field("ok").to_pylist()

@@ -14,7 +14,7 @@ from fuzz_protobuf import comparable, fill, row, schema_and_records, versions
 from google.protobuf import message_factory
 
 from topicberg.errors import TableflowError
-from topicberg.formats import DECODED, format_of, protobuf, protobuf_wire, protoc
+from topicberg.formats import DECODED, Pairing, format_of, protobuf, protobuf_wire, protoc
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.reasons import UNEXPLAINED
 from topicberg.formats.subjects import RegisteredSchema
@@ -65,7 +65,7 @@ def decode(
     """Rows of the latest schema's table; None: a bad record, or a tombstone."""
     target = latest or writer
     fields = protobuf.fields("s", target, itertools.count(1), message)
-    _, plan, prefixes = protobuf.reader(writer, target, fields, message)
+    _, plan, prefixes = protobuf.reader(Pairing(writer, target, fields, message))
     batch = pa.array(list(payloads), pa.binary())
     found = protobuf_wire.decode(batch, plan, prefixes, DECODED)
     found.validate(full=True)
@@ -158,6 +158,14 @@ def test_refused(body: str, reason: str) -> None:
     with pytest.raises(TableflowError) as error:
         columns(proto(body))
     assert reason in error.value.message
+
+
+def test_reason_of_a_file_without_syntax_is_not_protocs_log() -> None:
+    with pytest.raises(TableflowError) as error:
+        protoc.compiled("a.proto", "message A {")
+    assert error.value.message == (
+        "1:12: Reached end of input in message definition (missing '}')."
+    )
 
 
 def test_references() -> None:
@@ -315,7 +323,7 @@ def test_required_closed_enum_needs_a_known_number() -> None:
         {"f": "TWO"},
     ]
     fields = protobuf.fields("s", schema, itertools.count(1))
-    reason = protobuf.explain(b"\x00\x08\x07", schema, schema, fields)
+    reason = protobuf.explain(b"\x00\x08\x07", Pairing(schema, schema, fields))
     assert reason == "field f (enum): its enum has no number 7"
 
 
@@ -352,7 +360,7 @@ def test_older_schemas() -> None:
 def test_dropped_fields_keep_their_columns() -> None:
     old, new = proto("int32 a = 1; string b = 2;"), proto("int32 a = 1;", number=2)
     table = protobuf.fields("s", old, itertools.count(1))
-    _, plan, prefixes = protobuf.reader(old, new, table, None)
+    _, plan, prefixes = protobuf.reader(Pairing(old, new, table))
     batch = pa.array([b"\x00\x08\x01\x12\x01x"], pa.binary())
     found = protobuf_wire.decode(batch, plan, prefixes, DECODED).to_pylist()
     assert found == [{"a": 1, "b": "x", DECODED: True}]
@@ -436,7 +444,7 @@ def test_values_go_to_other_columns_if_they_fit(
     expected = None if value is None else {"a": value}
     assert one(writer, data, latest=latest) == expected
     fields = protobuf.fields("s", latest, itertools.count(1))
-    reason = protobuf.explain(b"\x00" + data, writer, latest, fields)
+    reason = protobuf.explain(b"\x00" + data, Pairing(writer, latest, fields))
     assert (reason == UNEXPLAINED) == (value is not None)
 
 
@@ -465,7 +473,7 @@ def test_random_pairs_of_versions(seed: int) -> None:
         rows = [None] * len(payloads)
     newest = protoc.compiled("new.proto", new).message_types_by_name["Root"].fields_by_number
     for message, payload, found in zip(messages, payloads, rows, strict=True):
-        reason = protobuf.explain(payload, writer, latest, fields)
+        reason = protobuf.explain(payload, Pairing(writer, latest, fields))
         assert (found is None) == (reason != UNEXPLAINED), reason
         if found is None:
             continue
@@ -563,7 +571,7 @@ def test_unusable_files_are_refused(references: Any, reason: str) -> None:
 def test_reasons_name_field_type_and_value(body: str, data: bytes, expected: str) -> None:
     schema = proto(body)
     fields = protobuf.fields("s", schema, itertools.count(1))
-    assert expected in protobuf.explain(b"\x00" + data, schema, schema, fields)
+    assert expected in protobuf.explain(b"\x00" + data, Pairing(schema, schema, fields))
 
 
 def test_reasons_of_message_indexes() -> None:
@@ -572,7 +580,7 @@ def test_reasons_of_message_indexes() -> None:
     schema = registered(text)
     fields = protobuf.fields("s", schema, itertools.count(1))
     reasons = [
-        protobuf.explain(payload, schema, schema, fields)
+        protobuf.explain(payload, Pairing(schema, schema, fields))
         for payload in (b"\x04\x02\x00", b"\x02\x0e", b"", b"\x04\x02", b"\x82\x00\x00")
     ]
     assert "indexes [0] are encoded in more bytes than necessary" in reasons.pop()
@@ -595,7 +603,7 @@ def test_every_damaged_record_has_a_reason(seed: int) -> None:
             broken[rng.randrange(len(broken))] = rng.randrange(256)
         damaged += [bytes(broken), bytes(broken[: rng.randint(0, len(broken))])]
     for payload, found in zip(damaged, decode(damaged, schema), strict=True):
-        reason = protobuf.explain(payload, schema, schema, fields)
+        reason = protobuf.explain(payload, Pairing(schema, schema, fields))
         assert (found is None) == (reason != UNEXPLAINED), (payload, reason)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.types import DoubleType, NestedField, StringType
 
-from topicberg.formats import Format, avro, json_schema
+from topicberg.formats import Format, Pairing, avro, json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
 from topicberg.formats.columnar.program import Code, Language, Programs, Shape
@@ -51,7 +51,7 @@ def _of_format(its_format: Format, schema: object, code: Code, shape: Shape) -> 
     language: Language = "AVRO" if its_format is avro else "JSON"
     registered = RegisteredSchema(1, language, json.dumps(schema))
     places = {place.name: place for place in shape.places}
-    its_format.program(code, places, registered, registered, _FIELDS)
+    its_format.program(code, places, Pairing(registered, registered, _FIELDS))
 
 
 def _of_message(code: Code, shape: Shape) -> None:

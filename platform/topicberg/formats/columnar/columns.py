@@ -8,13 +8,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.types import BinaryType, BooleanType, StringType
+from pyiceberg import types as T
 
 from topicberg.formats.columnar.program import Place, Shape, Store
 
 MAX_BYTES = 2**30
 """The most bytes of records that are decoded at once: Arrow's offsets have 32 bits."""
+
+_SCALARS: dict[type[T.IcebergType], pa.DataType] = {
+    T.BinaryType: pa.binary(),
+    T.BooleanType: pa.bool_(),
+    T.DateType: pa.date32(),
+    T.DoubleType: pa.float64(),
+    T.FloatType: pa.float32(),
+    T.IntegerType: pa.int32(),
+    T.LongType: pa.int64(),
+    T.StringType: pa.string(),
+    T.TimestampType: pa.timestamp("us"),
+    T.TimestamptzType: pa.timestamp("us", "UTC"),
+}
 
 
 class Buffers:
@@ -80,7 +92,7 @@ class Buffers:
         valid = self._valid[place.slot][:count]
         nulls = count - int(np.count_nonzero(valid))
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
-        kind = arrow_type(place)
+        kind = arrow_type(place.column)
         offsets, values = self._offsets[place.slot], self._values[place.slot]
         match place.store:
             case Store.NONE:
@@ -93,34 +105,27 @@ class Buffers:
             case Store.TEXT:
                 found = [bitmap, pa.py_buffer(offsets), pa.py_buffer(values)]
                 array = pa.Array.from_buffers(kind, count, found, nulls)
-                if isinstance(place.column, StringType):
+                if isinstance(place.column, T.StringType):
                     array.validate(full=True)
                 return array
-        if isinstance(place.column, BooleanType):
+        if isinstance(place.column, T.BooleanType):
             assert values is not None  # noqa: S101  it has a width
             values = np.packbits(values[:count], bitorder="little")
         return pa.Array.from_buffers(kind, count, [bitmap, pa.py_buffer(values)], nulls)
 
 
-def arrow_type(place: Place) -> pa.DataType:
-    """Return the Arrow type of a place, as PyIceberg names the parts of nested types."""
-    if place.store is Store.NONE:
-        return pa.struct([pa.field(inner.name, arrow_type(inner)) for inner in place.inside])
-    if place.store is Store.ITEMS:
-        return pa.list_(pa.field("element", arrow_type(place.inside[0])))
-    if isinstance(place.column, StringType):
-        return pa.string()
-    if isinstance(place.column, BinaryType):
-        return pa.binary()
-    return _simple(place)
-
-
-def _simple(place: Place) -> pa.DataType:
-    from pyiceberg.schema import Schema
-    from pyiceberg.types import NestedField
-
-    schema = Schema(NestedField(1, place.name, place.column, required=False))
-    return schema_to_pyarrow(schema, include_field_ids=False).field(0).type
+def arrow_type(column: T.IcebergType) -> pa.DataType:
+    """Return the Arrow type of a column, as PyIceberg names the parts of nested types."""
+    match column:
+        case T.DecimalType():
+            return pa.decimal128(column.precision, column.scale)
+        case T.ListType():
+            return pa.list_(pa.field("element", arrow_type(column.element_type)))
+        case T.MapType():
+            return pa.map_(arrow_type(column.key_type), arrow_type(column.value_type))
+        case T.StructType():
+            return pa.struct([(one.name, arrow_type(one.field_type)) for one in column.fields])
+    return _SCALARS[type(column)]
 
 
 def columns_of(arrays: Sequence[pa.Array], shape: Shape) -> dict[str, pa.Array]:

@@ -15,23 +15,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import types as T
 
 WIDTH = 6
 """Numbers of an instruction: operation, slot, domain, and three arguments."""
@@ -64,20 +48,20 @@ class Store(IntEnum):
     """The items of a list, in another domain."""
 
 
-_STORES: tuple[tuple[type[IcebergType], Store], ...] = (
-    (BooleanType, Store.BYTE),
-    (IntegerType, Store.INT32),
-    (DateType, Store.INT32),
-    (FloatType, Store.INT32),
-    (LongType, Store.INT64),
-    (DoubleType, Store.INT64),
-    (TimestampType, Store.INT64),
-    (TimestamptzType, Store.INT64),
-    (DecimalType, Store.INT128),
-    (StringType, Store.TEXT),
-    (BinaryType, Store.TEXT),
-    (StructType, Store.NONE),
-    (ListType, Store.ITEMS),
+_STORES: tuple[tuple[type[T.IcebergType], Store], ...] = (
+    (T.BooleanType, Store.BYTE),
+    (T.IntegerType, Store.INT32),
+    (T.DateType, Store.INT32),
+    (T.FloatType, Store.INT32),
+    (T.LongType, Store.INT64),
+    (T.DoubleType, Store.INT64),
+    (T.TimestampType, Store.INT64),
+    (T.TimestamptzType, Store.INT64),
+    (T.DecimalType, Store.INT128),
+    (T.StringType, Store.TEXT),
+    (T.BinaryType, Store.TEXT),
+    (T.StructType, Store.NONE),
+    (T.ListType, Store.ITEMS),
 )
 
 
@@ -219,7 +203,7 @@ class Place:
     """Where the values of a column go."""
 
     name: str
-    column: IcebergType
+    column: T.IcebergType
     slot: int
     domain: int
     store: Store
@@ -235,22 +219,22 @@ class Place:
 class Shape:
     """The places of some columns of a table."""
 
-    def __init__(self, columns: Sequence[NestedField]) -> None:
+    def __init__(self, columns: Sequence[T.NestedField]) -> None:
         """:raises NotCoveredError: a column has a type that programs do not fill"""
         self._slots, self._domains = count(), count(1)
         self.places = tuple(self._place(one.name, one.field_type, 0) for one in columns)
         self.slots, self.domains = next(self._slots), next(self._domains)
         self.all = tuple(self._all(self.places))
 
-    def _place(self, name: str, column: IcebergType, domain: int) -> Place:
+    def _place(self, name: str, column: T.IcebergType, domain: int) -> Place:
         store = next((store for kind, store in _STORES if isinstance(column, kind)), None)
         if store is None:
             raise NotCoveredError(f"the column {name} is a {column}")
         slot = next(self._slots)
-        if isinstance(column, StructType):
+        if isinstance(column, T.StructType):
             fields = (self._place(one.name, one.field_type, domain) for one in column.fields)
             return Place(name, column, slot, domain, store, tuple(fields))
-        if isinstance(column, ListType):
+        if isinstance(column, T.ListType):
             items = next(self._domains)
             item = self._place("element", column.element_type, items)
             return Place(name, column, slot, domain, store, (item,), items)
