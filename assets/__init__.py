@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from assets.checks import lake_checks
+from assets.checks.adapter import lake_checks
 from assets.lake import Lake, find_derived
 from assets.publishing import publishing_asset
 from assets.sharing import shared_assets

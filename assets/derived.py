@@ -278,7 +278,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 lake.create(name, lakehouse)
         if emr := emr_settings():
             # Not above: dagster-aws takes as long to import as all that a run without it needs.
-            from assets.emr import write_window_on_emr
+            from assets.emr.client import write_window_on_emr
 
             written = write_window_on_emr(
                 context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()

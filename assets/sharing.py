@@ -124,11 +124,8 @@ def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
     def observation(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> Iterator[dg.ObserveResult]:
-        def tasks(spec: TopicSpec) -> Iterator[Task[dg.ObserveResult]]:
-            yield lambda: observe(spec, lakehouse)
-
         work = {
-            key: tasks(spec)
+            key: iter([partial(observe, spec, lakehouse)])
             for spec in specs
             if (key := kafka_key(spec)) in context.selected_asset_keys
         }
@@ -154,11 +151,9 @@ class _Part:
         return self.table.key(self.system)
 
     def spec(self) -> dg.AssetSpec:
-        if self.system == "glue":
-            return glue_spec(self.table)
-        if self.system == "snowflake":
-            return snowflake_spec(self.table)
-        return self.table.iceberg_spec()
+        if self.system == "iceberg":
+            return self.table.iceberg_spec()
+        return (glue_spec if self.system == "glue" else snowflake_spec)(self.table)
 
     def materialize(
         self, context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake

@@ -9,12 +9,11 @@ left alone: that the check ``pointer`` tells.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import BaseModel
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import StaticTable
+from pyiceberg.table import StaticTable, Table
 
 from assets import Lake
 from assets.tables import LakeTable
@@ -22,9 +21,6 @@ from jobs.schedules import UNFINISHED, run_with_key, skip_if_unavailable, under_
 from resources import Lakehouse
 from topicberg.catalogs import glue
 from topicberg.errors import TableFormatError, TopicbergError
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 INTERVAL_SECONDS = 60
 MAX_ATTEMPTS = 3

@@ -38,7 +38,7 @@ from topicberg.iceberg.changes import Mark, expired_changes
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
 from topicberg.transforms.derived import Derivation
-from topicberg.transforms.unread import SourceTable, unread
+from topicberg.transforms.unread import unread
 from topicberg.transforms.windows import reached
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def advance(
             location = iceberg.metadata_location
             cursor = observe_metadata(cursor, before, location, registered_state(iceberg))
         else:
-            cursor = cursor.model_copy(update={"dirty": False})
+            cursor = cursor.replace(dirty=False)
     if computed:
         cursor = recall(cursor, _unread_hours(cursor, watch, catalog))
     now = datetime.now(UTC)
@@ -152,7 +152,7 @@ def _observe_expired(
             for plan in watch.plans:
                 for table, column in _tables(plan, catalog):
                     hours += held_hours(table, column)
-            cursor = cursor.model_copy(update={"ahead": seen.sequence, "seen": seen})
+            cursor = cursor.replace(ahead=seen.sequence, seen=seen)
             hours += _unread_hours(cursor, watch, catalog)
     return observe(cursor, seen, hours)
 
@@ -166,11 +166,7 @@ def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Ho
     name, seen = ".".join(watch.origin.table.identifier), cursor.seen
     for plan in watch.plans:
         tables = {table.name(): table for table, _ in _tables(plan, catalog)}
-        sources = {
-            source.name: SourceTable(tables[source.table], source.time, plan.reach(source))
-            for source in plan.sources
-            if source.time and source.table in tables
-        }
+        sources = plan.source_tables(tables.get)
         if name in sources:
             found = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
             known = (each for each in found if seen and each.sequence <= seen.sequence)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from assets.checks import COMPUTATION, REGISTRATION
+from assets.checks.adapter import COMPUTATION, REGISTRATION
 from topicberg.dagster import BACKGROUND
 from topicberg.settings import settings
 

@@ -6,22 +6,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.checks import CheckKeys
+from assets.checks.catalogue import CheckKeys
 from assets.derived import DerivedTable, derivation
 from assets.lake import Lake, Origin
 from assets.partitions import TimePartitions, time_partitions
-from assets.tables import CATALOGS, kafka_key
-from jobs.pipelines import COMPUTE, compute_job
+from assets.registry import Table
+from assets.tables import CATALOGS
+from jobs.pipelines import COMPUTE, compute_job, keys_of
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.transforms.derived import Derivation
 from topicberg.transforms.windows import FOREVER
-
-if TYPE_CHECKING:
-    from assets.registry import Table
 
 
 @dataclass(frozen=True)
@@ -126,9 +123,4 @@ def watches(lake: Lake) -> Iterator[Watch]:
 
 
 def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:
-    """What is computed from a change: the tables in every catalog, and their topics."""
-    keys: list[dg.AssetKey] = []
-    for derived in tables:
-        keys += [lake.table(derived).key(system) for system in CATALOGS]
-        keys += [kafka_key(spec) for spec in lake.published(derived)]
-    return tuple(keys)
+    return tuple(key for derived in tables for key in keys_of(lake, derived))

@@ -251,7 +251,7 @@ class Lake:
         return self.catalog.create_table((self.shop, name), SCHEMA, partition_spec=spec)
 
     def _watch(self, name: str, source: str, targets: tuple[str, ...], reach: timedelta) -> Watch:
-        table = LakeTable(source, "p", (self.shop, source), source, source)
+        table = LakeTable(source, (self.shop, source), "p")
         plans = tuple(self.derived[target].plan for target in targets)
         return Watch(
             name=name,

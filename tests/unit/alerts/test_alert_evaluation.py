@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from topicberg.alerts import Alert, AlertState, Notice, evaluate
-from topicberg.alerts.evaluation import MAX_PENDING, QUEUED_TOO_LONG, UNCHECKED_TICKS
+from topicberg.alerts.alert import Alert, AlertState, Notice
+from topicberg.alerts.evaluation import MAX_PENDING, QUEUED_TOO_LONG, UNCHECKED_TICKS, evaluate
 from topicberg.alerts.observation import (
     Automation,
     CheckRuns,

@@ -386,8 +386,6 @@ def test_further_kind_of_table_is_one_class(monkeypatch: pytest.MonkeyPatch) -> 
                     name=name,
                     group=topic.group,
                     identifier=(topic.identifier[0], name),
-                    glue_name=name,
-                    snowflake_name=name.upper(),
                     root=spec,
                     time=None,
                     source=None,
