@@ -12,7 +12,6 @@ from types import ModuleType
 from assets import pipelines
 from assets.derived import DerivedTable
 from assets.registry import OF_TOPICS, ComputedTable, Table
-from assets.tables import LakeTable
 from resources import Lakehouse
 from topicberg.checks.catalogs import parity_check, pointer_check
 from topicberg.checks.check import TableCheck
@@ -21,16 +20,6 @@ from topicberg.settings import Settings
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
 from topicberg.transforms.upsert_view import UpsertView
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A table that others are derived from; ``root``: the topic that its rows come from."""
-
-    name: str
-    table: LakeTable
-    time: str
-    root: TopicSpec
 
 
 @dataclass(frozen=True)
@@ -120,11 +109,9 @@ class Lake:
     def table(self, derived: DerivedTable) -> Table:
         return self._by_source[derived.name]
 
-    def origin(self, name: str) -> Origin:
-        """Return a topic or a derived table as a source."""
-        table = self._by_source[name]
-        assert table.time is not None  # noqa: S101  sources have one
-        return Origin(name, table, table.time, table.root)
+    def origin(self, name: str) -> Table:
+        """Return the table of a topic, or a derived one, that others are derived from."""
+        return self._by_source[name]
 
     def create(self, name: str, lakehouse: Lakehouse) -> None:
         """Create the table of a topic; the run of a derived one is left to its own asset.

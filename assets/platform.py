@@ -4,7 +4,7 @@ One operation creates what is selected, so that resources which do not need each
 at the same time, as on the command line, and a lease prevents two operations at once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,24 +81,24 @@ def _specs(
     wanted = {one.key: one for one in resources(config, specs) if one.wanted}
     owners = sorted({owner for spec in specs for owner in spec.owners})
     nodes = {key: dg.AssetDep(asset_key(key)) for key in wanted}
-    return [(one, _spec(one, nodes, owners, deployed=deployed)) for one in wanted.values()]
-
-
-def _spec(
-    resource: Resource, nodes: Mapping[str, dg.AssetDep], owners: list[str], *, deployed: bool
-) -> dg.AssetSpec:
     done = "`topicberg deploy` finds it by its name, and creates or updates it."
     missing = "Not deployed; `topicberg deploy create` creates it."
-    return dg.AssetSpec(
-        nodes[resource.key].asset_key,
-        deps=[nodes[key] for key in resource.needs if key in nodes],
-        group_name=PLATFORM,
-        kinds={_KINDS[Path(resource.key).parts[0]]},
-        owners=owners,
-        metadata=documentation("cloud.md"),
-        skippable=deployed,  # one that waits, e.g. for a topic's first record
-        description=f"{resource.title}. {done if deployed else missing}",
-    )
+    return [
+        (
+            one,
+            dg.AssetSpec(
+                nodes[one.key].asset_key,
+                deps=[nodes[key] for key in one.needs if key in nodes],
+                group_name=PLATFORM,
+                kinds={_KINDS[Path(one.key).parts[0]]},
+                owners=owners,
+                metadata=documentation("cloud.md"),
+                skippable=deployed,  # one that waits, e.g. for a topic's first record
+                description=f"{one.title}. {done if deployed else missing}",
+            ),
+        )
+        for one in wanted.values()
+    ]
 
 
 def _metadata(step: Step, identity: str, place: str | None) -> dict[str, Any]:

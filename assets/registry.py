@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from assets.derived import DerivedTable, derivation, derived_asset
 from assets.partitions import partition_keys, time_partitions
-from assets.tables import CATALOGS, LakeTable
-from assets.topics import history_asset, topic_asset, topic_spec, upsert_view_asset, wait_for_topic
+from assets.tables import CATALOGS, LakeTable, own_operation
+from assets.topics import history_asset, topic_spec, upsert_view_asset, wait_for_topic
 from topicberg.checks.check import TableCheck
 from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, view_check
 from topicberg.checks.rules import rule_checks
@@ -142,7 +142,9 @@ class TopicTable(Table):
         )
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
-        return topic_asset(self.root, self)
+        return own_operation(
+            self.iceberg_spec(), lambda context, lakehouse, _: self.materialize(context, lakehouse)
+        )
 
     def is_independent(self, lake: Lake) -> bool:
         spec = self.root

@@ -33,10 +33,10 @@ from assets.checks.adapter import check_specs, evaluation
 from assets.registry import Table
 from assets.tables import (
     CATALOGS,
-    SNOWFLAKE_POOL,
     glue_spec,
     kafka_key,
     operation_name,
+    pool_of,
     refresh,
     register,
     snowflake_spec,
@@ -85,10 +85,10 @@ def shared_assets(lake: "Lake") -> Iterator[dg.AssetsDefinition]:
     topics = [spec for spec in lake.topics if not spec.publishes]
     for name, specs in share_out((spec.pipeline, spec) for spec in topics):
         yield _observation(f"kafka_{name}", specs)
-    parts: dict[str, dict[str, _Part]] = {system: {} for system in CATALOGS}
+    parts: dict[str, dict[str, Part]] = {system: {} for system in CATALOGS}
     for table, system, checks in lake.checks:
         if table.is_independent(lake):
-            parts[system][table.name] = _Part(table, system, checks)
+            parts[system][table.name] = Part(table, system, checks)
     tables = [part.table for part in parts[CATALOGS[0]].values()]
     for name, share in share_out((table.group, table) for table in tables):
         for system in CATALOGS:
@@ -139,7 +139,7 @@ def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """One asset of an operation, and its checks."""
 
     table: Table
@@ -165,7 +165,7 @@ class _Part:
         return self.table.materialize(context, lakehouse)
 
 
-def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.AssetsDefinition:
+def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.AssetsDefinition:
     """Return assets of one system, and their checks, as one operation."""
     specs = {operation_name(part.key): part.spec() for part in parts}
     checks = {
@@ -177,7 +177,7 @@ def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.Asset
     @dg.op(
         name=name,
         out=dict.fromkeys((*specs, *checks), _OPTIONAL),
-        pool=SNOWFLAKE_POOL if system == "snowflake" else None,
+        pool=pool_of(system),
         tags={"dagster/priority": _PRIORITY[system]},
     )
     def materialization(
@@ -188,7 +188,7 @@ def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.Asset
         evaluated = context.selected_asset_check_keys
         failed_before = _failed.setdefault(context.run_id, set())
 
-        def tasks(part: _Part) -> Iterator[Task[dg.MaterializeResult | dg.AssetCheckResult]]:
+        def tasks(part: Part) -> Iterator[Task[dg.MaterializeResult | dg.AssetCheckResult]]:
             if part.key in requested:
                 yield lambda: part.materialize(context, lakehouse, snowflake)
                 requested.remove(part.key)

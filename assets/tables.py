@@ -52,14 +52,18 @@ def operation_name(key: dg.AssetKey) -> str:
     return "__".join(key.path)
 
 
+def pool_of(system: str) -> str | None:
+    """Return the pool of the operations of a system."""
+    return SNOWFLAKE_POOL if system == "snowflake" else None
+
+
 def own_operation(
     spec: dg.AssetSpec,
     work: Callable[[dg.AssetExecutionContext, Lakehouse, Snowflake], dg.MaterializeResult],
-    pool: str | None = None,
 ) -> dg.AssetsDefinition:
     """Return an asset as an operation of its own."""
 
-    @dg.multi_asset(name=operation_name(spec.key), specs=[spec], pool=pool)
+    @dg.multi_asset(name=operation_name(spec.key), specs=[spec], pool=pool_of(spec.key.path[0]))
     @retried()
     def materialize(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
@@ -105,11 +109,6 @@ def register(table: LakeTable, lakehouse: Lakehouse) -> dg.MaterializeResult:
     )
 
 
-def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
-    """Return the registration as an operation of its own."""
-    return own_operation(glue_spec(table), lambda _, lakehouse, __: register(table, lakehouse))
-
-
 def snowflake_spec(table: LakeTable) -> dg.AssetSpec:
     """The Iceberg table in Snowflake, refreshed to what Glue has."""
     path = table_path(settings(), table.snowflake_name, table.snowflake_source)
@@ -149,15 +148,6 @@ def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.
             "metadata_location": seen.metadata_location,
             "refreshed_at": dg.MetadataValue.timestamp(datetime.now(UTC)),
         },
-    )
-
-
-def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
-    """Return the refresh as an operation of its own."""
-    return own_operation(
-        snowflake_spec(table),
-        lambda _, lakehouse, snowflake: refresh(table, lakehouse, snowflake),
-        SNOWFLAKE_POOL,
     )
 
 

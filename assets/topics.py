@@ -7,7 +7,7 @@ from pyiceberg.table import Table
 
 from assets.metadata import copied_columns, documentation, table_metadata
 from assets.retries import retried
-from assets.tables import LakeTable, freshness, kafka_key, own_operation
+from assets.tables import LakeTable, freshness, kafka_key
 from resources import Lakehouse, Spark
 from topicberg import kafka
 from topicberg.kafka.offsets import Offsets
@@ -102,14 +102,6 @@ def wait_for_topic(
         asset_key=table.key("iceberg"),
         metadata=table_metadata(iceberg),
         data_version=_data_version(iceberg),
-    )
-
-
-def topic_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
-    """Return the table of a topic as an operation of its own."""
-    return own_operation(
-        topic_spec(spec, table),
-        lambda context, lakehouse, _: wait_for_topic(context, spec, table, lakehouse),
     )
 
 

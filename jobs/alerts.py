@@ -23,7 +23,6 @@ from topicberg.alerts.observation import (
     FailedCheck,
     Observation,
     QueuedRuns,
-    SpecErrors,
     StaleAsset,
     StepError,
 )
@@ -90,15 +89,11 @@ class Reader:
         repository: dg.RepositoryDefinition,
         wrong: str | None = None,
     ) -> None:
-        self._instance = instance
-        self._repository = repository
-        self._graph = repository.asset_graph
-        self._wrong = wrong
+        self._instance, self._repository = instance, repository
+        self._graph, self._wrong = repository.asset_graph, wrong
 
     def observe(self, state: AlertState) -> Observation:
-        """
-        :param state: that of the last evaluation: until when ended runs were read
-        """
+        """:param state: that of the last evaluation: until when ended runs were read"""
         now = datetime.now(UTC)
         runs, until = self._runs(state, now)
         return Observation(
@@ -111,7 +106,8 @@ class Reader:
             runs_until=until,
             queued=self._queued(),
             automations=[*self._automations()],
-            specs=self._specs(),
+            spec_errors=wrong_specs(settings()),
+            spec_errors_at_load=self._wrong,
         )
 
     def _failed_checks(self) -> Iterator[FailedCheck]:
@@ -267,9 +263,6 @@ class Reader:
                 error=_step_error(error) if error else None,
                 skip_reason=ticks[0].skip_reason,
             )
-
-    def _specs(self) -> SpecErrors:
-        return SpecErrors(now=wrong_specs(settings()), at_load=self._wrong)
 
 
 def _kind(run: dg.DagsterRun) -> str:

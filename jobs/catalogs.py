@@ -45,13 +45,8 @@ class Cursor(BaseModel):
     def run_ended(self, succeeded: bool) -> Cursor:
         """Return the cursor after the run of the last request."""
         if succeeded:
-            return self.model_copy(
-                update={
-                    "settled": {**self.settled, **self.requested},
-                    "requested": {},
-                    "failures": {},
-                }
-            )
+            settled = {**self.settled, **self.requested}
+            return self.model_copy(update={"settled": settled, "requested": {}, "failures": {}})
         failures = {name: self.failures.get(name, 0) + 1 for name in self.requested}
         return self.model_copy(update={"failures": failures})
 
@@ -78,7 +73,8 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         stored = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
         before = stored
         if before.requested:
-            before = before.run_ended(_succeeded(context.instance, before.run_key))
+            run = run_with_key(context.instance, before.run_key)
+            before = before.run_ended(run is not None and run.status == dg.DagsterRunStatus.SUCCESS)
         after = Cursor(
             life=before.life or uuid.uuid4().hex[:8],
             settled=dict(before.settled),
@@ -121,11 +117,6 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
 
     return catalogs
-
-
-def _succeeded(instance: dg.DagsterInstance, run_key: str) -> bool:
-    run = run_with_key(instance, run_key)
-    return run is not None and run.status == dg.DagsterRunStatus.SUCCESS
 
 
 def _in_glue(lakehouse: Lakehouse, table: LakeTable, iceberg: Table) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from dagster import AssetMaterialization, AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets.lake import Origin
 from assets.metadata import (
     column_schema,
     commit_lag_metadata,
@@ -20,6 +19,7 @@ from assets.metadata import (
     snapshot_metadata,
 )
 from assets.partitions import Span, spans
+from assets.registry import Table
 from jobs.snapshot_cursor import (
     ANY_TABLE,
     MAX_RANGES,
@@ -103,7 +103,7 @@ def _look(
 
     def touched(snapshot: Snapshot) -> Iterator[Hours]:
         if watch.derived:
-            for hours in affected_hours(iceberg, snapshot, watch.origin.time):
+            for hours in affected_hours(iceberg, snapshot, watch.time):
                 yield reached(hours, watch.reach, datetime.now(UTC))
 
     seen = cursor.seen
@@ -146,7 +146,7 @@ def _observe_expired(
     seen = Mark.of(iceberg, head)
     if watch.derived:
         now = datetime.now(UTC)
-        expired = expired_changes(iceberg, watch.origin.time, cursor.seen)
+        expired = expired_changes(iceberg, watch.time, cursor.seen)
         hours += (reached(change.hours, watch.reach, now) for change in expired.changes)
         if expired.everything:
             for plan in watch.plans:
@@ -163,7 +163,7 @@ def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Ho
     Normally there are none. But files hold hours that no tick has noticed as changed: those between
     two rows, for example, once their files are merged.
     """
-    name, seen = ".".join(watch.origin.table.identifier), cursor.seen
+    name, seen = ".".join(watch.origin.identifier), cursor.seen
     for plan in watch.plans:
         tables = {table.name(): table for table, _ in _tables(plan, catalog)}
         sources = plan.source_tables(tables.get)
@@ -183,13 +183,13 @@ def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[IcebergTable, 
 
 
 def _materialization(
-    origin: Origin, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool
+    origin: Table, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool
 ) -> AssetMaterialization:
     lost = "; snapshots before it were expired before they were reported" if gap else ""
     facts = report(snapshot)
     schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())
     return AssetMaterialization(
-        asset_key=origin.table.key("iceberg"),
+        asset_key=origin.key("iceberg"),
         description=f"snapshot {facts.snapshot_id}: {facts.operation}, "
         f"{facts.added_records:,} rows in, {facts.deleted_records:,} out{lost}",
         metadata={

@@ -219,7 +219,7 @@ class _Evaluation:
         return any(self._state(watch, key) != "active" for key in keys)
 
     def _signal(self, watch: Watch) -> str | None:
-        return self.signals.get(watch.origin.root.name) if watch.of_topic else None
+        return self.signals.get(watch.origin.root.name) if watch.origin.reported else None
 
     def _before(self, watch: Watch) -> tuple[Cursor, dict[str, RunState]]:
         """Return the cursor of a table, and how the runs are that were requested for it."""
@@ -234,7 +234,7 @@ class _Evaluation:
         Threads do this for several tables at once.
         """
         try:
-            iceberg = self.catalog.load_table(watch.origin.table.identifier)
+            iceberg = self.catalog.load_table(watch.origin.identifier)
             found = advance(*before, iceberg, watch, self.catalog)
             head, cursor = iceberg.current_snapshot(), found.cursor
             if cursor.registration is None and head and cursor.snapshot == head.snapshot_id:

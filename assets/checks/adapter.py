@@ -24,7 +24,7 @@ from assets.lake import Lake
 from assets.metadata import markdown
 from assets.partitions import asked_window, time_partitions
 from assets.retries import retried
-from assets.tables import SNOWFLAKE_POOL, LakeTable
+from assets.tables import LakeTable, pool_of
 from resources import Lakehouse, Snowflake, Spark
 from topicberg.checks.check import Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding
@@ -70,7 +70,7 @@ def definition(
         name=f"check_{system}_{table.name}",
         specs=check_specs(table, system, checks),
         can_subset=True,
-        pool=SNOWFLAKE_POOL if system == "snowflake" else None,
+        pool=pool_of(system),
     )
     def evaluate_checks(
         context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake

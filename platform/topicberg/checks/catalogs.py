@@ -56,9 +56,7 @@ def place(table: Table, location: str | None) -> Place:
 
 
 def pointer_check(dropped: str | None) -> TableCheck:
-    """
-    :param dropped: the check that also reports that the table was dropped, if there is one
-    """
+    """:param dropped: the check that also reports that the table was dropped, if there is one"""
     return TableCheck(
         "pointer",
         "Glue points to a current state of the Iceberg table, and has its columns.",
@@ -95,11 +93,13 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
     if not here.known or location is None:
         what = f"Glue points to {location or 'no metadata file'}, which is not one of the last "
         what += "states of this table: another writer moved the pointer, or it was not refreshed "
-        return Finding(f"{what}for very long", remediation, changed, facts=facts)
+        what += "for very long"
+        return Finding(what, remediation, changed, facts=facts)
     state = StaticTable.from_metadata(location, table.io.properties)
     if (lag := here.lag(probe)) and glue.visible_state(state) != glue.visible_state(table):
         what = f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
-        return Finding(f"{what}later changes", remediation, here.behind_since, facts=facts)
+        what += "later changes"
+        return Finding(what, remediation, here.behind_since, facts=facts)
     expected, found_columns = (
         {column["Name"]: column.get("Type") for column in columns}
         for columns in (glue.columns(state), found["StorageDescriptor"]["Columns"])
@@ -160,7 +160,7 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     if (lag := here.lag(probe)) and glue.visible_state(state) != glue.visible_state(table):
         other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
         what = f"the Snowflake table is stale: it reads a state that was superseded {lag} ago"
-        return bad(f"{what}{other}", here.behind_since, glue_is_wrong)
+        return bad(what + other, here.behind_since, glue_is_wrong)
     rows = count_rows(state)
     snapshot = state.current_snapshot()
     facts |= {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -96,30 +96,20 @@ class Deployment(Protocol):
         """Return what Tableflow reports of a topic; None: it reports nothing to topicberg."""
 
 
+@dataclass
 class Probe:
     """What the checks of one table inspect; each thing is fetched once."""
 
-    def __init__(
-        self,
-        table: CheckedTable,
-        deployment: Deployment,
-        snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]],
-        last: Callable[[str], Finding | None],
-        *,
-        reads_rows: bool = True,
-    ) -> None:
-        """
-        :param snowflake: opens a connection
-        :param last: name of a check of the same asset → the finding of its last evaluation
-        :param reads_rows: False: rules that are not blocking use column statistics only
-        """
-        self.table = table
-        self.deployment = deployment
-        self.snowflake = snowflake
-        self.last = last
-        self.reads_rows = reads_rows
-        self.now = datetime.now(UTC)
-        self._statuses: dict[str, TopicStatus | None] = {}
+    table: CheckedTable
+    deployment: Deployment
+    snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]]
+    """Opens a connection."""
+    last: Callable[[str], Finding | None]
+    """Name of a check of the same asset → the finding of its last evaluation."""
+    reads_rows: bool = True
+    """False: rules that are not blocking use column statistics only."""
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    _statuses: dict[str, TopicStatus | None] = field(default_factory=dict)
 
     @property
     def config(self) -> Settings:
@@ -136,15 +126,11 @@ class Probe:
 
     @cached_property
     def iceberg(self) -> Table:
-        """
-        :raises NoSuchTableError: the table was not created yet
-        """
+        """:raises NoSuchTableError: the table was not created yet"""
         return self.load(self.table.identifier)
 
     def load(self, identifier: tuple[str, str]) -> Table:
-        """
-        :raises NoSuchTableError: the table was not created yet
-        """
+        """:raises NoSuchTableError: the table was not created yet"""
         return self.endpoints.catalog(self.config).load_table(identifier)
 
     def find(self, identifier: tuple[str, str]) -> Table | None:

@@ -46,9 +46,6 @@ class Memory(BaseModel):
     known: Known
 
 
-# --- derived tables ---
-
-
 def derived_check(
     name: str,
     reads: Sequence[str],
@@ -56,8 +53,7 @@ def derived_check(
     plan: Derivation,
     partitions: Callable[[Iterable[Hours], datetime, int], Sequence[str]],
 ) -> TableCheck:
-    """
-    :param name: the table
+    """:param name: the table
     :param reads: names of its sources and lookups
     :param partitions: some hours, the present and the first hour that may be computed again → the
         keys of their existing partitions, in order
@@ -148,9 +144,6 @@ def _memory(before: Any) -> Memory | None:
         return Memory.model_validate(before) if before else None
     except ValueError:
         return None
-
-
-# --- upsert views ---
 
 
 def view_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:

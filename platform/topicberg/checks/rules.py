@@ -57,8 +57,7 @@ _WITHOUT_ROWS = (
 
 
 def rule_checks(rules: Rules, spec: TopicSpec | None, defined_in: str) -> Iterator[TableCheck]:
-    """
-    :param spec: of a topic's own table
+    """:param spec: of a topic's own table
     :param defined_in: where the rules are written
     """
     for name in _RULES:

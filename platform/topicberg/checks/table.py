@@ -32,9 +32,6 @@ _MAD = 1.4826
 """A normal distribution's standard deviation, in median absolute deviations."""
 
 
-# --- readers ---
-
-
 def readable_by_check() -> TableCheck:
     def evaluate(probe: Probe) -> Finding:
         try:
@@ -64,9 +61,6 @@ def check_readable_by(table: Table, readers: Sequence[Reader]) -> Finding:
         severity="warning",
         facts=facts,
     )
-
-
-# --- equality deletes ---
 
 
 def equality_deletes_check() -> TableCheck:
@@ -102,9 +96,6 @@ def check_equality_deletes(table: Table, rewrite: str) -> Finding:
         remediation=f"stop the other writer that added them, then run in Spark: `{rewrite}`",
         facts={"equality_delete_files": found},
     )
-
-
-# --- volume ---
 
 
 def volume_check(factor: float) -> TableCheck:

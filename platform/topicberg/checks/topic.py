@@ -60,9 +60,6 @@ def history_checks(spec: TopicSpec, allowed_minutes: int) -> Iterator[TableCheck
     yield history_check(spec, allowed_minutes)
 
 
-# --- the engine ---
-
-
 def engine_check(spec: TopicSpec) -> TableCheck:
     def evaluate(probe: Probe) -> Finding:
         status = probe.status(spec)
@@ -111,9 +108,6 @@ def _end_transaction(spec: TopicSpec) -> str:
     )
 
 
-# --- schema files ---
-
-
 def schema_check(spec: TopicSpec) -> TableCheck:
     return TableCheck(
         "schema",
@@ -137,9 +131,6 @@ def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
     what = "; ".join(state.what for state in different)
     remediation = different[0].remediation
     return Finding(what, remediation, severity="warning", cause=engine, facts=facts)
-
-
-# --- lag ---
 
 
 def lag_check(spec: TopicSpec) -> TableCheck:
@@ -211,9 +202,6 @@ def last_commit(table: Table) -> datetime | None:
     return None
 
 
-# --- freshness ---
-
-
 def freshness_check(spec: TopicSpec, limits: Freshness) -> TableCheck:
     return TableCheck(
         "freshness",
@@ -256,9 +244,6 @@ def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Find
     return Finding(what, remediation, last, severity, cause, {**facts, "lag_records": lag})
 
 
-# --- the history of an upsert topic ---
-
-
 def history_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:
     description = (
         "The table holds every record that the topic's own table held "
@@ -286,9 +271,6 @@ def check_history(
     since = from_ms(missing.timestamp_ms)
     what = f"records that were added {age((now - since).total_seconds())} ago were not read yet"
     return judge_delay(what, since, allowed_minutes, now, remediation)
-
-
-# --- skipped records ---
 
 
 def skipped_check(spec: TopicSpec) -> TableCheck:
@@ -329,9 +311,6 @@ def acknowledge(table: Table) -> int:
     with table.transaction() as transaction:
         transaction.set_properties({ACKNOWLEDGED: skipped})
     return int(skipped)
-
-
-# --- deletes of an upsert topic ---
 
 
 def deletes_check(spec: TopicSpec) -> TableCheck:

@@ -241,9 +241,10 @@ def topic_configs(
         some = topics[start : start + _CONFIGS_AT_ONCE]
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in some]
         futures = admin.describe_configs(resources, request_timeout=TIMEOUT_SECONDS)
-        for topic, future in zip(some, futures.values(), strict=True):
-            entries = result_of(future, endpoints, f"describe the configuration of {topic}")
-            yield topic, {name: entry.value for name, entry in entries.items()}
+        for resource, future in futures.items():
+            what = f"describe the configuration of {resource.name}"
+            entries = result_of(future, endpoints, what)
+            yield str(resource.name), {name: entry.value for name, entry in entries.items()}
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:

@@ -352,9 +352,10 @@ def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
     if column not in columns:
         yield "event_time", _no_column(column, columns)
     elif columns[column] not in TIMES | {"date"}:
-        reason = f"{column} is a {columns[column]}, not a time; "
-        reason += f"{_AS_A_TIME[spec.value_schema.format]}, or leave event_time out to use Kafka's "
-        yield "event_time", f"{reason}time, {spec.metadata_column('timestamp')}"
+        kind, remedy = columns[column], _AS_A_TIME[spec.value_schema.format]
+        reason = f"{column} is a {kind}, not a time; {remedy}, or leave event_time out to use "
+        reason += f"Kafka's time, {spec.metadata_column('timestamp')}"
+        yield "event_time", reason
 
 
 @_table_rule("event_time", "derived_partitions")
