@@ -45,10 +45,7 @@ def platform_assets(config: Settings, specs: list[TopicSpec]) -> dg.AssetsDefini
     graph = {spec.key: one for one, spec in described}
 
     @dg.multi_asset(
-        name=PLATFORM,
-        specs=[spec for _, spec in described],
-        can_subset=True,
-        pool=PLATFORM,
+        name=PLATFORM, specs=[spec for _, spec in described], can_subset=True, pool=PLATFORM
     )
     def make(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         from topicberg.deploy import engine

@@ -99,8 +99,7 @@ def register(table: LakeTable, lakehouse: Lakehouse) -> dg.MaterializeResult:
         metadata={
             **table_metadata(iceberg, sample=False),
             "dagster/column_lineage": copied_columns(
-                table.key("iceberg"),
-                {field.name: field.name for field in iceberg.schema().fields},
+                table.key("iceberg"), {field.name: field.name for field in iceberg.schema().fields}
             ),
             "dagster/table_name": f"{database}.{name}",
             "metadata_location": iceberg.metadata_location,

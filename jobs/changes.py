@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 from dagster import AssetMaterialization, AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets.metadata import (
-    column_schema,
-    commit_lag_metadata,
-    skipped_metadata,
-    snapshot_metadata,
-)
+from assets.metadata import column_schema, commit_lag_metadata, skipped_metadata, snapshot_metadata
 from assets.partitions import Span, spans
 from assets.registry import Table
 from jobs.snapshot_cursor import (

@@ -17,11 +17,7 @@ from topicberg.settings import settings
 FORGET = "forget_old_runs"
 AT = "41 2 * * *"
 BATCH = 200
-ENDED = [
-    dg.DagsterRunStatus.SUCCESS,
-    dg.DagsterRunStatus.FAILURE,
-    dg.DagsterRunStatus.CANCELED,
-]
+ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _SOON = {"topicberg/kind": ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
 
 

@@ -14,12 +14,7 @@ from pydantic import BaseModel
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from topicberg.checks.check import (
-    Probe,
-    TableCheck,
-    computation_remediation,
-    delay_check,
-)
+from topicberg.checks.check import Probe, TableCheck, computation_remediation, delay_check
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import changes_since, held_hours

@@ -40,12 +40,7 @@ from confluent_kafka.admin import (
 )
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from topicberg.clients.registry import (
-    CONFLICT,
-    IncompatibleSchemaError,
-    if_found,
-    registry_errors,
-)
+from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.settings import settings
@@ -121,11 +116,7 @@ class TopicLog:
 
 
 def ensure_topic(
-    spec: TopicSpec,
-    endpoints: Endpoints,
-    config: Settings | None = None,
-    *,
-    recreate: bool = False,
+    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None, *, recreate: bool = False
 ) -> EnsuredTopic:
     """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
 

@@ -165,10 +165,7 @@ class Member(threading.Thread):
         )
         try:
             consumer.subscribe(
-                [self._topic],
-                on_assign=self._assigned,
-                on_revoke=self._revoked,
-                on_lost=self._lost,
+                [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
             while not (self._stop_requested.is_set() or self._is_replaced or self._is_topicless):
                 message = consumer.poll(_POLL_SECONDS)
