@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from assets.checks import lake_checks
+from assets.checks.adapter import lake_checks
 from assets.lake import Lake, find_derived
 from assets.publishing import publishing_asset
-from assets.sharing import shared_assets
-from assets.tables import glue_asset, snowflake_asset
+from assets.sharing import Part, shared_assets
+from assets.tables import own_operation
 
 __all__ = ["Lake", "find_derived", "lake_assets", "lake_checks"]
 
@@ -22,8 +22,9 @@ def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
         if table.is_independent(lake):
             continue
         yield table.iceberg_asset(lake)
-        yield glue_asset(table)
-        yield snowflake_asset(table)
+        for system in ("glue", "snowflake"):
+            part = Part(table, system, ())
+            yield own_operation(part.spec(), part.materialize)
     for derived in lake.derived:
         for spec in lake.published(derived):
             yield publishing_asset(spec, derived, lake)

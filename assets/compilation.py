@@ -186,12 +186,7 @@ def _check(
                 f"its function returns {names[one]} and {names[other]}, which are one column",
                 hint="rename one of them: Spark, Glue and Snowflake ignore case",
             )
-    for column in (
-        *derived.rules.not_null,
-        *derived.rules.accepted_values,
-        *derived.rules.ranges,
-        *derived.rules.unique,
-    ):
+    for column in derived.rules.columns:
         if column not in names:
             raise SpecError(
                 f"its rules name a column {column}, which its function does not return"
@@ -241,10 +236,6 @@ def _check_lineage(
 
 def _published_columns(spec: TopicSpec, lake: Lake) -> set[str]:
     found: set[str] = {spec.key.field} if spec.key.field else set()
-    for one, path in (
-        (spec.value_schema, spec.value_schema_path(lake.config)),
-        (spec.key, spec.key_schema_path(lake.config)),
-    ):
-        if path is not None:
-            found |= read_schema(path, one.format, one.message).columns.keys()
+    for _, one, path in spec.schema_files(lake.config):
+        found |= read_schema(path, one.format, one.message).columns.keys()
     return found

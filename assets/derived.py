@@ -223,7 +223,7 @@ def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
     origin, ingested = lake.origin(name), lake.ingested.get(name)
     kept = ingested.retention_ms if ingested else None
     retention = None if kept is None else timedelta(milliseconds=min(kept, MAX_RETENTION_MS))
-    return Source(origin.table.identifier, origin.time, whole=whole, kept=retention)
+    return Source(origin.identifier, origin.time, whole=whole, kept=retention)
 
 
 def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:
@@ -242,7 +242,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
 
     @dg.asset(
         key=table.key("iceberg"),
-        deps=[origin.table.key("iceberg") for origin in parents.values()],
+        deps=[origin.key("iceberg") for origin in parents.values()],
         group_name=table.group,
         kinds={"iceberg", "pyspark"},
         owners=list(table.owners),
@@ -258,7 +258,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             "dagster/table_name": ".".join(table.identifier),
             **documentation("add-a-pipeline.md"),
             "dagster/column_lineage": column_lineage(
-                {name: origin.table.key("iceberg") for name, origin in parents.items()},
+                {name: origin.key("iceberg") for name, origin in parents.items()},
                 derived.lineage,
                 derived.sources,
             ),
@@ -273,12 +273,12 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         asked = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
         for name, origin in parents.items():
-            if not catalog.table_exists(origin.table.identifier):
+            if not catalog.table_exists(origin.identifier):
                 context.log.info(f"there is no table of {name} yet: creating it")
                 lake.create(name, lakehouse)
         if emr := emr_settings():
             # Not above: dagster-aws takes as long to import as all that a run without it needs.
-            from assets.emr import write_window_on_emr
+            from assets.emr.client import write_window_on_emr
 
             written = write_window_on_emr(
                 context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()

@@ -8,31 +8,18 @@ import traceback
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from assets import pipelines
 from assets.derived import DerivedTable
 from assets.registry import OF_TOPICS, ComputedTable, Table
-from assets.tables import LakeTable
 from resources import Lakehouse
+from topicberg.checks.catalogs import parity_check, pointer_check
+from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
-
-if TYPE_CHECKING:
-    from topicberg.checks.check import TableCheck
-    from topicberg.transforms.upsert_view import UpsertView
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A table that others are derived from; ``root``: the topic that its rows come from."""
-
-    name: str
-    table: LakeTable
-    time: str
-    root: TopicSpec
+from topicberg.transforms.upsert_view import UpsertView
 
 
 @dataclass(frozen=True)
@@ -89,14 +76,12 @@ class Lake:
     @cached_property
     def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
         """Table, system (the first part of the asset's key), and the checks of that asset."""
-        from topicberg.checks.catalogs import parity_check, pointer_check
-
         found: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
             found.append((table, "iceberg", tuple(table.checks(self))))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
-            found.append((table, "glue", (pointer_check(table, dropped),)))
-            found.append((table, "snowflake", (parity_check(table),)))
+            found.append((table, "glue", (pointer_check(dropped),)))
+            found.append((table, "snowflake", (parity_check(),)))
         return tuple(found)
 
     @cached_property
@@ -115,18 +100,18 @@ class Lake:
 
     def root(self, table: DerivedTable) -> TopicSpec:
         """Return the topic that its rows come from."""
-        first = table.sources[0]
-        found = self.ingested.get(first)
-        return found.root if found else self.root(self.derived_by_name[first])
+        return self._root_of(table.sources[0])
+
+    def _root_of(self, source: str) -> TopicSpec:
+        found = self.ingested.get(source)
+        return found.root if found else self.root(self.derived_by_name[source])
 
     def table(self, derived: DerivedTable) -> Table:
         return self._by_source[derived.name]
 
-    def origin(self, name: str) -> Origin:
-        """Return a topic or a derived table as a source."""
-        table = self._by_source[name]
-        assert table.time is not None  # noqa: S101  sources have one
-        return Origin(name, table, table.time, table.root)
+    def origin(self, name: str) -> Table:
+        """Return the table of a topic, or a derived one, that others are derived from."""
+        return self._by_source[name]
 
     def create(self, name: str, lakehouse: Lakehouse) -> None:
         """Create the table of a topic; the run of a derived one is left to its own asset.
@@ -189,13 +174,7 @@ class Lake:
                 )
             if source in self.derived_by_name:
                 self._check(self.derived_by_name[source], (*below, table.name))
-        roots = [
-            found.root
-            if (found := self.ingested.get(source))
-            else self.root(self.derived_by_name[source])
-            for source in table.sources
-        ]
-        partitions = {str(root.derived_partitions) for root in roots}
+        partitions = {str(self._root_of(source).derived_partitions) for source in table.sources}
         if len(partitions) > 1:
             raise SpecError(
                 f"derived table {table.name}: its sources differ in `derived_partitions`",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-    from pyiceberg.types import NestedField
 
 SAMPLE_ROWS = 10
 _CELL = 40
@@ -58,18 +57,14 @@ def column_schema(schema: Schema) -> TableSchema:
             TableColumn(
                 name=field.name,
                 type=str(field.field_type),
-                description=_description(field),
+                description=markdown_line(field.doc)
+                if field.doc
+                else metadata_description(field.name),
                 constraints=TableColumnConstraints(nullable=not field.required),
             )
             for field in schema.fields
         ]
     )
-
-
-def _description(field: NestedField) -> str | None:
-    if field.doc:
-        return markdown_line(field.doc)
-    return metadata_description(field.name)
 
 
 def column_lineage(

@@ -4,19 +4,17 @@ One operation creates what is selected, so that resources which do not need each
 at the same time, as on the command line, and a lease prevents two operations at once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
 from assets.metadata import documentation
 from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Resource, Step
 from topicberg.settings import Settings, is_deployed
-
-if TYPE_CHECKING:
-    from topicberg.deploy.resource import Resource, Step
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 PLATFORM = "platform"
 WAIT_SECONDS = 30 * 60.0
@@ -29,7 +27,7 @@ def asset_key(key: str) -> dg.AssetKey:
 
 
 def platform_nodes(
-    config: Settings, specs: "list[TopicSpec]"
+    config: Settings, specs: list[TopicSpec]
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """Return the platform as assets; where nothing is deployed, as external ones.
 
@@ -41,16 +39,13 @@ def platform_nodes(
     return [spec for _, spec in _specs(config, specs, deployed=False)]
 
 
-def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefinition:
+def platform_assets(config: Settings, specs: list[TopicSpec]) -> dg.AssetsDefinition:
     """Return every resource as an asset that can be materialized by itself."""
     described = _specs(config, specs, deployed=True)
     graph = {spec.key: one for one, spec in described}
 
     @dg.multi_asset(
-        name=PLATFORM,
-        specs=[spec for _, spec in described],
-        can_subset=True,
-        pool=PLATFORM,
+        name=PLATFORM, specs=[spec for _, spec in described], can_subset=True, pool=PLATFORM
     )
     def make(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         from topicberg.deploy import engine
@@ -77,33 +72,33 @@ def platform_assets(config: Settings, specs: "list[TopicSpec]") -> dg.AssetsDefi
 
 
 def _specs(
-    config: Settings, specs: "list[TopicSpec]", *, deployed: bool
-) -> "list[tuple[Resource, dg.AssetSpec]]":
+    config: Settings, specs: list[TopicSpec], *, deployed: bool
+) -> list[tuple[Resource, dg.AssetSpec]]:
     """Return the wanted resources with their assets, which depend on wanted resources only."""
     wanted = {one.key: one for one in resources(config, specs) if one.wanted}
     owners = sorted({owner for spec in specs for owner in spec.owners})
     nodes = {key: dg.AssetDep(asset_key(key)) for key in wanted}
-    return [(one, _spec(one, nodes, owners, deployed=deployed)) for one in wanted.values()]
-
-
-def _spec(
-    resource: "Resource", nodes: Mapping[str, dg.AssetDep], owners: list[str], *, deployed: bool
-) -> dg.AssetSpec:
     done = "`topicberg deploy` finds it by its name, and creates or updates it."
     missing = "Not deployed; `topicberg deploy create` creates it."
-    return dg.AssetSpec(
-        nodes[resource.key].asset_key,
-        deps=[nodes[key] for key in resource.needs if key in nodes],
-        group_name=PLATFORM,
-        kinds={_KINDS[Path(resource.key).parts[0]]},
-        owners=owners,
-        metadata=documentation("cloud.md"),
-        skippable=deployed,  # one that waits, e.g. for a topic's first record
-        description=f"{resource.title}. {done if deployed else missing}",
-    )
+    return [
+        (
+            one,
+            dg.AssetSpec(
+                nodes[one.key].asset_key,
+                deps=[nodes[key] for key in one.needs if key in nodes],
+                group_name=PLATFORM,
+                kinds={_KINDS[Path(one.key).parts[0]]},
+                owners=owners,
+                metadata=documentation("cloud.md"),
+                skippable=deployed,  # one that waits, e.g. for a topic's first record
+                description=f"{one.title}. {done if deployed else missing}",
+            ),
+        )
+        for one in wanted.values()
+    ]
 
 
-def _metadata(step: "Step", identity: str, place: str | None) -> dict[str, Any]:
+def _metadata(step: Step, identity: str, place: str | None) -> dict[str, Any]:
     """Return what the UI shows.
 
     :param place: where Tableflow has the table of a topic

@@ -7,36 +7,31 @@ All that differs between kinds is in the class of the kind; assets, checks, jobs
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from assets.derived import DerivedTable, derivation, derived_asset
 from assets.partitions import partition_keys, time_partitions
-from assets.tables import CATALOGS, LakeTable
-from assets.topics import (
-    history_asset,
-    topic_asset,
-    topic_spec,
-    upsert_view_asset,
-    wait_for_topic,
-)
+from assets.tables import CATALOGS, LakeTable, own_operation
+from assets.topics import history_asset, topic_spec, upsert_view_asset, wait_for_topic
+from topicberg.checks.check import TableCheck
+from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, view_check
+from topicberg.checks.rules import rule_checks
+from topicberg.checks.table import equality_deletes_check, readable_by_check, volume_check
+from topicberg.checks.topic import history_checks, topic_checks
 from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.transforms.upsert_view import UpsertView
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     import dagster as dg
 
     from assets.lake import Lake
     from resources import Lakehouse
-    from topicberg.checks.check import Probe, TableCheck
-    from topicberg.iceberg.hours import Hours
     from topicberg.iceberg.maintenance import MaintenanceReport
     from topicberg.settings import Settings
     from topicberg.topics import Rules, TopicSpec
-    from topicberg.transforms.unread import SourceTable
-    from topicberg.transforms.upsert_view import UpsertView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +104,14 @@ class Table(LakeTable, ABC):
     @property
     def _allowed_minutes(self) -> int:
         """How stale it may be that is computed from the topic."""
-        from topicberg.checks.derived import ALLOWED_MINUTES
-
         return self.root.freshness.warn_minutes if self.root.freshness else ALLOWED_MINUTES
 
     def _row_checks(
         self, rules: Rules, spec: TopicSpec | None, defined_in: str
     ) -> Iterator[TableCheck]:
         """Return the checks of manifests, and those of the rules of a spec."""
-        from topicberg.checks.rules import rule_checks
-        from topicberg.checks.table import equality_deletes_check, readable_by_check, volume_check
-
         yield readable_by_check()
-        yield equality_deletes_check(self)
+        yield equality_deletes_check()
         if rules.volume_factor is not None:
             yield volume_check(rules.volume_factor)
         yield from rule_checks(rules, spec, defined_in)
@@ -144,8 +134,6 @@ class TopicTable(Table):
             name=spec.table_name,
             group=spec.pipeline,
             identifier=spec.table_identifier(config),
-            glue_name=spec.glue_name,
-            snowflake_name=spec.snowflake_name,
             owners=spec.owners,
             root=spec,
             time=spec.event_time,
@@ -154,7 +142,9 @@ class TopicTable(Table):
         )
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
-        return topic_asset(self.root, self)
+        return own_operation(
+            self.iceberg_spec(), lambda context, lakehouse, _: self.materialize(context, lakehouse)
+        )
 
     def is_independent(self, lake: Lake) -> bool:
         spec = self.root
@@ -170,8 +160,6 @@ class TopicTable(Table):
         return wait_for_topic(context, self.root, self, lakehouse)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
-        from topicberg.checks.topic import topic_checks
-
         defined_in = f"`checks:` in {lake.config.topics_dir.name}/{self.root.name}.yaml"
         yield from topic_checks(self.root)
         yield from self._row_checks(self.root.checks, self.root, defined_in)
@@ -204,8 +192,6 @@ class HistoryTable(Table):
             name=name,
             group=spec.pipeline,
             identifier=(namespace, name),
-            glue_name=name.lower(),
-            snowflake_name=name.upper(),
             owners=spec.owners,
             root=spec,
             time=spec.event_time,
@@ -216,12 +202,9 @@ class HistoryTable(Table):
         return history_asset(self.root, self)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
-        from topicberg.checks.table import equality_deletes_check, readable_by_check
-        from topicberg.checks.topic import history_checks
-
-        yield from history_checks(self.root, self, self._allowed_minutes)
+        yield from history_checks(self.root, self._allowed_minutes)
         yield readable_by_check()
-        yield equality_deletes_check(self)
+        yield equality_deletes_check()
 
     def create(self, lakehouse: Lakehouse) -> None:
         ingest_history(self.root, lakehouse.endpoints(), lakehouse.config)
@@ -241,8 +224,6 @@ class UpsertViewTable(Table):
                 name=name,
                 group=spec.pipeline,
                 identifier=(spec.namespace(config), name),
-                glue_name=name,
-                snowflake_name=name.upper(),
                 owners=spec.owners,
                 root=spec,
                 time=None,
@@ -254,20 +235,15 @@ class UpsertViewTable(Table):
         return upsert_view_asset(self.root, topic, self, self.upsert_view(lake.config))
 
     def upsert_view(self, config: Settings) -> UpsertView:
-        from topicberg.transforms.upsert_view import UpsertView
-
         spec = self.root
         order = (spec.event_time, spec.metadata_column("partition"), spec.metadata_column("offset"))
         keys, version = tuple(spec.upsert_views[self.name]), spec.table.format_version
         return UpsertView(spec.table_identifier(config), self.identifier, keys, order, version)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
-        from topicberg.checks.derived import view_check
-        from topicberg.checks.table import equality_deletes_check, readable_by_check
-
-        yield view_check(self.root, self, self._allowed_minutes)
+        yield view_check(self.root, self._allowed_minutes)
         yield readable_by_check()
-        yield equality_deletes_check(self)
+        yield equality_deletes_check()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,8 +260,6 @@ class ComputedTable(Table):
             name=derived.name,
             group=root.pipeline,
             identifier=(root.namespace(config), derived.name),
-            glue_name=derived.name,
-            snowflake_name=derived.name.upper(),
             owners=derived.owners or root.owners,
             root=root,
             time=derived.time_column,
@@ -298,35 +272,14 @@ class ComputedTable(Table):
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         defined_in = f"`rules=Rules(…)` of {self.name} in {self.derived.file}"
-        yield self._up_to_date(lake)
-        yield from self._row_checks(self.derived.rules, None, defined_in)
-
-    def _up_to_date(self, lake: Lake) -> TableCheck:
-        from topicberg.checks.derived import derived_check
-
-        partitions, plan = time_partitions(self.root), derivation(self.derived, lake)
-
-        def sources(probe: Probe) -> Mapping[str, SourceTable]:
-            from topicberg.transforms.unread import SourceTable
-
-            return {
-                source.name: SourceTable(found, source.time, plan.reach(source))
-                for source in plan.sources
-                if source.time and (found := probe.find(source.table))
-            }
-
-        def keys(hours: Iterable[Hours], now: datetime) -> list[str]:
-            return partition_keys(partitions, hours, now, plan.first_hour(now))
-
-        return derived_check(
+        yield derived_check(
             self.name,
             (*self.derived.sources, *self.derived.lookups),
             self._allowed_minutes,
-            plan.target_time,
-            sources,
-            keys,
-            plan.first_hour,
+            derivation(self.derived, lake),
+            partial(partition_keys, time_partitions(self.root)),
         )
+        yield from self._row_checks(self.derived.rules, None, defined_in)
 
 
 OF_TOPICS: tuple[type[TopicTable] | type[HistoryTable] | type[UpsertViewTable], ...] = (

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import dagster as dg
 
@@ -33,10 +33,10 @@ from assets.checks.adapter import check_specs, evaluation
 from assets.registry import Table
 from assets.tables import (
     CATALOGS,
-    SNOWFLAKE_POOL,
     glue_spec,
     kafka_key,
     operation_name,
+    pool_of,
     refresh,
     register,
     snowflake_spec,
@@ -70,49 +70,39 @@ _failed: dict[str, set[dg.AssetKey]] = {}
 """Run → assets that it has not materialized, because they or their parents failed."""
 
 
-class Named(Protocol):
-    """What is shared out."""
-
-    @property
-    def name(self) -> str: ...
-
-
-AnyNamed = TypeVar("AnyNamed", bound=Named)
-
-
 def shared_assets(lake: "Lake") -> Iterator[dg.AssetsDefinition]:
     """Return the topics in Kafka, and the tables that share operations, with their checks."""
-    topics = [spec for spec in lake.topics if not spec.publishes]
-    for name, specs in share_out((spec.pipeline, spec) for spec in topics):
-        yield _observation(f"kafka_{name}", specs)
-    parts: dict[str, dict[str, _Part]] = {system: {} for system in CATALOGS}
-    for table, system, checks in lake.checks:
-        if table.is_independent(lake):
-            parts[system][table.name] = _Part(table, system, checks)
-    tables = [part.table for part in parts[CATALOGS[0]].values()]
-    for name, share in share_out((table.group, table) for table in tables):
+    topics = {spec.name: spec for spec in lake.topics if not spec.publishes}
+    for name, share in share_out((spec.pipeline, spec.name) for spec in topics.values()):
+        yield _observation(f"kafka_{name}", [topics[topic] for topic in share])
+    parts: dict[str, dict[str, Part]] = {system: {} for system in CATALOGS}
+    for each, system, checks in lake.checks:
+        if each.is_independent(lake):
+            parts[system][each.name] = Part(each, system, checks)
+    tables = parts[CATALOGS[0]]
+    for name, share in share_out((part.table.group, table) for table, part in tables.items()):
         for system in CATALOGS:
-            chosen = [parts[system][table.name] for table in share]
+            chosen = [parts[system][table] for table in share]
             yield _materialization(f"{system}_{name}", system, chosen)
 
 
-def share_out(grouped: Iterable[tuple[str, AnyNamed]]) -> Iterator[tuple[str, list[AnyNamed]]]:
-    """Return the members of each operation, and the end of its name, such as ``of_shop``.
+def share_out(grouped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Return the end of each operation's name, such as ``of_shop``, and its members.
 
     A member stays in its operation when others are added, until the number of operations doubles.
 
-    :param grouped: the group of each member, and the member
+    :param grouped: the group of each member, and its name
     """
-    groups: dict[str, list[AnyNamed]] = {}
-    for group, one in grouped:
-        groups.setdefault(group, []).append(one)
+    groups: dict[str, list[str]] = {}
+    for group, name in grouped:
+        groups.setdefault(group, []).append(name)
     for group, members in sorted(groups.items()):
         parts = 1
         while parts * SHARED_BY < len(members):
             parts *= 2
-        shares: dict[int, list[AnyNamed]] = {}
-        for one in members:
-            shares.setdefault(zlib.crc32(one.name.encode()) % parts, []).append(one)
+        shares: dict[int, list[str]] = {}
+        for name in members:
+            shares.setdefault(zlib.crc32(name.encode()) % parts, []).append(name)
         for number, share in sorted(shares.items()):
             yield (f"of_{group}" if parts == 1 else f"{number}_of_{group}"), share
 
@@ -124,11 +114,8 @@ def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
     def observation(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse
     ) -> Iterator[dg.ObserveResult]:
-        def tasks(spec: TopicSpec) -> Iterator[Task[dg.ObserveResult]]:
-            yield lambda: observe(spec, lakehouse)
-
         work = {
-            key: tasks(spec)
+            key: iter([partial(observe, spec, lakehouse)])
             for spec in specs
             if (key := kafka_key(spec)) in context.selected_asset_keys
         }
@@ -142,7 +129,7 @@ def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """One asset of an operation, and its checks."""
 
     table: Table
@@ -154,11 +141,9 @@ class _Part:
         return self.table.key(self.system)
 
     def spec(self) -> dg.AssetSpec:
-        if self.system == "glue":
-            return glue_spec(self.table)
-        if self.system == "snowflake":
-            return snowflake_spec(self.table)
-        return self.table.iceberg_spec()
+        if self.system == "iceberg":
+            return self.table.iceberg_spec()
+        return (glue_spec if self.system == "glue" else snowflake_spec)(self.table)
 
     def materialize(
         self, context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
@@ -170,7 +155,7 @@ class _Part:
         return self.table.materialize(context, lakehouse)
 
 
-def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.AssetsDefinition:
+def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.AssetsDefinition:
     """Return assets of one system, and their checks, as one operation."""
     specs = {operation_name(part.key): part.spec() for part in parts}
     checks = {
@@ -182,7 +167,7 @@ def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.Asset
     @dg.op(
         name=name,
         out=dict.fromkeys((*specs, *checks), _OPTIONAL),
-        pool=SNOWFLAKE_POOL if system == "snowflake" else None,
+        pool=pool_of(system),
         tags={"dagster/priority": _PRIORITY[system]},
     )
     def materialization(
@@ -193,7 +178,7 @@ def _materialization(name: str, system: str, parts: Sequence[_Part]) -> dg.Asset
         evaluated = context.selected_asset_check_keys
         failed_before = _failed.setdefault(context.run_id, set())
 
-        def tasks(part: _Part) -> Iterator[Task[dg.MaterializeResult | dg.AssetCheckResult]]:
+        def tasks(part: Part) -> Iterator[Task[dg.MaterializeResult | dg.AssetCheckResult]]:
             if part.key in requested:
                 yield lambda: part.materialize(context, lakehouse, snowflake)
                 requested.remove(part.key)
@@ -276,9 +261,7 @@ def _results(
 
 
 def isolated(
-    work: Mapping[dg.AssetKey, Iterator[Task[Event]]],
-    log: dg.DagsterLogManager,
-    at_once: int = 1,
+    work: Mapping[dg.AssetKey, Iterator[Task[Event]]], log: dg.DagsterLogManager, at_once: int = 1
 ) -> Generator[Event, None, dict[dg.AssetKey, BaseException]]:
     """Yield what the tasks of all assets return, and return why those of others failed.
 

@@ -1,7 +1,8 @@
 """A table of the lake as assets: ``glue/<name>`` and ``snowflake/<name>``."""
 
-from __future__ import annotations
+# Dagster reads the annotations of an operation's function: no `from __future__ import annotations`.
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -12,6 +13,7 @@ from assets.retries import retried
 from resources import Lakehouse, Snowflake
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import TablePath, sync, table_path
+from topicberg.checks.check import CheckedTable
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
@@ -20,50 +22,14 @@ SNOWFLAKE_POOL = "snowflake"
 
 
 @dataclass(frozen=True)
-class LakeTable:
-    """Names of one Iceberg table in every catalog, and who looks after it."""
+class LakeTable(CheckedTable):
+    """A table as Dagster shows it: in which group, and who looks after it."""
 
-    name: str
     group: str
-    identifier: tuple[str, str]
-    glue_name: str
-    snowflake_name: str
     owners: tuple[str, ...] = ()
 
     def key(self, system: str) -> dg.AssetKey:
         return dg.AssetKey([system, self.name])
-
-    @property
-    def sync(self) -> str:
-        """What brings Glue and Snowflake to the table's current state."""
-        return (
-            f"materialize glue/{self.name} and snowflake/{self.name}, or `topicberg sync "
-            f"{self.name}`"
-        )
-
-    @property
-    def apply_deletes(self) -> str:
-        """The statement that rewrites the table without its delete files."""
-        return (
-            "CALL lake.system.rewrite_data_files(table => "
-            f"'`{self.identifier[0]}`.`{self.identifier[1]}`', options => map("
-            "'delete-file-threshold', '1', 'remove-dangling-deletes', 'true'))"
-        )
-
-    @property
-    def glue_table(self) -> tuple[str, str]:
-        """Glue database and table."""
-        return self.identifier[0], self.glue_name
-
-    @property
-    def snowflake_source(self) -> tuple[str, str]:
-        """Namespace and table in the catalog in which Snowflake finds it.
-
-        Names in Glue are in lower case; Snowflake finds derived tables there in any case.
-        """
-        config = settings()
-        in_glue = config.topics_in_glue or self.identifier[0] != config.topics_namespace
-        return self.glue_table if in_glue else self.identifier
 
 
 def kafka_key(spec: TopicSpec) -> dg.AssetKey:
@@ -86,6 +52,27 @@ def operation_name(key: dg.AssetKey) -> str:
     return "__".join(key.path)
 
 
+def pool_of(system: str) -> str | None:
+    """Return the pool of the operations of a system."""
+    return SNOWFLAKE_POOL if system == "snowflake" else None
+
+
+def own_operation(
+    spec: dg.AssetSpec,
+    work: Callable[[dg.AssetExecutionContext, Lakehouse, Snowflake], dg.MaterializeResult],
+) -> dg.AssetsDefinition:
+    """Return an asset as an operation of its own."""
+
+    @dg.multi_asset(name=operation_name(spec.key), specs=[spec], pool=pool_of(spec.key.path[0]))
+    @retried()
+    def materialize(
+        context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+    ) -> dg.MaterializeResult:
+        return work(context, lakehouse, snowflake)
+
+    return materialize
+
+
 def glue_spec(table: LakeTable) -> dg.AssetSpec:
     """The Glue registration: a pointer to the table's current metadata."""
     database, name = table.glue_table
@@ -97,10 +84,7 @@ def glue_spec(table: LakeTable) -> dg.AssetSpec:
         owners=list(table.owners),
         description=f"Glue table `{database}`.`{name}`, which points to the current metadata of "
         f"Iceberg table `{'.'.join(table.identifier)}`. Athena, EMR and Snowflake find it here.",
-        metadata={
-            "dagster/table_name": f"{database}.{name}",
-            **documentation("concepts.md"),
-        },
+        metadata={"dagster/table_name": f"{database}.{name}", **documentation("concepts.md")},
     )
 
 
@@ -115,26 +99,13 @@ def register(table: LakeTable, lakehouse: Lakehouse) -> dg.MaterializeResult:
         metadata={
             **table_metadata(iceberg, sample=False),
             "dagster/column_lineage": copied_columns(
-                table.key("iceberg"),
-                {field.name: field.name for field in iceberg.schema().fields},
+                table.key("iceberg"), {field.name: field.name for field in iceberg.schema().fields}
             ),
             "dagster/table_name": f"{database}.{name}",
             "metadata_location": iceberg.metadata_location,
             "pointer_moved": moved,
         },
     )
-
-
-def glue_asset(table: LakeTable) -> dg.AssetsDefinition:
-    """Return the registration as an operation of its own."""
-    spec = glue_spec(table)
-
-    @dg.multi_asset(name=operation_name(spec.key), specs=[spec])
-    @retried()
-    def registration(lakehouse: Lakehouse) -> dg.MaterializeResult:
-        return register(table, lakehouse)
-
-    return registration
 
 
 def snowflake_spec(table: LakeTable) -> dg.AssetSpec:
@@ -147,10 +118,7 @@ def snowflake_spec(table: LakeTable) -> dg.AssetSpec:
         kinds={"snowflake", "iceberg"},
         owners=list(table.owners),
         description=_description(path),
-        metadata={
-            "dagster/table_name": str(path),
-            **documentation("concepts.md"),
-        },
+        metadata={"dagster/table_name": str(path), **documentation("concepts.md")},
     )
 
 
@@ -180,18 +148,6 @@ def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.
             "refreshed_at": dg.MetadataValue.timestamp(datetime.now(UTC)),
         },
     )
-
-
-def snowflake_asset(table: LakeTable) -> dg.AssetsDefinition:
-    """Return the refresh as an operation of its own."""
-    spec = snowflake_spec(table)
-
-    @dg.multi_asset(name=operation_name(spec.key), specs=[spec], pool=SNOWFLAKE_POOL)
-    @retried()
-    def refreshed(lakehouse: Lakehouse, snowflake: Snowflake) -> dg.MaterializeResult:
-        return refresh(table, lakehouse, snowflake)
-
-    return refreshed
 
 
 def _description(path: TablePath) -> str:

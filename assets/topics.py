@@ -1,35 +1,28 @@
 """A topic as assets, created from its spec: ``kafka`` and ``iceberg``."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
+from pyiceberg.table import Table
 
 from assets.metadata import copied_columns, documentation, table_metadata
 from assets.retries import retried
-from assets.tables import (
-    LakeTable,
-    freshness,
-    kafka_key,
-    operation_name,
-)
+from assets.tables import LakeTable, freshness, kafka_key
 from resources import Lakehouse, Spark
+from topicberg import kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import emr_settings
+from topicberg.tableflow.history import ingest_history
 from topicberg.topics import TopicSpec
+from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from topicberg.transforms.upsert_view import UpsertView
 
 
 def observe(spec: TopicSpec, lakehouse: Lakehouse) -> dg.ObserveResult:
     """Return where the topic begins and ends."""
-    from topicberg import kafka
-
     endpoints = lakehouse.endpoints()
-    begin, end = (
-        read(endpoints, spec.name) for read in (kafka.beginning_offsets, kafka.end_offsets)
-    )
+    begin = kafka.beginning_offsets(endpoints, spec.name)
+    end = kafka.end_offsets(endpoints, spec.name)
     return dg.ObserveResult(
         kafka_key(spec), metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
     )
@@ -108,22 +101,8 @@ def wait_for_topic(
     return dg.MaterializeResult(
         asset_key=table.key("iceberg"),
         metadata=table_metadata(iceberg),
-        data_version=_data_version(iceberg.current_snapshot()),
+        data_version=_data_version(iceberg),
     )
-
-
-def topic_asset(spec: TopicSpec, table: LakeTable) -> dg.AssetsDefinition:
-    """Return the table of a topic as an operation of its own."""
-    described = topic_spec(spec, table)
-
-    @dg.multi_asset(name=operation_name(described.key), specs=[described])
-    @retried()
-    def materialize(
-        context: dg.AssetExecutionContext, lakehouse: Lakehouse
-    ) -> dg.MaterializeResult:
-        return wait_for_topic(context, spec, table, lakehouse)
-
-    return materialize
 
 
 def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
@@ -142,19 +121,16 @@ def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
     )
     @retried()
     def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
-        from topicberg.tableflow.history import ingest_history
-
         iceberg = ingest_history(spec, lakehouse.endpoints(), lakehouse.config)
         return dg.MaterializeResult(
-            metadata=table_metadata(iceberg),
-            data_version=_data_version(iceberg.current_snapshot()),
+            metadata=table_metadata(iceberg), data_version=_data_version(iceberg)
         )
 
     return append
 
 
 def upsert_view_asset(
-    spec: TopicSpec, table: LakeTable, view: LakeTable, asked: "UpsertView"
+    spec: TopicSpec, table: LakeTable, view: LakeTable, asked: UpsertView
 ) -> dg.AssetsDefinition:
     name = ".".join(view.identifier)
 
@@ -174,15 +150,13 @@ def upsert_view_asset(
         context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
     ) -> dg.MaterializeResult:
         if emr := emr_settings():
-            from assets.emr import write_window_on_emr
+            from assets.emr.client import write_window_on_emr
 
             write_window_on_emr(
                 context, view.name, None, emr, lakehouse.config, lakehouse.endpoints()
             )
             iceberg = lakehouse.catalog().load_table(view.identifier)
         else:
-            from topicberg.transforms.upsert_view import refresh
-
             iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
         return dg.MaterializeResult(
             metadata={
@@ -191,11 +165,12 @@ def upsert_view_asset(
                     table.key("iceberg"), {f.name: f.name for f in iceberg.schema().fields}
                 ),
             },
-            data_version=_data_version(iceberg.current_snapshot()),
+            data_version=_data_version(iceberg),
         )
 
     return merge
 
 
-def _data_version(snapshot: object) -> dg.DataVersion | None:
-    return dg.DataVersion(str(snapshot.snapshot_id)) if hasattr(snapshot, "snapshot_id") else None
+def _data_version(iceberg: Table) -> dg.DataVersion | None:
+    head = iceberg.current_snapshot()
+    return dg.DataVersion(str(head.snapshot_id)) if head else None

@@ -12,26 +12,28 @@ from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 
-from assets.checks import last_evaluations
+from assets.checks.evaluations import last_evaluations
 from assets.partitions import asked_range
 from jobs.checks import CHECK
 from jobs.schedules import duration, schedule_name
+from topicberg.alerts.observation import (
+    Automation,
+    CheckRuns,
+    EndedRun,
+    FailedCheck,
+    Observation,
+    QueuedRuns,
+    StaleAsset,
+    StepError,
+)
+from topicberg.endpoints import runtime_file
+from topicberg.settings import settings
+from topicberg.topics.kept import wrong_specs
 
 if TYPE_CHECKING:
     from dagster_shared.error import SerializableErrorInfo
 
-    from topicberg.alerts import AlertState
-    from topicberg.alerts.observation import (
-        Automation,
-        CheckRuns,
-        EndedRun,
-        FailedCheck,
-        Observation,
-        QueuedRuns,
-        SpecErrors,
-        StaleAsset,
-        StepError,
-    )
+    from topicberg.alerts.alert import AlertState
 
 INTERVAL_SECONDS = 60
 MAX_RUNS = 200
@@ -58,8 +60,11 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         "state directory; to a webhook, to Slack or by e-mail if TOPICBERG_ALERT_… is set.",
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        from topicberg.alerts import AlertState, alert_settings, channels, deliver, evaluate
-        from topicberg.settings import settings
+        # They are read by the daemon only, and take a while to import.
+        from topicberg.alerts.alert import AlertState
+        from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.evaluation import evaluate
+        from topicberg.alerts.settings import alert_settings
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         chosen, state = alert_settings(), AlertState.parse(context.cursor)
@@ -84,17 +89,11 @@ class Reader:
         repository: dg.RepositoryDefinition,
         wrong: str | None = None,
     ) -> None:
-        self._instance = instance
-        self._repository = repository
-        self._graph = repository.asset_graph
-        self._wrong = wrong
+        self._instance, self._repository = instance, repository
+        self._graph, self._wrong = repository.asset_graph, wrong
 
     def observe(self, state: AlertState) -> Observation:
-        """
-        :param state: that of the last evaluation: until when ended runs were read
-        """
-        from topicberg.alerts.observation import Observation
-
+        """:param state: that of the last evaluation: until when ended runs were read"""
         now = datetime.now(UTC)
         runs, until = self._runs(state, now)
         return Observation(
@@ -107,12 +106,11 @@ class Reader:
             runs_until=until,
             queued=self._queued(),
             automations=[*self._automations()],
-            specs=self._specs(),
+            spec_errors=wrong_specs(settings()),
+            spec_errors_at_load=self._wrong,
         )
 
     def _failed_checks(self) -> Iterator[FailedCheck]:
-        from topicberg.alerts.observation import FailedCheck
-
         keys = self._graph.asset_check_keys
         for key, evaluation in last_evaluations(self._instance, keys).items():
             finding = evaluation.finding
@@ -123,10 +121,6 @@ class Reader:
             yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
 
     def _check_runs(self) -> CheckRuns:
-        from topicberg.alerts.observation import CheckRuns
-        from topicberg.endpoints import runtime_file
-        from topicberg.settings import settings
-
         config = settings()
         ended = dg.RunsFilter(job_name=CHECK, statuses=_ENDED_RUNS)
         newest = next(iter(self._instance.get_run_records(ended, limit=1)), None)
@@ -140,7 +134,6 @@ class Reader:
         )
 
     def _stale_assets(self) -> Iterator[StaleAsset]:
-        from topicberg.alerts.observation import StaleAsset
         from topicberg.dagster.internals import FreshnessState
 
         keys = [
@@ -190,8 +183,6 @@ class Reader:
         return runs, until
 
     def _ended_run(self, record: dg.RunRecord, now: datetime) -> EndedRun:
-        from topicberg.alerts.observation import EndedRun
-
         run, kinds = record.dagster_run, dg.DagsterEventType
         succeeded = run.status == dg.DagsterRunStatus.SUCCESS
         planned = self._assets_of(run, {kinds.ASSET_MATERIALIZATION_PLANNED})
@@ -228,8 +219,6 @@ class Reader:
                 yield _step_error(event.step_failure_data.error)
 
     def _queued(self) -> QueuedRuns | None:
-        from topicberg.alerts.observation import QueuedRuns
-
         queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
         oldest = self._instance.get_run_records(queued, limit=1, ascending=True)
         if not oldest:
@@ -244,7 +233,6 @@ class Reader:
 
     def _automations(self) -> Iterator[Automation]:
         """Return sensors and schedules; Dagster also stores those of topics that are deleted."""
-        from topicberg.alerts.observation import Automation
         from topicberg.dagster.internals import InstigatorType, TickStatus
 
         ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
@@ -276,13 +264,6 @@ class Reader:
                 skip_reason=ticks[0].skip_reason,
             )
 
-    def _specs(self) -> SpecErrors:
-        from topicberg.alerts.observation import SpecErrors
-        from topicberg.settings import settings
-        from topicberg.topics.kept import wrong_specs
-
-        return SpecErrors(now=wrong_specs(settings()), at_load=self._wrong)
-
 
 def _kind(run: dg.DagsterRun) -> str:
     """Return what a run is one of: its job, the sensor that requested it, or its assets."""
@@ -295,8 +276,6 @@ def _kind(run: dg.DagsterRun) -> str:
 
 
 def _step_error(error: SerializableErrorInfo) -> StepError:
-    from topicberg.alerts.observation import StepError
-
     chain, each = [error.message], error.cause
     while each:
         chain.append(each.message)

@@ -9,12 +9,11 @@ left alone: that the check ``pointer`` tells.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import BaseModel
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import StaticTable
+from pyiceberg.table import StaticTable, Table
 
 from assets import Lake
 from assets.tables import LakeTable
@@ -22,9 +21,6 @@ from jobs.schedules import UNFINISHED, run_with_key, skip_if_unavailable, under_
 from resources import Lakehouse
 from topicberg.catalogs import glue
 from topicberg.errors import TableFormatError, TopicbergError
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 INTERVAL_SECONDS = 60
 MAX_ATTEMPTS = 3
@@ -49,13 +45,8 @@ class Cursor(BaseModel):
     def run_ended(self, succeeded: bool) -> Cursor:
         """Return the cursor after the run of the last request."""
         if succeeded:
-            return self.model_copy(
-                update={
-                    "settled": {**self.settled, **self.requested},
-                    "requested": {},
-                    "failures": {},
-                }
-            )
+            settled = {**self.settled, **self.requested}
+            return self.model_copy(update={"settled": settled, "requested": {}, "failures": {}})
         failures = {name: self.failures.get(name, 0) + 1 for name in self.requested}
         return self.model_copy(update={"failures": failures})
 
@@ -82,7 +73,8 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         stored = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
         before = stored
         if before.requested:
-            before = before.run_ended(_succeeded(context.instance, before.run_key))
+            run = run_with_key(context.instance, before.run_key)
+            before = before.run_ended(run is not None and run.status == dg.DagsterRunStatus.SUCCESS)
         after = Cursor(
             life=before.life or uuid.uuid4().hex[:8],
             settled=dict(before.settled),
@@ -125,11 +117,6 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
 
     return catalogs
-
-
-def _succeeded(instance: dg.DagsterInstance, run_key: str) -> bool:
-    run = run_with_key(instance, run_key)
-    return run is not None and run.status == dg.DagsterRunStatus.SUCCESS
 
 
 def _in_glue(lakehouse: Lakehouse, table: LakeTable, iceberg: Table) -> bool:

@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING
 from dagster import AssetMaterialization, AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 
-from assets.lake import Origin
-from assets.metadata import (
-    column_schema,
-    commit_lag_metadata,
-    skipped_metadata,
-    snapshot_metadata,
-)
+from assets.metadata import column_schema, commit_lag_metadata, skipped_metadata, snapshot_metadata
 from assets.partitions import Span, spans
+from assets.registry import Table
 from jobs.snapshot_cursor import (
     ANY_TABLE,
     MAX_RANGES,
@@ -38,7 +33,7 @@ from topicberg.iceberg.changes import Mark, expired_changes
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
 from topicberg.transforms.derived import Derivation
-from topicberg.transforms.unread import SourceTable, unread
+from topicberg.transforms.unread import unread
 from topicberg.transforms.windows import reached
 
 if TYPE_CHECKING:
@@ -81,7 +76,7 @@ def advance(
             location = iceberg.metadata_location
             cursor = observe_metadata(cursor, before, location, registered_state(iceberg))
         else:
-            cursor = cursor.model_copy(update={"dirty": False})
+            cursor = cursor.replace(dirty=False)
     if computed:
         cursor = recall(cursor, _unread_hours(cursor, watch, catalog))
     now = datetime.now(UTC)
@@ -103,7 +98,7 @@ def _look(
 
     def touched(snapshot: Snapshot) -> Iterator[Hours]:
         if watch.derived:
-            for hours in affected_hours(iceberg, snapshot, watch.origin.time):
+            for hours in affected_hours(iceberg, snapshot, watch.time):
                 yield reached(hours, watch.reach, datetime.now(UTC))
 
     seen = cursor.seen
@@ -146,13 +141,13 @@ def _observe_expired(
     seen = Mark.of(iceberg, head)
     if watch.derived:
         now = datetime.now(UTC)
-        expired = expired_changes(iceberg, watch.origin.time, cursor.seen)
+        expired = expired_changes(iceberg, watch.time, cursor.seen)
         hours += (reached(change.hours, watch.reach, now) for change in expired.changes)
         if expired.everything:
             for plan in watch.plans:
                 for table, column in _tables(plan, catalog):
                     hours += held_hours(table, column)
-            cursor = cursor.model_copy(update={"ahead": seen.sequence, "seen": seen})
+            cursor = cursor.replace(ahead=seen.sequence, seen=seen)
             hours += _unread_hours(cursor, watch, catalog)
     return observe(cursor, seen, hours)
 
@@ -163,14 +158,10 @@ def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Ho
     Normally there are none. But files hold hours that no tick has noticed as changed: those between
     two rows, for example, once their files are merged.
     """
-    name, seen = ".".join(watch.origin.table.identifier), cursor.seen
+    name, seen = ".".join(watch.origin.identifier), cursor.seen
     for plan in watch.plans:
         tables = {table.name(): table for table, _ in _tables(plan, catalog)}
-        sources = {
-            source.name: SourceTable(tables[source.table], source.time, plan.reach(source))
-            for source in plan.sources
-            if source.time and source.table in tables
-        }
+        sources = plan.source_tables(tables.get)
         if name in sources:
             found = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
             known = (each for each in found if seen and each.sequence <= seen.sequence)
@@ -187,13 +178,13 @@ def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[IcebergTable, 
 
 
 def _materialization(
-    origin: Origin, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool
+    origin: Table, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool
 ) -> AssetMaterialization:
     lost = "; snapshots before it were expired before they were reported" if gap else ""
     facts = report(snapshot)
     schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())
     return AssetMaterialization(
-        asset_key=origin.table.key("iceberg"),
+        asset_key=origin.key("iceberg"),
         description=f"snapshot {facts.snapshot_id}: {facts.operation}, "
         f"{facts.added_records:,} rows in, {facts.deleted_records:,} out{lost}",
         metadata={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from assets import Lake
-from assets.checks import CheckKeys
+from assets.checks.catalogue import CheckKeys
 from jobs.schedules import schedule_unless_busy
 from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND

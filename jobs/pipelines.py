@@ -76,7 +76,7 @@ def _jobs(
             for other, of_others in kinds.items()
             if other != partitions
             for table in of_others
-            for key in _keys(lake, table)
+            for key in keys_of(lake, table)
         ]
         yield dg.define_asset_job(
             _name(name, partitions, kinds),
@@ -96,7 +96,8 @@ def _by_partitions(
     return found
 
 
-def _keys(lake: Lake, table: DerivedTable) -> list[dg.AssetKey]:
+def keys_of(lake: Lake, table: DerivedTable) -> list[dg.AssetKey]:
+    """Return what is computed of a derived table: it in every catalog, and its topics."""
     published = [kafka_key(spec) for spec in lake.published(table)]
     return [*(lake.table(table).key(system) for system in CATALOGS), *published]
 

@@ -49,9 +49,7 @@ class Registrar:
     """Registers tables in the threads of this process, with connections that outlast a tick."""
 
     def __init__(self, move: Move | None = None) -> None:
-        """
-        :param move: registers a table, and returns the materializations of its assets
-        """
+        """:param move: registers a table, and returns the materializations of its assets"""
         self._move = move or _move
         self._pool: ThreadPoolExecutor | None = None
         self._paused_until = 0.0

@@ -10,18 +10,14 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from assets.checks import COMPUTATION, REGISTRATION
+from assets.checks.adapter import COMPUTATION, REGISTRATION
 from topicberg.dagster import BACKGROUND
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
 AT = "41 2 * * *"
 BATCH = 200
-ENDED = [
-    dg.DagsterRunStatus.SUCCESS,
-    dg.DagsterRunStatus.FAILURE,
-    dg.DagsterRunStatus.CANCELED,
-]
+ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _SOON = {"topicberg/kind": ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
 
 

@@ -12,11 +12,7 @@ import dagster as dg
 from resources import Lakehouse
 from topicberg.errors import TopicbergError
 
-UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
+UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 
 
 def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.SkipReason | None:

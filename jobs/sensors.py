@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import repeat
-from typing import TYPE_CHECKING
 
 import dagster as dg
 from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table as IcebergTable
 
-from assets.checks import COMPUTATION, REGISTRATION
+from assets.checks.adapter import COMPUTATION, REGISTRATION
 from assets.lake import Lake
 from assets.partitions import RANGE_END, RANGE_START, Span
 from assets.tables import kafka_key
@@ -57,9 +57,6 @@ from topicberg.errors import TopicbergError, safe
 from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table as IcebergTable
 
 SENSOR = "snapshots"
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
@@ -222,7 +219,7 @@ class _Evaluation:
         return any(self._state(watch, key) != "active" for key in keys)
 
     def _signal(self, watch: Watch) -> str | None:
-        return self.signals.get(watch.origin.root.name) if watch.of_topic else None
+        return self.signals.get(watch.origin.root.name) if watch.origin.reported else None
 
     def _before(self, watch: Watch) -> tuple[Cursor, dict[str, RunState]]:
         """Return the cursor of a table, and how the runs are that were requested for it."""
@@ -237,18 +234,17 @@ class _Evaluation:
         Threads do this for several tables at once.
         """
         try:
-            iceberg = self.catalog.load_table(watch.origin.table.identifier)
+            iceberg = self.catalog.load_table(watch.origin.identifier)
             found = advance(*before, iceberg, watch, self.catalog)
             head, cursor = iceberg.current_snapshot(), found.cursor
             if cursor.registration is None and head and cursor.snapshot == head.snapshot_id:
-                cursor = cursor.model_copy(update={"signal": self._signal(watch)})
+                cursor = cursor.replace(signal=self._signal(watch))
             if found.events and watch.reported:
-                cursor = cursor.model_copy(update={"unobserved": True})
+                cursor = cursor.replace(unobserved=True)
             if cursor.unobserved and now - cursor.observed_at >= OBSERVATION_SECONDS:
                 observation = _kafka_observation(self.context, watch, self.endpoints, iceberg)
                 found.events.extend([observation] if observation else [])
-                seen = {"unobserved": observation is None, "observed_at": now}
-                cursor = cursor.model_copy(update=seen)
+                cursor = cursor.replace(unobserved=observation is None, observed_at=now)
             return replace(found, cursor=cursor)
         except NoSuchTableError:
             return None
@@ -326,8 +322,7 @@ class _Evaluation:
                 return before
         run_key = self._run_key("checks", int(now), unchecked)
         for watch in unchecked:
-            cursor = self.cursors[watch.name]
-            self._note(watch.name, cursor.model_copy(update={"unchecked": False}))
+            self._note(watch.name, self.cursors[watch.name].replace(unchecked=False))
         self._request(run_key, unchecked, [], {BACKGROUND: "true"})
         return before.model_copy(update={"checks_key": run_key, "checked_at": now})
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from assets.partitions import Span
 from topicberg.iceberg.changes import Mark
 from topicberg.iceberg.hours import Hours, coarse, union
 
@@ -40,22 +41,6 @@ ANY_TABLE = ""
 RunState = Literal["active", "succeeded", "failed", "missing"]
 Range = tuple[int, int]
 """First hour, and the end: the hours of :data:`topicberg.iceberg.hours.Hours`, as JSON has them."""
-
-
-class Run(Protocol):
-    """Consecutive partitions that exist."""
-
-    @property
-    def first(self) -> str: ...
-
-    @property
-    def last(self) -> str: ...
-
-    @property
-    def hours(self) -> Hours: ...
-
-
-AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 class Request(BaseModel):
@@ -104,6 +89,9 @@ class Cursor(BaseModel):
     def snapshot(self) -> int | None:
         return self.seen.snapshot if self.seen else None
 
+    def replace(self, **fields: Any) -> Cursor:
+        return self.model_copy(update=fields)
+
 
 def _seen_by_older_version(text: str | None) -> Mark | None:
     """It named only the snapshot, and partitions where this one has hours."""
@@ -121,21 +109,17 @@ def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
     request, registration = cursor.request, cursor.registration
     if request and _ended(request, states):
         failed = [key for key in request.ranges if states[key] != "succeeded"]
-        cursor = cursor.model_copy(
-            update={
-                "request": None,
-                "pending": _merged(cursor.pending, (request.ranges[key] for key in failed)),
-                "failures": cursor.failures + 1 if failed else 0,
-            }
+        cursor = cursor.replace(
+            request=None,
+            pending=_merged(cursor.pending, (request.ranges[key] for key in failed)),
+            failures=cursor.failures + 1 if failed else 0,
         )
     if registration and _ended(registration, states):
         failed = [key for key in registration.ranges if states[key] != "succeeded"]
-        cursor = cursor.model_copy(
-            update={
-                "registration": None,
-                "dirty": cursor.dirty or bool(failed),
-                "registration_failures": cursor.registration_failures + 1 if failed else 0,
-            }
+        cursor = cursor.replace(
+            registration=None,
+            dirty=cursor.dirty or bool(failed),
+            registration_failures=cursor.registration_failures + 1 if failed else 0,
         )
     return cursor
 
@@ -146,16 +130,14 @@ def _ended(request: Request, states: Mapping[str, RunState]) -> bool:
 
 def observe(cursor: Cursor, seen: Mark | None, hours: Iterable[Hours]) -> Cursor:
     """Take note of a new state of the table and the hours that it touched."""
-    return cursor.model_copy(
-        update={
-            "seen": seen,
-            "dirty": True,
-            "pending": _merged(cursor.pending, ((each.start, each.stop) for each in hours)),
-            # After a new snapshot even a request that failed for good is worth another try.
-            "failures": min(cursor.failures, MAX_ATTEMPTS - 1),
-            "recalls": 0,
-            "registration_failures": min(cursor.registration_failures, MAX_ATTEMPTS - 1),
-        }
+    return cursor.replace(
+        seen=seen,
+        dirty=True,
+        pending=_merged(cursor.pending, ((each.start, each.stop) for each in hours)),
+        # After a new snapshot even a request that failed for good is worth another try.
+        failures=min(cursor.failures, MAX_ATTEMPTS - 1),
+        recalls=0,
+        registration_failures=min(cursor.registration_failures, MAX_ATTEMPTS - 1),
     )
 
 
@@ -166,11 +148,10 @@ def recall(cursor: Cursor, hours: Iterable[Hours]) -> Cursor:
     """
     found = [(each.start, each.stop) for each in hours]
     if not found:
-        return cursor.model_copy(update={"recalls": 0})
+        return cursor.replace(recalls=0)
     if cursor.recalls >= MAX_ATTEMPTS:
         return cursor
-    pending = _merged(cursor.pending, found)
-    return cursor.model_copy(update={"pending": pending, "recalls": cursor.recalls + 1})
+    return cursor.replace(pending=_merged(cursor.pending, found), recalls=cursor.recalls + 1)
 
 
 def observe_metadata(cursor: Cursor, before: Cursor, metadata: str, state: str) -> Cursor:
@@ -187,13 +168,13 @@ def observe_metadata(cursor: Cursor, before: Cursor, metadata: str, state: str) 
     if cursor.seen != before.seen:
         settled = state
     elif state != settled and metadata == before.metadata:
-        cursor, settled = cursor.model_copy(update={"dirty": True}), state
-    return cursor.model_copy(update={"metadata": metadata, "settled": settled})
+        cursor, settled = cursor.replace(dirty=True), state
+    return cursor.replace(metadata=metadata, settled=settled)
 
 
 def request(
-    cursor: Cursor, plan: Callable[[list[Hours]], tuple[list[AnyRun], list[Hours]]], key: str
-) -> tuple[Cursor, Request | None, list[AnyRun]]:
+    cursor: Cursor, plan: Callable[[list[Hours]], tuple[list[Span], list[Hours]]], key: str
+) -> tuple[Cursor, Request | None, list[Span]]:
     """Return what to compute now, if anything.
 
     :param plan: the runs that compute hours, and what is left of the hours
@@ -202,18 +183,18 @@ def request(
     if cursor.request or not cursor.pending or cursor.failures >= MAX_ATTEMPTS:
         return cursor, None, []
     runs, left = plan([Hours(*each) for each in cursor.pending])
-    cursor = cursor.model_copy(update={"pending": [(each.start, each.stop) for each in left]})
+    cursor = cursor.replace(pending=[(each.start, each.stop) for each in left])
     if not runs:
         return cursor, None, []
-    prefix = _run_key(cursor, key)
+    # A rollback brings an old snapshot back, a reset the old counts: Dagster launches no key twice.
+    prefix = f"{key}:{cursor.snapshot}:{cursor.life}-{cursor.requests}"
     wanted = Request(
         snapshot=cursor.snapshot,
         ranges={
             f"{prefix}:{run.first}..{run.last}": (run.hours.start, run.hours.stop) for run in runs
         },
     )
-    updated = cursor.model_copy(update={"request": wanted, "requests": cursor.requests + 1})
-    return updated, wanted, runs
+    return cursor.replace(request=wanted, requests=cursor.requests + 1), wanted, runs
 
 
 def wants_registration(cursor: Cursor) -> bool:
@@ -226,7 +207,7 @@ def wants_registration(cursor: Cursor) -> bool:
 def register(cursor: Cursor, run_key: str) -> Cursor:
     """Take note of the run that registers the table, with others."""
     wanted = Request(snapshot=cursor.snapshot, ranges={run_key: (0, 0)})
-    return cursor.model_copy(update={"registration": wanted, "dirty": False, "unchecked": False})
+    return cursor.replace(registration=wanted, dirty=False, unchecked=False)
 
 
 def move(cursor: Cursor, now: float, *, is_all: bool) -> Cursor:
@@ -234,9 +215,8 @@ def move(cursor: Cursor, now: float, *, is_all: bool) -> Cursor:
 
     :param is_all: there is nothing else to register
     """
-    done = {"moved": cursor.metadata, "moved_at": now, "unchecked": True}
-    moved = cursor.model_copy(update=done)
-    return moved.model_copy(update={"dirty": False}) if is_all else moved
+    dirty = cursor.dirty and not is_all
+    return cursor.replace(moved=cursor.metadata, moved_at=now, unchecked=True, dirty=dirty)
 
 
 def is_moved(cursor: Cursor) -> bool:
@@ -248,11 +228,6 @@ def wants_move(cursor: Cursor) -> bool:
     """Whether a tick is to move the pointers. If a run failed to register them, only runs do."""
     failed = bool(cursor.registration_failures)
     return wants_registration(cursor) and not is_moved(cursor) and not failed
-
-
-def _run_key(cursor: Cursor, key: str) -> str:
-    # A rollback brings an old snapshot back, a reset the old counts: Dagster launches no key twice.
-    return f"{key}:{cursor.snapshot}:{cursor.life}-{cursor.requests}"
 
 
 def _merged(first: Iterable[Range], second: Iterable[Range]) -> list[Range]:

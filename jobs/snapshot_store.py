@@ -51,7 +51,7 @@ def begin(instance: dg.DagsterInstance, names: Iterable[str]) -> Position:
         state.instigator_name: getattr(state.instigator_data, "cursor", None) for state in before
     }
     changed = {
-        name: Cursor.parse(text).model_copy(update={"life": life})
+        name: Cursor.parse(text).replace(life=life)
         for name, text in found.items()
         if text and name in wanted
     }

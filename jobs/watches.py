@@ -6,22 +6,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.checks import CheckKeys
+from assets.checks.catalogue import CheckKeys
 from assets.derived import DerivedTable, derivation
-from assets.lake import Lake, Origin
+from assets.lake import Lake
 from assets.partitions import TimePartitions, time_partitions
-from assets.tables import CATALOGS, kafka_key
-from jobs.pipelines import COMPUTE, compute_job
+from assets.registry import Table
+from assets.tables import CATALOGS
+from jobs.pipelines import COMPUTE, compute_job, keys_of
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.transforms.derived import Derivation
 from topicberg.transforms.windows import FOREVER
-
-if TYPE_CHECKING:
-    from assets.registry import Table
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Watch:
     """A table whose snapshots are watched, and what is requested when they touch partitions."""
 
     name: str
-    origin: Origin
+    origin: Table
     registrations: tuple[dg.AssetKey, ...]
     """Unpartitioned assets that follow every snapshot. Catalogs do not wait for computations: these
     assets are materialized by the sensor or in a run of their own."""
@@ -45,12 +42,16 @@ class Watch:
     """Checks of the run; a blocking one that fails stops what is downstream of it."""
     reach: timedelta = timedelta()
     """How far beyond a touched hour partitions are requested."""
-    of_topic: bool = True
-    """Whether Tableflow writes the table, and so may report its commits."""
     reported: bool = True
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
     plans: tuple[Derivation, ...] = ()
     """How the tables that are computed come from their sources."""
+
+    @property
+    def time(self) -> str:
+        """The event time of the table."""
+        assert self.origin.time is not None  # noqa: S101  sources have one
+        return self.origin.time
 
     @property
     def computed_registrations(self) -> tuple[dg.AssetKey, ...]:
@@ -85,7 +86,7 @@ def watches(lake: Lake) -> Iterator[Watch]:
         registered = requested[table.root.name] if table.reported else []
         yield Watch(
             name=f"{table.name}_snapshots",
-            origin=lake.origin(table.source),
+            origin=table,
             registrations=tuple(
                 each.key(system) for each in registered for system in each.requested_with_topic
             ),
@@ -97,7 +98,6 @@ def watches(lake: Lake) -> Iterator[Watch]:
             derived_checks=of_computation(table.name, downstream),
             partitions=time_partitions(table.root) if downstream else None,
             job=compute_job(lake, downstream[0]) if downstream else COMPUTE,
-            of_topic=table.reported,
             reported=table.reported,
             plans=tuple(derivation(each, lake) for each in downstream),
         )
@@ -115,20 +115,14 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 origin=lake.origin(source),
                 registrations=(),
                 derived=_assets(lake, downstream),
-                derived_checks=of_computation(lake.origin(source).table.name, downstream),
+                derived_checks=of_computation(lake.origin(source).name, downstream),
                 partitions=time_partitions(root),
                 job=compute_job(lake, derived),
                 reach=reach or timedelta(),
-                of_topic=source in lake.ingested and lake.ingested[source].reported,
                 reported=False,
                 plans=tuple(derivation(each, lake) for each in downstream),
             )
 
 
 def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:
-    """What is computed from a change: the tables in every catalog, and their topics."""
-    keys: list[dg.AssetKey] = []
-    for derived in tables:
-        keys += [lake.table(derived).key(system) for system in CATALOGS]
-        keys += [kafka_key(spec) for spec in lake.published(derived)]
-    return tuple(keys)
+    return tuple(key for derived in tables for key in keys_of(lake, derived))

@@ -13,9 +13,7 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from topicberg.iceberg.maintenance import MaintenanceReport
     from topicberg.kafka.offsets import Offsets
-    from topicberg.tableflow.status import TopicStatus
 
 PATIENCE_SECONDS = 20 * 60.0
 """Tableflow commits every 15 minutes or 250 MB."""
@@ -44,18 +42,6 @@ def ingest(
             hint="see the topic's Tableflow status in Confluent Cloud, then materialize again",
         )
     return table.refresh()
-
-
-def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> MaintenanceReport | None:
-    """Nothing: Confluent's Tableflow maintains the tables that it writes."""
-    return None
-
-
-def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
-    """What Confluent says of the topic; None: there is no key to ask with."""
-    from topicberg.tableflow.confluent import read_status
-
-    return read_status(config, spec.name)
 
 
 def signals(specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings) -> dict[str, str]:

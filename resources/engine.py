@@ -12,9 +12,6 @@ from topicberg.topics import TopicSpec
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from topicberg.iceberg.maintenance import MaintenanceReport
-    from topicberg.tableflow.status import TopicStatus
-
 PATIENCE_SECONDS = 30.0
 """How much longer than its commit interval the engine may be silent."""
 
@@ -38,20 +35,6 @@ def ingest(
     if not wait_for(table, target, patience, on_progress):
         run_once(spec, endpoints, config)
     return table.refresh()
-
-
-def maintain(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> MaintenanceReport | None:
-    """Do what is due for the topic's table; the engine may do the same."""
-    from topicberg.iceberg import maintenance
-
-    return maintenance.maintain(spec, endpoints, config)
-
-
-def status(spec: TopicSpec, config: Settings) -> TopicStatus | None:
-    """What the engine on this machine says of the topic."""
-    from topicberg.tableflow.status import read_status
-
-    return read_status(config, spec.name)
 
 
 def signals(specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings) -> dict[str, str]:

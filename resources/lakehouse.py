@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dagster import ConfigurableResource
 
@@ -27,36 +27,6 @@ if TYPE_CHECKING:
 RUNNING_SECONDS = 2.0
 """For so long, a stack that ran is taken to be running: a run connects a few times a table."""
 _running_at: dict[Path, float] = {}
-
-
-class Tableflow(Protocol):
-    """What makes the tables of the topics."""
-
-    def ingest(
-        self,
-        spec: TopicSpec,
-        endpoints: Endpoints,
-        config: Settings,
-        on_progress: Callable[[int], None],
-    ) -> Table:
-        """The topic's table, once it holds what the topic holds now."""
-
-    def maintain(
-        self, spec: TopicSpec, endpoints: Endpoints, config: Settings
-    ) -> MaintenanceReport | None:
-        """Do what is due for the topic's table; None: it is not ours to maintain."""
-
-    def status(self, spec: TopicSpec, config: Settings) -> TopicStatus | None:
-        """What is said of the topic; None: nothing is said to us."""
-
-    def signals(
-        self, specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings
-    ) -> dict[str, str]:
-        """Topic → what changes with each commit to its table, as far as it is known."""
-
-
-def _tableflow() -> Tableflow:
-    return engine if settings().own_engine else confluent
 
 
 def connect() -> Endpoints:
@@ -93,15 +63,30 @@ class Lakehouse(ConfigurableResource):
 
         :param on_progress: called with the number of records that are still missing
         """
-        return _tableflow().ingest(spec, self.endpoints(), self.config, on_progress)
+        ingest = engine.ingest if self.config.own_engine else confluent.ingest
+        return ingest(spec, self.endpoints(), self.config, on_progress)
 
     def maintain(self, spec: TopicSpec) -> MaintenanceReport | None:
-        """Do what is due for the topic's table; None: Confluent's Tableflow looks after it."""
-        return _tableflow().maintain(spec, self.endpoints(), self.config)
+        """Do what is due for the topic's table, as the engine may as well.
+
+        None: Confluent's Tableflow maintains the tables that it writes.
+        """
+        from topicberg.iceberg import maintenance
+
+        if not self.config.own_engine:
+            return None
+        return maintenance.maintain(spec, self.endpoints(), self.config)
 
     def status(self, spec: TopicSpec) -> TopicStatus | None:
-        """What the engine says of the topic; None: it says nothing to us."""
-        return _tableflow().status(spec, self.config)
+        """Return what the engine on this machine, or Confluent, says of the topic.
+
+        None: it says nothing to us, or there is no key to read it with.
+        """
+        from topicberg.tableflow.confluent import read_status as read_of_confluent
+        from topicberg.tableflow.status import read_status
+
+        read = read_status if self.config.own_engine else read_of_confluent
+        return read(self.config, spec.name)
 
     def signals(self, specs: Iterable[TopicSpec]) -> dict[str, str]:
         """Return what changes with each commit to a topic's table, without loading the tables.
@@ -110,7 +95,8 @@ class Lakehouse(ConfigurableResource):
 
         :returns: the name of the topic → an opaque text
         """
-        return _tableflow().signals(specs, self.peek(), self.config)
+        signals = engine.signals if self.config.own_engine else confluent.signals
+        return signals(specs, self.peek(), self.config)
 
     def catalog(self) -> Catalog:
         return self.endpoints().catalog(self.config)

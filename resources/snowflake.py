@@ -101,16 +101,10 @@ class Snowflake(ConfigurableResource):
     @contextmanager
     def _opened(self) -> Iterator[SnowflakeConnection]:
         endpoint = self._endpoints().snowflake
-        address = {
-            key: value
-            for key, value in (
-                ("host", endpoint.host),
-                ("port", endpoint.port),
-                ("protocol", endpoint.protocol),
-            )
-            if value is not None
-        }
-        arguments: dict[str, Any] = {**address, "login_timeout": TIMEOUT_SECONDS}
+        arguments: dict[str, Any] = {"login_timeout": TIMEOUT_SECONDS}
+        for name in ("host", "port", "protocol"):
+            if (value := getattr(endpoint, name)) is not None:
+                arguments[name] = value
         resource = snowflake_resource()(
             account=endpoint.account,
             user=endpoint.user,

@@ -7,35 +7,3 @@ read no rows. A blocking check that fails prevents the computation of what is do
 
 For a check of your own, see docs/checks.md.
 """
-
-from __future__ import annotations
-
-from assets.checks.adapter import (
-    COMPUTATION,
-    KIND,
-    REGISTRATION,
-    check_specs,
-    evaluation,
-    lake_checks,
-    result,
-)
-from assets.checks.catalogue import CheckKeys
-from assets.checks.evaluations import (
-    Evaluation,
-    finding_of,
-    last_evaluations,
-)
-
-__all__ = [
-    "COMPUTATION",
-    "KIND",
-    "REGISTRATION",
-    "CheckKeys",
-    "Evaluation",
-    "check_specs",
-    "evaluation",
-    "finding_of",
-    "lake_checks",
-    "last_evaluations",
-    "result",
-]

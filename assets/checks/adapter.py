@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
@@ -24,15 +24,13 @@ from assets.lake import Lake
 from assets.metadata import markdown
 from assets.partitions import asked_window, time_partitions
 from assets.retries import retried
-from assets.tables import SNOWFLAKE_POOL, LakeTable
+from assets.tables import LakeTable, pool_of
 from resources import Lakehouse, Snowflake, Spark
 from topicberg.checks.check import Probe, TableCheck, evaluate
+from topicberg.checks.finding import Finding
 from topicberg.security.redaction import redact
 from topicberg.security.text import markdown_line
 from topicberg.transforms.derived import read_window
-
-if TYPE_CHECKING:
-    from topicberg.checks.finding import Finding
 
 KIND = "topicberg/kind"
 """Tag of runs: what they are for."""
@@ -72,7 +70,7 @@ def definition(
         name=f"check_{system}_{table.name}",
         specs=check_specs(table, system, checks),
         can_subset=True,
-        pool=SNOWFLAKE_POOL if system == "snowflake" else None,
+        pool=pool_of(system),
     )
     def evaluate_checks(
         context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
@@ -102,7 +100,7 @@ def evaluation(
     def before() -> dict[dg.AssetCheckKey, Evaluation]:
         return last_evaluations(context.instance, [dg.AssetCheckKey(key, name) for name in names])
 
-    def last(name: str) -> "Finding | None":
+    def last(name: str) -> Finding | None:
         found = before().get(dg.AssetCheckKey(key, name))
         return found.finding if found else None
 
@@ -112,7 +110,7 @@ def evaluation(
 
 
 def result(
-    key: dg.AssetKey, name: str, finding: "Finding", before: "Finding | None"
+    key: dg.AssetKey, name: str, finding: Finding, before: Finding | None
 ) -> dg.AssetCheckResult:
     """Return the finding as Dagster stores and shows it.
 

@@ -14,23 +14,24 @@ class CheckKeys:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._known = [
-            (table.name, system, check, dg.AssetCheckKey(table.key(system), check.name))
-            for table, system, checks in lake.checks
-            for check in checks
-        ]
-        self._of_table: dict[str, list[int]] = {}
-        for place, (name, *_) in enumerate(self._known):
-            self._of_table.setdefault(name, []).append(place)
+        self._of_table: dict[str, list[tuple[bool, dg.AssetCheckKey]]] = {}
+        """Table → its checks, and whether each is a blocking one of its rows."""
+        for table, system, checks in lake.checks:
+            self._of_table.setdefault(table.name, []).extend(
+                (
+                    system == "iceberg" and check.blocking,
+                    dg.AssetCheckKey(table.key(system), check.name),
+                )
+                for check in checks
+            )
 
     def all(self) -> list[dg.AssetCheckKey]:
         """Return every check of :attr:`assets.lake.Lake.checks`."""
-        return [key for *_, key in self._known]
+        return [key for checks in self._of_table.values() for _, key in checks]
 
     def of_runs(self, names: Collection[str]) -> list[dg.AssetCheckKey]:
         """Return the checks that belong into each run that computes or registers these tables."""
-        places = sorted(place for name in set(names) for place in self._of_table.get(name, ()))
-        keys = [self._known[place][-1] for place in places]
+        keys = [key for name in dict.fromkeys(names) for _, key in self._of_table.get(name, ())]
         for derived in self._lake.derived:
             if derived.name in names:
                 asset = self._lake.table(derived).key("iceberg")
@@ -39,8 +40,4 @@ class CheckKeys:
 
     def blocking(self, name: str) -> list[dg.AssetCheckKey]:
         """Return the checks of a table that prevent runs from computing with it."""
-        return [
-            key
-            for _, system, check, key in map(self._known.__getitem__, self._of_table.get(name, ()))
-            if system == "iceberg" and check.blocking
-        ]
+        return [key for is_blocking, key in self._of_table.get(name, ()) if is_blocking]

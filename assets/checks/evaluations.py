@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
-if TYPE_CHECKING:
-    from topicberg.checks.finding import Finding
+from topicberg.checks.finding import Finding
 
 FINDING = "finding"
 """Metadata of a failed check: :meth:`topicberg.checks.finding.Finding.to_json`."""
@@ -71,8 +70,6 @@ def finding_of(event: dg.AssetCheckEvaluation) -> Finding:
     Of a check that is not topicberg's, or of an older version, it is put together from the
     description and the metadata that docs/checks.md names.
     """
-    from topicberg.checks.finding import Finding
-
     metadata = event.metadata
     what, since, remediation, cause = event.description or "the check failed", None, None, None
     if isinstance(stored := metadata.get(FINDING), dg.JsonMetadataValue):

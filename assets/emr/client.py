@@ -11,23 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import dagster as dg
 from botocore.exceptions import BotoCoreError, ClientError
+from dagster import PipesMessageHandler
 from dagster_aws.pipes import PipesEMRServerlessClient, PipesS3MessageReader
 
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.settings import EmrSettings, Settings
+from topicberg.transforms.derived import Written
 from topicberg.transforms.emr import JobReport, JobRequest, failed, start_job_run
-
-if TYPE_CHECKING:
-    from dagster import PipesMessageHandler
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import EmrSettings, Settings
-    from topicberg.transforms.derived import Written
-    from topicberg.transforms.windows import Window
+from topicberg.transforms.windows import Window
 
 POLL_SECONDS = 5.0
 MESSAGES = "pipes"

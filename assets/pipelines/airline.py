@@ -16,15 +16,14 @@ from topicberg.transforms.windows import FOREVER
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+STATS_COLUMNS = (
+    *("window_start", "window_end", "email_address", "total_flight_duration"),
+    "number_of_flights",
+)
 TIME_FORMAT = "yyyy-MM-dd HH:mm:ss"
 FLIGHT_COLUMNS = (
-    "email_address",
-    "departure_time",
-    "departure_airport_code",
-    "arrival_time",
-    "arrival_airport_code",
-    "flight_number",
-    "confirmation_code",
+    *("email_address", "departure_time", "departure_airport_code", "arrival_time"),
+    *("arrival_airport_code", "flight_number", "confirmation_code"),
 )
 
 
@@ -120,8 +119,7 @@ def flyer_stats(flights: DataFrame) -> DataFrame:
         (seconds / 60).cast("bigint").alias("minutes"),
     ).filter("email_address IS NOT NULL AND minutes IS NOT NULL")
     return counted.groupBy("window_start", "window_end", "email_address").agg(
-        F.sum("minutes").alias("total_flight_duration"),
-        F.count("*").alias("number_of_flights"),
+        F.sum("minutes").alias("total_flight_duration"), F.count("*").alias("number_of_flights")
     )
 
 
@@ -129,16 +127,7 @@ def flyer_stats(flights: DataFrame) -> DataFrame:
     source="flyer_stats",
     time_column="window_start",
     lookback=FOREVER,
-    lineage={
-        column: (column,)
-        for column in (
-            "window_start",
-            "window_end",
-            "email_address",
-            "total_flight_duration",
-            "number_of_flights",
-        )
-    },
+    lineage={column: (column,) for column in STATS_COLUMNS},
 )
 def flyer_totals(stats: DataFrame) -> DataFrame:
     """Running totals of each flyer since the beginning, in every minute that has a booking of hers.

@@ -17,6 +17,8 @@ from assets.metadata import markdown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TRADE_COLUMNS = ("userid", "side", "symbol", "quantity", "price")
+FLAGGED_COLUMNS = ("side", "quantity", "symbol", "price", "account", "userid")
 DRAWN_ROWS = 2000
 OFFENDING_ROWS = 20
 NORMAL = "NORMAL"
@@ -45,11 +47,7 @@ def totals_by_symbol(totals: DataFrame) -> Figure:
     time_column="trade_timestamp",
     lineage={
         "trade_timestamp": ("$$timestamp",),
-        "userid": ("userid",),
-        "side": ("side",),
-        "symbol": ("symbol",),
-        "quantity": ("quantity",),
-        "price": ("price",),
+        **{column: (column,) for column in TRADE_COLUMNS},
         "total_price": ("quantity", "price"),
     },
 )
@@ -61,11 +59,7 @@ def stock_trades_with_totals(trades: DataFrame) -> DataFrame:
     """
     return trades.select(
         F.col("`$$timestamp`").alias("trade_timestamp"),
-        "userid",
-        "side",
-        "symbol",
-        "quantity",
-        "price",
+        *TRADE_COLUMNS,
         (F.col("quantity").cast("bigint") * F.col("price")).alias("total_price"),
     )
 
@@ -75,9 +69,7 @@ def stock_trades_with_totals(trades: DataFrame) -> DataFrame:
     time_column="trade_timestamp",
     lineage={
         "trade_timestamp": ("$$timestamp",),
-        "userid": ("userid",),
-        "side": ("side",),
-        "symbol": ("symbol",),
+        **{column: (column,) for column in ("userid", "side", "symbol")},
         "total_price": ("quantity", "price"),
     },
     chart=totals_by_symbol,
@@ -176,17 +168,12 @@ def prices_with_anomalies(trades: DataFrame, parameters: AnomalyRules) -> Figure
     chart=prices_with_anomalies,
     lineage={
         "trade_timestamp": ("$$timestamp",),
-        "side": ("side",),
-        "quantity": ("quantity",),
-        "symbol": ("symbol",),
-        "price": ("price",),
-        "account": ("account",),
-        "userid": ("userid",),
+        **{column: (column,) for column in FLAGGED_COLUMNS},
         "anomaly_flag": ("price", "quantity"),
-        "moving_average": ("price", "symbol", "$$timestamp"),
-        "moving_stddev": ("price", "symbol", "$$timestamp"),
-        "z_score": ("price", "symbol", "$$timestamp"),
-        "unusual_for_symbol": ("price", "symbol", "$$timestamp"),
+        **dict.fromkeys(
+            ("moving_average", "moving_stddev", "z_score", "unusual_for_symbol"),
+            ("price", "symbol", "$$timestamp"),
+        ),
     },
 )
 def flagged_stock_trades(trades: DataFrame, parameters: AnomalyRules) -> DataFrame:
@@ -200,12 +187,7 @@ def flagged_stock_trades(trades: DataFrame, parameters: AnomalyRules) -> DataFra
     average, deviation = _moving_statistics(parameters)
     with_statistics = trades.select(
         F.col("`$$timestamp`").alias("trade_timestamp"),
-        "side",
-        "quantity",
-        "symbol",
-        "price",
-        "account",
-        "userid",
+        *FLAGGED_COLUMNS,
         F.when(F.col("price") < 0, "NEGATIVE_PRICE")
         .when(F.col("quantity") > parameters.large_quantity, "LARGE_TRADE")
         .when(F.col("price") > parameters.unusual_price, "UNUSUAL_PRICE")

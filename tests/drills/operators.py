@@ -11,7 +11,7 @@ from assets import Lake, lake_assets, lake_checks
 from assets.derived import DerivedTable
 from jobs import alert_sensor, catalog_sensor, check_job, snapshot_sensor
 from resources import RESOURCES
-from topicberg.alerts import Notice
+from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec

@@ -29,7 +29,7 @@ from waiting import wait_until
 
 from resources import snowflake as snowflake_resource
 from topicberg import endpoints, kafka, retry
-from topicberg.alerts import Notice
+from topicberg.alerts.alert import Notice
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints

@@ -14,7 +14,7 @@ from dagster_dev import Dagster, dagster_dev
 from pyiceberg.table import StaticTable
 from waiting import wait_until
 
-from topicberg.alerts import Notice
+from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.catalogs import glue
 from topicberg.datagen.runner import run_here

@@ -164,7 +164,7 @@ def recomputed(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
     """All rows of a table, from nothing but the tables of the topics."""
     derived: DerivedTable | None = lake.derived_by_name.get(name)
     if derived is None:
-        return spark.table(spark_name(lake.origin(name).table.identifier))
+        return spark.table(spark_name(lake.origin(name).identifier))
     sources = [recomputed(spark, lake, each) for each in (*derived.sources, *derived.lookups)]
     function = with_parameters(derived.transform, derived.parameters_of(lake.root(derived)))
     frame: DataFrame = function(*sources)

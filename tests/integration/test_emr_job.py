@@ -210,7 +210,7 @@ def test_the_end_of_create_leads_to_snowflake(
 ) -> None:
     """As in the cloud, where no Spark Connect is: only job runs compute."""
     lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
-    source = lake.origin("stock_trades").table.identifier
+    source = lake.origin("stock_trades").identifier
     now = datetime.now(UTC) - timedelta(hours=4)
     with spark_session() as session:
         topic_frame(session, "stock_trades", trades(300, now)).writeTo(spark_name(source)).append()
@@ -228,7 +228,7 @@ def test_both_ways_write_the_same(
     stack: Endpoints, service: EmrServerless, on_emr: Callable[[], None]
 ) -> None:
     lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
-    source = lake.origin("stock_trades").table.identifier
+    source = lake.origin("stock_trades").identifier
     target = lake.table(lake.derived_by_name[TABLE]).identifier
     catalog = stack.catalog(settings())
     with spark_session() as session:
@@ -264,7 +264,7 @@ def test_job_run_merges_an_upsert_view(
     """Once with all records, and once with those that are new."""
     lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
     view = next(table for table in lake.tables if table.name == "airline_skyone_by_route")
-    source = lake.origin("airline.skyone").table.identifier
+    source = lake.origin("airline.skyone").identifier
     asset = defs.resolve_assets_def(view.key("iceberg"))
     on_emr()
     routes = set()

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -293,9 +294,22 @@ def test_asset_and_parity_check_use_the_linked_table(
         assert [column.name for column in seen.columns] == ["id", "tradeId"]
 
         def parity() -> Any:
-            now = datetime.now(UTC)
-            place = (stack.boto3("glue"), (NAMESPACE, "synced"), connection, path)
-            return check_parity(table, *place, "sync", now, timedelta(0), "pointer")
+            place = (NAMESPACE, "synced")
+            probe: Any = SimpleNamespace(
+                iceberg=table,
+                config=config,
+                deployment=SimpleNamespace(glue=lambda: stack.boto3("glue")),
+                table=SimpleNamespace(
+                    name="synced",
+                    glue_table=place,
+                    snowflake_name="SYNCED",
+                    snowflake_source=place,
+                    sync="sync",
+                ),
+                now=datetime.now(UTC),
+                catalogs_patience=timedelta(0),
+            )
+            return check_parity(probe, connection)
 
         assert parity().passed
         append(table, 1)

@@ -436,7 +436,7 @@ def test_the_job_reports_what_it_did(make_topic: MakeTopic) -> None:
             if event.event_type_value == "ASSET_OBSERVATION"
         ]
     (observation,) = observed
-    assert observation.asset_key == lake.origin(topic.spec.name).table.key("iceberg")
+    assert observation.asset_key == lake.origin(topic.spec.name).key("iceberg")
     metadata: dict[str, Any] = {name: v.value for name, v in observation.metadata.items()}
     assert (metadata["data_files_before"], metadata["data_files_after"]) == (2, 1)
     assert metadata["bytes_after"] < metadata["bytes_before"]

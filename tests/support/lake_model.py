@@ -30,9 +30,8 @@ from pyiceberg.transforms import HourTransform
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.types import LongType, NestedField, TimestamptzType
 
-from assets.lake import Origin
 from assets.partitions import Span, partition_keys, time_partitions
-from assets.tables import LakeTable
+from assets.registry import TopicTable
 from jobs.changes import advance
 from jobs.snapshot_cursor import Cursor, RunState
 from jobs.watches import Watch
@@ -251,11 +250,18 @@ class Lake:
         return self.catalog.create_table((self.shop, name), SCHEMA, partition_spec=spec)
 
     def _watch(self, name: str, source: str, targets: tuple[str, ...], reach: timedelta) -> Watch:
-        table = LakeTable(source, "p", (self.shop, source), source, source)
+        table = TopicTable(
+            name=source,
+            identifier=(self.shop, source),
+            group="p",
+            root=self.spec,
+            time="at",
+            source=source,
+        )
         plans = tuple(self.derived[target].plan for target in targets)
         return Watch(
             name=name,
-            origin=Origin(source, table, "at", self.spec),
+            origin=table,
             registrations=(),
             derived=tuple(table.key(target) for target in targets),
             partitions=self.partitions,
@@ -430,7 +436,7 @@ class Lake:
         sensor = self.sensors[name]
         before = Cursor.parse(sensor.cursor)
         try:
-            table = self.catalog.load_table(sensor.watch.origin.table.identifier)
+            table = self.catalog.load_table(sensor.watch.origin.identifier)
         except NoSuchTableError:
             return False
         keys = [*(before.request.ranges if before.request else ())]

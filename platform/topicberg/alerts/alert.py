@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -35,14 +35,17 @@ class Alert(BaseModel):
     """Key of the fault that is the reason for this one, if that one exists."""
 
 
-def _current_state(value: Any) -> Any:
-    return "resolved" if value == "recovered" else value  # in cursors of earlier versions
+State = Annotated[
+    Literal["firing", "resolved"],
+    # It was "recovered" in cursors of earlier versions.
+    BeforeValidator(lambda value: "resolved" if value == "recovered" else value),
+]
 
 
 class Notice(BaseModel, frozen=True):
     """What is sent: a fault began, or is resolved."""
 
-    state: Annotated[Literal["firing", "resolved"], BeforeValidator(_current_state)]
+    state: State
     alert: Alert
     at: datetime
 
@@ -110,22 +113,17 @@ def changes(now: Mapping[str, Alert], reported: Mapping[str, Alert], at: datetim
     A fault is sent once when it begins and once when it is resolved, and again when a warning
     becomes an error. One whose cause is active is not sent: whoever is paged fixes the cause.
     """
-    resolved = [
-        Notice(state="resolved", alert=alert, at=at)
-        for key, alert in reported.items()
-        if key not in now
-    ]
+    resolved = [alert for key, alert in reported.items() if key not in now]
     worse = [
-        Notice(state="firing", alert=alert, at=at)
+        alert
         for key, alert in now.items()
         if key in reported and alert.severity == "error" and reported[key].severity == "warning"
     ]
-    begun = [
-        Notice(state="firing", alert=alert, at=at)
-        for key, alert in now.items()
-        if key not in reported and not _is_consequence(alert, now)
+    begun = [a for key, a in now.items() if key not in reported and not _is_consequence(a, now)]
+    return [
+        *(Notice(state="resolved", alert=alert, at=at) for alert in resolved),
+        *(Notice(state="firing", alert=alert, at=at) for alert in (*worse, *begun)),
     ]
-    return [*resolved, *worse, *begun]
 
 
 def after(reported: Mapping[str, Alert], notices: Iterable[Notice]) -> dict[str, Alert]:

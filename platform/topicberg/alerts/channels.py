@@ -97,9 +97,7 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
     if chosen.slack_url:
         hook = chosen.slack_url
         yield Channel(
-            "slack",
-            lambda notice: _post("slack", hook, _for_slack(notice)),
-            chosen.least,
+            "slack", lambda notice: _post("slack", hook, _for_slack(notice)), chosen.least
         )
     if chosen.email_to:
         yield Channel("email", lambda notice: _mail(chosen, notice), chosen.least)

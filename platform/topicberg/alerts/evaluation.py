@@ -236,18 +236,18 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
 
 
 def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
-    errors = seen.specs
-    if not errors.now and not errors.at_load:
+    errors = seen.spec_errors or seen.spec_errors_at_load
+    if not errors:
         return
     yield Alert(
         key="specs",
         title="a topic spec is wrong",
-        what=f"the last valid topic specs stay in use: {errors.now or errors.at_load}",
+        what=f"the last valid topic specs stay in use: {errors}",
         severity="error",
         since=seen.at,
         link=f"{ui}/deployment/locations",
         remediation="fix the file: `topicberg topics validate` shows every mistake"
-        if errors.now
+        if seen.spec_errors
         else "reload the code location: Deployment, Reload",
     )
 

@@ -114,15 +114,6 @@ class Automation:
 
 
 @dataclass(frozen=True)
-class SpecErrors:
-    """Mistakes in topic specs."""
-
-    now: str | None = None
-    at_load: str | None = None
-    """When the code location was loaded."""
-
-
-@dataclass(frozen=True)
 class Observation:
     """The state of everything that alerts report, at one time."""
 
@@ -139,4 +130,7 @@ class Observation:
     """The time (seconds since 1970) until which ended runs were read."""
     queued: QueuedRuns | None = None
     automations: Sequence[Automation] = ()
-    specs: SpecErrors = SpecErrors()
+    spec_errors: str | None = None
+    """Mistakes in topic specs."""
+    spec_errors_at_load: str | None = None
+    """Those when the code location was loaded."""

@@ -7,26 +7,20 @@ The table changes while it is checked, so Glue and Snowflake may lag behind it f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table import StaticTable
 
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import (
-    NoSuchIcebergTableError,
-    TablePath,
-    find_table_path,
-    read_back,
-)
-from topicberg.checks.check import CheckedTable, Probe, TableCheck
+from topicberg.catalogs.snowflake import NoSuchIcebergTableError, find_table_path, read_back
+from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.iceberg.position_deletes import live_rows
 from topicberg.iceberg.summaries import summary
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from mypy_boto3_glue import GlueClient
     from pyiceberg.table import Table
     from snowflake.connector import SnowflakeConnection
 
@@ -39,11 +33,11 @@ class Place:
     behind_since: datetime | None = None
     """When the next state was committed; None: it is the newest."""
 
-    def lag(self, now: datetime, patience: timedelta) -> str | None:
+    def lag(self, probe: Probe) -> str | None:
         """Return how far behind it is, if that is more than allowed."""
-        if self.behind_since is None or now - self.behind_since <= patience:
+        if not self.behind_since or probe.now - self.behind_since <= probe.catalogs_patience:
             return None
-        return age((now - self.behind_since).total_seconds())
+        return age((probe.now - self.behind_since).total_seconds())
 
 
 def place(table: Table, location: str | None) -> Place:
@@ -61,56 +55,34 @@ def place(table: Table, location: str | None) -> Place:
 # --- Glue ---
 
 
-def pointer_check(table: CheckedTable, dropped: str | None) -> TableCheck:
-    """
-    :param dropped: the check that also reports that the table was dropped, if there is one
-    """
-
-    def evaluate(probe: Probe) -> Finding:
-        return check_pointer(
-            probe.find(table.identifier),
-            probe.deployment.glue(),
-            table.glue_table,
-            table.sync,
-            probe.now,
-            probe.catalogs_patience,
-            dropped,
-        )
-
+def pointer_check(dropped: str | None) -> TableCheck:
+    """:param dropped: the check that also reports that the table was dropped, if there is one"""
     return TableCheck(
         "pointer",
         "Glue points to a current state of the Iceberg table, and has its columns.",
-        evaluate,
+        lambda probe: check_pointer(probe, dropped),
         blocking=True,
     )
 
 
-def check_pointer(
-    table: Table | None,
-    client: GlueClient,
-    glue_table: tuple[str, str],
-    remediation: str,
-    now: datetime,
-    patience: timedelta,
-    dropped: str | None = None,
-) -> Finding:
+def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
     """Return whether Glue points to a state of the table, not an old one, and has its columns.
 
-    :param table: None: Iceberg's catalog does not have it
-    :param dropped: the check that also reports that the table was dropped, if there is one
+    :param dropped: as of :func:`pointer_check`
     """
+    table = probe.find(probe.table.identifier)
     if table is not None and table.current_snapshot() is None:
         return good("the table has no rows yet")
-    found = glue.get_table(client, *glue_table)
+    found = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
+    name = ".".join(probe.table.glue_table)
     if table is None and found:
-        return _dropped(".".join(glue_table), dropped)
+        return _dropped(name, dropped)
     if table is None:
         return good("the table was not created yet")
     table.refresh()
     if found is None:
-        return _missing(
-            f"Glue has no table {'.'.join(glue_table)}", table, remediation, now, patience
-        )
+        return _missing(f"Glue has no table {name}", table, probe)
+    remediation, changed = probe.table.sync, found.get("UpdateTime")
     location = glue.metadata_location(found)
     here = place(table, location)
     facts = {
@@ -119,61 +91,33 @@ def check_pointer(
         "glue_changed": str(found.get("UpdateTime", "")),
     }
     if not here.known or location is None:
-        return Finding(
-            passed=False,
-            what=f"Glue points to {location or 'no metadata file'}, which is not one of the last "
-            "states of this table: another writer moved the pointer, or it was not refreshed for "
-            "very long",
-            remediation=remediation,
-            since=found.get("UpdateTime"),
-            facts=facts,
-        )
+        what = f"Glue points to {location or 'no metadata file'}, which is not one of the last "
+        what += "states of this table: another writer moved the pointer, or it was not refreshed "
+        what += "for very long"
+        return Finding(what, remediation, changed, facts=facts)
     state = StaticTable.from_metadata(location, table.io.properties)
-    lag = here.lag(now, patience)
-    if lag and glue.visible_state(state) != glue.visible_state(table):
-        return Finding(
-            passed=False,
-            what=f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
-            "later changes",
-            remediation=remediation,
-            since=here.behind_since,
-            facts=facts,
-        )
+    if (lag := here.lag(probe)) and glue.visible_state(state) != glue.visible_state(table):
+        what = f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
+        what += "later changes"
+        return Finding(what, remediation, here.behind_since, facts=facts)
     expected, found_columns = (
         {column["Name"]: column.get("Type") for column in columns}
         for columns in (glue.columns(state), found["StorageDescriptor"]["Columns"])
     )
     if expected != found_columns:
         wrong = {name for name, _ in expected.items() ^ found_columns.items()}
-        return Finding(
-            passed=False,
-            what=f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}",
-            remediation=remediation,
-            since=found.get("UpdateTime"),
-            facts=facts,
-        )
+        what = f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}"
+        return Finding(what, remediation, changed, facts=facts)
     return good("Glue points to the table's current state", **facts)
 
 
 # --- Snowflake ---
 
 
-def parity_check(table: CheckedTable) -> TableCheck:
+def parity_check() -> TableCheck:
     def evaluate(probe: Probe) -> Finding:
         with probe.snowflake() as connection:
-            return check_parity(
-                probe.iceberg,
-                probe.deployment.glue(),
-                table.glue_table,
-                connection,
-                find_table_path(
-                    connection, probe.config, table.snowflake_name, table.snowflake_source
-                ),
-                table.sync,
-                probe.now,
-                probe.catalogs_patience,
-                f"glue/{table.name}:pointer",
-            )
+            return check_parity(probe, connection)
 
     return TableCheck(
         "parity",
@@ -183,29 +127,18 @@ def parity_check(table: CheckedTable) -> TableCheck:
     )
 
 
-def check_parity(
-    table: Table,
-    client: GlueClient,
-    glue_table: tuple[str, str],
-    connection: SnowflakeConnection,
-    path: TablePath,
-    remediation: str,
-    now: datetime,
-    patience: timedelta,
-    pointer: str,
-) -> Finding:
-    """Return whether Snowflake reads the state that Glue points to, its columns and its rows.
-
-    :param pointer: the check of the Glue pointer, whose failures cause some of this one
-    """
+def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
+    """Return whether Snowflake reads the state that Glue points to, its columns and its rows."""
+    names = (probe.table.snowflake_name, probe.table.snowflake_source)
+    table, path = probe.iceberg, find_table_path(connection, probe.config, *names)
     if table.current_snapshot() is None:
         return good("the table has no rows yet")
-    found = glue.get_table(client, *glue_table)
+    found = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
     in_glue = glue.metadata_location(found) if found else None
     try:
         seen = read_back(connection, path)
     except NoSuchIcebergTableError as error:
-        return _missing(error.message, table, remediation, now, patience)
+        return _missing(error.message, table, probe)
     table.refresh()
     here = place(table, seen.metadata_location)
     facts: dict[str, Any] = {
@@ -215,27 +148,19 @@ def check_parity(
         "snowflake_rows": seen.rows,
     }
 
-    def bad(what: str, since: datetime | None, cause: str | None = None) -> Finding:
-        return Finding(
-            passed=False, what=what, remediation=remediation, since=since, cause=cause, facts=facts
-        )
+    def bad(what: str, since: datetime | None = None, cause: str | None = None) -> Finding:
+        return Finding(what, probe.table.sync, since, cause=cause, facts=facts)
 
-    glue_is_wrong = pointer if not place(table, in_glue).known else None
+    pointer_is_known = place(table, in_glue).known
+    glue_is_wrong = None if pointer_is_known else f"glue/{probe.table.name}:pointer"
     if not here.known:
-        return bad(
-            "Snowflake reads a state that is not one of the last ones of this table",
-            None,
-            glue_is_wrong,
-        )
+        what = "Snowflake reads a state that is not one of the last ones of this table"
+        return bad(what, cause=glue_is_wrong)
     state = StaticTable.from_metadata(seen.metadata_location, table.io.properties)
-    lag = here.lag(now, patience)
-    if lag and glue.visible_state(state) != glue.visible_state(table):
+    if (lag := here.lag(probe)) and glue.visible_state(state) != glue.visible_state(table):
         other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
-        return bad(
-            f"the Snowflake table is stale: it reads a state that was superseded {lag} ago{other}",
-            here.behind_since,
-            glue_is_wrong,
-        )
+        what = f"the Snowflake table is stale: it reads a state that was superseded {lag} ago"
+        return bad(what + other, here.behind_since, glue_is_wrong)
     rows = count_rows(state)
     snapshot = state.current_snapshot()
     facts |= {
@@ -245,22 +170,19 @@ def check_parity(
     columns = {field.name.upper() for field in state.schema().fields}
     if wrong := columns ^ {column.name.upper() for column in seen.columns}:
         return bad(
-            f"columns in Snowflake differ from those of the table: {', '.join(sorted(wrong))}", None
+            f"columns in Snowflake differ from those of the table: {', '.join(sorted(wrong))}"
         )
     if rows != seen.rows:
         why = "Snowflake may not apply its deletes (see check equality_deletes)"
         if seen.rows < rows:
             why = "a data file was changed or truncated, or Snowflake does not read all of it; "
             why += "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
-        return bad(
-            f"the table has {count(rows, 'row')}, Snowflake counts {seen.rows:,}: {why}", None
-        )
+        return bad(f"the table has {count(rows, 'row')}, Snowflake counts {seen.rows:,}: {why}")
     return good("Iceberg, Glue and Snowflake agree", **facts)
 
 
 def _dropped(name: str, cause: str | None) -> Finding:
     return Finding(
-        passed=False,
         what=f"Glue has table {name}, which is missing in Iceberg's catalog: it was dropped there, "
         "and readers of Glue and Snowflake still see its last rows",
         remediation="recreate it by materializing all partitions of its asset `iceberg/…`; the "
@@ -270,13 +192,11 @@ def _dropped(name: str, cause: str | None) -> Finding:
     )
 
 
-def _missing(
-    what: str, table: Table, remediation: str, now: datetime, patience: timedelta
-) -> Finding:
+def _missing(what: str, table: Table, probe: Probe) -> Finding:
     first = from_ms(min(snapshot.timestamp_ms for snapshot in table.metadata.snapshots))
-    if now - first <= patience:
+    if probe.now - first <= probe.catalogs_patience:
         return good(f"{what}, and the Iceberg table is new")
-    return Finding(passed=False, what=what, remediation=remediation, since=first)
+    return Finding(what, probe.table.sync, first)
 
 
 def count_rows(table: Table) -> int:

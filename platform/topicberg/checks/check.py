@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from topicberg.checks.finding import Finding, good
 from topicberg.errors import TableFormatError, TopicbergError
+from topicberg.settings import settings
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
@@ -40,26 +41,48 @@ class TableCheck:
     """Whether a failure prevents the computation of what is downstream."""
 
 
-class CheckedTable(Protocol):
+@dataclass(frozen=True)
+class CheckedTable:
     """The names of one Iceberg table in every catalog."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def identifier(self) -> tuple[str, str]: ...
-    @property
-    def glue_table(self) -> tuple[str, str]: ...
-    @property
-    def snowflake_source(self) -> tuple[str, str]: ...
-    @property
-    def snowflake_name(self) -> str: ...
+    name: str
+    identifier: tuple[str, str]
+
     @property
     def sync(self) -> str:
-        """How to bring Glue and Snowflake to the table's current state."""
+        """What brings Glue and Snowflake to the table's current state."""
+        return (
+            f"materialize glue/{self.name} and snowflake/{self.name}, or `topicberg sync "
+            f"{self.name}`"
+        )
 
     @property
     def apply_deletes(self) -> str:
         """The statement that rewrites the table without its delete files."""
+        return (
+            "CALL lake.system.rewrite_data_files(table => "
+            f"'`{self.identifier[0]}`.`{self.identifier[1]}`', options => map("
+            "'delete-file-threshold', '1', 'remove-dangling-deletes', 'true'))"
+        )
+
+    @property
+    def glue_table(self) -> tuple[str, str]:
+        """Glue database and table, whose name Glue requires in lower case."""
+        return self.identifier[0], self.identifier[1].lower()
+
+    @property
+    def snowflake_name(self) -> str:
+        return self.name.upper()
+
+    @property
+    def snowflake_source(self) -> tuple[str, str]:
+        """Namespace and table in the catalog in which Snowflake finds it.
+
+        Names in Glue are in lower case; Snowflake finds derived tables there in any case.
+        """
+        config = settings()
+        in_glue = config.topics_in_glue or self.identifier[0] != config.topics_namespace
+        return self.glue_table if in_glue else self.identifier
 
 
 class Deployment(Protocol):
@@ -73,30 +96,20 @@ class Deployment(Protocol):
         """Return what Tableflow reports of a topic; None: it reports nothing to topicberg."""
 
 
+@dataclass
 class Probe:
     """What the checks of one table inspect; each thing is fetched once."""
 
-    def __init__(
-        self,
-        table: CheckedTable,
-        deployment: Deployment,
-        snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]],
-        last: Callable[[str], Finding | None],
-        *,
-        reads_rows: bool = True,
-    ) -> None:
-        """
-        :param snowflake: opens a connection
-        :param last: name of a check of the same asset → the finding of its last evaluation
-        :param reads_rows: False: rules that are not blocking use column statistics only
-        """
-        self.table = table
-        self.deployment = deployment
-        self.snowflake = snowflake
-        self.last = last
-        self.reads_rows = reads_rows
-        self.now = datetime.now(UTC)
-        self._statuses: dict[str, TopicStatus | None] = {}
+    table: CheckedTable
+    deployment: Deployment
+    snowflake: Callable[[], AbstractContextManager[SnowflakeConnection]]
+    """Opens a connection."""
+    last: Callable[[str], Finding | None]
+    """Name of a check of the same asset → the finding of its last evaluation."""
+    reads_rows: bool = True
+    """False: rules that are not blocking use column statistics only."""
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    _statuses: dict[str, TopicStatus | None] = field(default_factory=dict)
 
     @property
     def config(self) -> Settings:
@@ -113,15 +126,11 @@ class Probe:
 
     @cached_property
     def iceberg(self) -> Table:
-        """
-        :raises NoSuchTableError: the table was not created yet
-        """
+        """:raises NoSuchTableError: the table was not created yet"""
         return self.load(self.table.identifier)
 
     def load(self, identifier: tuple[str, str]) -> Table:
-        """
-        :raises NoSuchTableError: the table was not created yet
-        """
+        """:raises NoSuchTableError: the table was not created yet"""
         return self.endpoints.catalog(self.config).load_table(identifier)
 
     def find(self, identifier: tuple[str, str]) -> Table | None:
@@ -162,7 +171,6 @@ def evaluate(check: TableCheck, probe: Probe) -> Finding:
         return good("the table was not created yet")
     except TableFormatError as error:
         return Finding(
-            passed=False,
             what=error.message,
             remediation=error.hint,
             severity="warning",
@@ -172,7 +180,6 @@ def evaluate(check: TableCheck, probe: Probe) -> Finding:
 
 def delay_check(
     spec: TopicSpec,
-    table: CheckedTable,
     allowed_minutes: int,
     description: str,
     compare: Callable[[Table | None, Table, int, datetime, str], Finding],
@@ -185,8 +192,8 @@ def delay_check(
 
     def evaluate(probe: Probe) -> Finding:
         topic = probe.load(spec.table_identifier(probe.config))
-        found = probe.find(table.identifier)
-        remediation = computation_remediation(table.name)
+        found = probe.find(probe.table.identifier)
+        remediation = computation_remediation(probe.table.name)
         return compare(found, topic, allowed_minutes, probe.now, remediation)
 
     return TableCheck("up_to_date", description, evaluate)

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 
-from topicberg.checks.check import (
-    CheckedTable,
-    Probe,
-    TableCheck,
-    computation_remediation,
-    delay_check,
-)
+from topicberg.checks.check import Probe, TableCheck, computation_remediation, delay_check
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, summary
+from topicberg.topics import TopicSpec
+from topicberg.transforms.derived import Derivation
 from topicberg.transforms.unread import Known, SourceTable, unread
 from topicberg.transforms.upsert_view import merged
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.topics import TopicSpec
 
 ALLOWED_MINUTES = 30
 """How stale a table may be if the spec of its topic sets no limit."""
@@ -50,25 +41,17 @@ class Memory(BaseModel):
     known: Known
 
 
-# --- derived tables ---
-
-
 def derived_check(
     name: str,
     reads: Sequence[str],
     allowed_minutes: int,
-    time: str,
-    sources: Callable[[Probe], Mapping[str, SourceTable]],
-    partitions: Callable[[Iterable[Hours], datetime], Sequence[str]],
-    first_hour: Callable[[datetime], int],
+    plan: Derivation,
+    partitions: Callable[[Iterable[Hours], datetime, int], Sequence[str]],
 ) -> TableCheck:
-    """
-    :param name: the table
+    """:param name: the table
     :param reads: names of its sources and lookups
-    :param time: the table's event time
-    :param sources: the sources that exist and have an event time, by name with namespace
-    :param partitions: some hours → the keys of their existing partitions, in order
-    :param first_hour: earlier hours are past the retention of a source, and not computed again
+    :param partitions: some hours, the present and the first hour that may be computed again → the
+        keys of their existing partitions, in order
     """
 
     def remediation(keys: Sequence[str]) -> str:
@@ -76,25 +59,22 @@ def derived_check(
         return computation_remediation(name, chosen)
 
     def evaluate(probe: Probe) -> Finding:
-        last = probe.last("up_to_date")
+        last, first_hour = probe.last("up_to_date"), plan.first_hour(probe.now)
         return check_up_to_date(
             probe.find(probe.table.identifier),
-            time,
-            sources(probe),
+            plan.target_time,
+            plan.source_tables(probe.find),
             allowed_minutes,
             probe.now,
             last.facts.get(MEMORY) if last else None,
-            lambda hours: partitions(hours, probe.now),
+            lambda hours: partitions(hours, probe.now, first_hour),
             remediation,
-            first_hour(probe.now),
+            first_hour,
         )
 
     names = ", ".join(f"`{each}`" for each in reads)
-    return TableCheck(
-        "up_to_date",
-        f"Everything that {names} held {allowed_minutes} minutes ago was read.",
-        evaluate,
-    )
+    description = f"Everything that {names} held {allowed_minutes} minutes ago was read."
+    return TableCheck("up_to_date", description, evaluate)
 
 
 def check_up_to_date(
@@ -121,12 +101,9 @@ def check_up_to_date(
     uuid = table.metadata.table_uuid.hex if table else None
     if memory and memory.table and table is None:
         held = (hours for each in sources.values() for hours in held_hours(each.table, each.time))
-        return Finding(
-            passed=False,
-            what="the table is missing: it existed before, and was dropped",
-            remediation=remediation(partitions(held)),
-            facts={MEMORY: memory.model_dump(mode="json")},
-        )
+        what = "the table is missing: it existed before, and was dropped"
+        facts: dict[str, Any] = {MEMORY: memory.model_dump(mode="json")}
+        return Finding(what, remediation(partitions(held)), facts=facts)
     same = memory if memory and memory.table == uuid else None
     read = unread(table, time, sources, first_hour, same.known if same else None)
     now_ms = int(now.timestamp() * 1000)
@@ -164,14 +141,11 @@ def _memory(before: Any) -> Memory | None:
         return None
 
 
-# --- upsert views ---
-
-
-def view_check(spec: TopicSpec, view: CheckedTable, allowed_minutes: int) -> TableCheck:
+def view_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:
     description = (
         f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged."
     )
-    return delay_check(spec, view, allowed_minutes, description, check_merged)
+    return delay_check(spec, allowed_minutes, description, check_merged)
 
 
 def check_merged(

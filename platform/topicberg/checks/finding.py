@@ -20,7 +20,6 @@ class Finding:
     The texts are plain text: whoever shows a finding escapes them for the destination.
     """
 
-    passed: bool
     what: str
     """A sentence without its full stop."""
     remediation: str | None = None
@@ -31,6 +30,7 @@ class Finding:
     """The check (``iceberg/orders:tableflow``) whose failure is the reason for this one."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further values to show, and those that the next evaluation continues from."""
+    passed: bool = False
 
     @property
     def lines(self) -> list[str]:
@@ -76,7 +76,7 @@ def judge_delay(
     if now - since <= timedelta(minutes=allowed_minutes):
         return good(what, **facts)
     what = f"the table is stale: {what}; {allowed_minutes} min are allowed"
-    return Finding(passed=False, what=what, remediation=remediation, since=since, facts=facts)
+    return Finding(what=what, remediation=remediation, since=since, facts=facts)
 
 
 def moment(time: datetime) -> str:

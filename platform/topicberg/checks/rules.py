@@ -57,8 +57,7 @@ _WITHOUT_ROWS = (
 
 
 def rule_checks(rules: Rules, spec: TopicSpec | None, defined_in: str) -> Iterator[TableCheck]:
-    """
-    :param spec: of a topic's own table
+    """:param spec: of a topic's own table
     :param defined_in: where the rules are written
     """
     for name in _RULES:
@@ -218,7 +217,6 @@ def check_rules(
     if samples:
         facts["sample"] = samples[0]
     found = Finding(
-        passed=False,
         what=f"{check}: " + "; ".join(broken),
         since=min(since),
         remediation=f"fix {source}, which writes what the rules exclude, or widen {named}; "
@@ -359,7 +357,6 @@ def check_unique(
         f"{dict(zip(columns, row, strict=False))}: {count(row[-1], 'row')}" for row in found.rows
     ]
     found_rows = Finding(
-        passed=False,
         what=f"rows have the same {keys}; the most frequent: {lines[0]}",
         remediation=f"fix {source}, which writes a key twice, or correct `unique` in {named} if "
         "these columns are not a key",
@@ -374,9 +371,8 @@ def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:
     :param named: where the rules are written
     """
     there = schema.column_names
-    columns = (*rules.not_null, *rules.accepted_values, *rules.ranges, *rules.unique)
-    missing = [column for column in dict.fromkeys(columns) if column not in there]
+    missing = [column for column in dict.fromkeys(rules.columns) if column not in there]
     if not missing:
         return None
     what = "; ".join(f"no column {column}{suggestion(column, there)}" for column in missing)
-    return Finding(passed=False, what=f"the table has {what}", remediation=f"correct {named}")
+    return Finding(what=f"the table has {what}", remediation=f"correct {named}")

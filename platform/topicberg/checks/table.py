@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFileContent, ManifestContent
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
-from topicberg.checks.check import CheckedTable, Probe, TableCheck
+from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.errors import TableFormatError
 from topicberg.iceberg.files import entries
@@ -18,9 +18,6 @@ from topicberg.iceberg.readers import Reader, configured
 from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.iceberg.summaries import ancestry
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 HISTORY = timedelta(days=7)
 MIN_HISTORY = 6
@@ -35,18 +32,12 @@ _MAD = 1.4826
 """A normal distribution's standard deviation, in median absolute deviations."""
 
 
-# --- readers ---
-
-
 def readable_by_check() -> TableCheck:
     def evaluate(probe: Probe) -> Finding:
         try:
-            table = probe.iceberg
+            return check_readable_by(probe.iceberg, configured(probe.config))
         except TableFormatError as error:
-            return Finding(
-                passed=False, what=error.message, remediation=error.hint, severity="warning"
-            )
-        return check_readable_by(table, configured(probe.config))
+            return Finding(error.message, error.hint, severity="warning")
 
     return TableCheck(
         "readable_by",
@@ -64,7 +55,6 @@ def check_readable_by(table: Table, readers: Sequence[Reader]) -> Finding:
     if not wrong:
         return good(f"all readers can read format version {version}", **facts)
     return Finding(
-        passed=False,
         what=f"the table is of format version {version}, and cannot be read by {', '.join(wrong)}",
         remediation="use the other readers, or drop the table and create it again with a format "
         "version and types that all readers support (`table.format_version` in the spec)",
@@ -73,17 +63,11 @@ def check_readable_by(table: Table, readers: Sequence[Reader]) -> Finding:
     )
 
 
-# --- equality deletes ---
-
-
-def equality_deletes_check(table: CheckedTable) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        return check_equality_deletes(probe.iceberg, table.apply_deletes)
-
+def equality_deletes_check() -> TableCheck:
     return TableCheck(
         "equality_deletes",
         "The table has no equality deletes, which Snowflake reads incorrectly without an error.",
-        evaluate,
+        lambda probe: check_equality_deletes(probe.iceberg, probe.table.apply_deletes),
         blocking=True,
     )
 
@@ -106,7 +90,6 @@ def check_equality_deletes(table: Table, rewrite: str) -> Finding:
     if not found:
         return good("the table has no equality deletes")
     return Finding(
-        passed=False,
         what=f"the table has {count(found, 'file')} of equality deletes: Snowflake and other "
         "readers count rows that are deleted",
         since=min(since, default=None),
@@ -115,15 +98,11 @@ def check_equality_deletes(table: Table, rewrite: str) -> Finding:
     )
 
 
-# --- volume ---
-
-
 def volume_check(factor: float) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        return check_volume(probe.iceberg, factor, probe.now)
-
     return TableCheck(
-        "volume", "As many rows as usual were added in the last full hour or day.", evaluate
+        "volume",
+        "As many rows as usual were added in the last full hour or day.",
+        lambda probe: check_volume(probe.iceberg, factor, probe.now),
     )
 
 
@@ -142,9 +121,8 @@ def judge_volume(
     """Return whether the last of the periods, which began at ``start``, is like those before it."""
     unit = "hour" if period == timedelta(hours=1) else f"{period}"
     if len(series) <= MIN_HISTORY:
-        return good(
-            f"too little history to know what is usual: {len(series)} full periods ({unit})"
-        )
+        few = f"too little history to know what is usual: {len(series)} full periods ({unit})"
+        return good(few)
     last, usual = series[-1], statistics.median(series[:-1])
     low, high = usual_range(series[:-1], factor)
     facts = {"rows": last, "usual_rows": usual, "least": round(low), "most": round(high)}
@@ -153,7 +131,6 @@ def judge_volume(
     if low <= last <= high:
         return good(text, **facts)
     return Finding(
-        passed=False,
         what=f"{text}; {low:,.0f} to {high:,.0f} are expected",
         since=start,
         severity="warning",
@@ -177,10 +154,7 @@ def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime
         rows, period = _rows_by_slot(table), SLOT
     else:
         hours, width = found
-        rows, period = (
-            {hour // width: count for hour, count in hours.items()},
-            timedelta(hours=width),
-        )
+        rows, period = {h // width: n for h, n in hours.items()}, timedelta(hours=width)
     seconds = period.total_seconds()
     last = int((now - GRACE).timestamp() // seconds) - 1
     full = [number for number in rows if number <= last]

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg import kafka
-from topicberg.checks.check import CheckedTable, Probe, TableCheck, delay_check
-from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay, moment
+from topicberg.checks.check import Probe, TableCheck, delay_check
+from topicberg.checks.finding import Finding, Severity, age, from_ms, good, judge_delay, moment
+from topicberg.endpoints import Endpoints
 from topicberg.errors import split_hint
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.summaries import ROWS_SKIPPED, ancestry
 from topicberg.kafka.consumer import first_times
+from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
+from topicberg.tableflow.control import as_requested
 from topicberg.tableflow.fold_state import State
 from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
 from topicberg.topics.deadletters import DEFAULT_TARGET
+from topicberg.topics.spec import Freshness, TopicSpec
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.kafka.registration import FileState
-    from topicberg.topics.spec import Freshness, TopicSpec
 
 ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
 """Table property: how many skipped records the operator has acknowledged."""
@@ -49,23 +46,18 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
     if spec.is_compacted:
         yield deletes_check(spec)
     if spec.changelog is not None and spec.write_mode == "upsert":
-        yield identity_check(spec)
+        yield identity_check()
     if spec.checks.max_lag_records is not None:
         yield lag_check(spec)
     if spec.freshness is not None:
         yield freshness_check(spec, spec.freshness)
 
 
-def history_checks(
-    spec: TopicSpec, table: CheckedTable, allowed_minutes: int
-) -> Iterator[TableCheck]:
+def history_checks(spec: TopicSpec, allowed_minutes: int) -> Iterator[TableCheck]:
     """Return the checks of the table of every record, apart from those that every table has."""
     if spec.checks.max_lag_records is not None:
         yield lag_check(spec)
-    yield history_check(spec, table, allowed_minutes)
-
-
-# --- the engine ---
+    yield history_check(spec, allowed_minutes)
 
 
 def engine_check(spec: TopicSpec) -> TableCheck:
@@ -91,43 +83,20 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
         f"`topicberg status` shows what runs, `topicberg tableflow status {spec.name}` the topic"
     )
     if status.suspended:
-        return Finding(
-            passed=False,
-            what=f"Tableflow is suspended: {message}",
-            remediation=hint,
-            since=since,
-            facts=facts,
-        )
+        return Finding(f"Tableflow is suspended: {message}", hint, since, facts=facts)
     lasting = since is None or now.timestamp() * 1000 - since.timestamp() * 1000 > PATIENCE_MS
     if status.error_message and lasting:
-        return Finding(
-            passed=False,
-            what=f"Tableflow keeps failing and retries: {message}",
-            remediation=hint,
-            since=since,
-            facts=facts,
-        )
+        return Finding(f"Tableflow keeps failing and retries: {message}", hint, since, facts=facts)
     for failing in status.failing_table_formats:
         message, hint = split_hint(failing.error_message)
-        return Finding(
-            passed=False,
-            what=f"{failing.format} is no longer written: {message}",
-            remediation=hint,
-            severity="warning",
-            facts=facts,
-        )
+        what = f"{failing.format} is no longer written: {message}"
+        return Finding(what, hint, severity="warning", facts=facts)
     for partition, transaction in status.open_transactions.items():
-        since = from_ms(transaction.since_ms)
         if now.timestamp() * 1000 - transaction.since_ms > TRANSACTION_MS:
-            return Finding(
-                passed=False,
-                what=f"an open transaction holds back the records of partition {partition} from "
-                f"offset {transaction.offset} on",
-                remediation=_end_transaction(spec),
-                since=since,
-                severity="warning",
-                facts=facts,
-            )
+            what = f"an open transaction holds back the records of partition {partition} from "
+            what += f"offset {transaction.offset} on"
+            since = from_ms(transaction.since_ms)
+            return Finding(what, _end_transaction(spec), since, "warning", facts=facts)
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
@@ -139,20 +108,13 @@ def _end_transaction(spec: TopicSpec) -> str:
     )
 
 
-# --- schema files ---
-
-
 def schema_check(spec: TopicSpec) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        from topicberg.kafka.registration import compare
-
-        states = compare(spec, probe.endpoints, probe.config)
-        return check_schema(states, probe.engine_fault(spec))
-
     return TableCheck(
         "schema",
         "The schema files of the topic are the newest versions in the schema registry.",
-        evaluate,
+        lambda probe: check_schema(
+            compare(spec, probe.endpoints, probe.config), probe.engine_fault(spec)
+        ),
     )
 
 
@@ -166,28 +128,17 @@ def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
     if not different:
         what = "; ".join(state.what for state in states)
         return good(what or "the topic has no schema file", **facts)
-    return Finding(
-        passed=False,
-        what="; ".join(state.what for state in different),
-        remediation=different[0].remediation,
-        severity="warning",
-        cause=engine,
-        facts=facts,
-    )
-
-
-# --- lag ---
+    what = "; ".join(state.what for state in different)
+    remediation = different[0].remediation
+    return Finding(what, remediation, severity="warning", cause=engine, facts=facts)
 
 
 def lag_check(spec: TopicSpec) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        return check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec))
-
     return TableCheck(
         "kafka_lag",
         "Records in Kafka that the table does not hold yet; at most "
         f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
-        evaluate,
+        lambda probe: check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec)),
     )
 
 
@@ -213,15 +164,8 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
     if waiting := _held_back(spec, endpoints):
         what += f"{waiting} "
         remediation = _end_transaction(spec)
-    return Finding(
-        passed=False,
-        what=f"{what}(checks.max_lag_records)",
-        remediation=remediation,
-        since=last,
-        severity="warning",
-        cause=engine,
-        facts=facts,
-    )
+    what += "(checks.max_lag_records)"
+    return Finding(what, remediation, last, "warning", engine, facts)
 
 
 def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
@@ -258,35 +202,22 @@ def last_commit(table: Table) -> datetime | None:
     return None
 
 
-# --- freshness ---
-
-
 def freshness_check(spec: TopicSpec, limits: Freshness) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        cause = probe.engine_fault(spec)
-        return check_freshness(spec, limits, probe.iceberg, probe.endpoints, probe.now, cause)
-
     return TableCheck(
         "freshness",
         f"Rows were added within {limits.warn_minutes} minutes (fails after "
         f"{limits.fail_minutes}); if not, it says whether the producer or Tableflow is the cause.",
-        evaluate,
+        lambda probe: check_freshness(spec, limits, probe),
     )
 
 
-def check_freshness(
-    spec: TopicSpec,
-    freshness: Freshness,
-    table: Table,
-    endpoints: Endpoints,
-    now: datetime,
-    engine: str | None,
-) -> Finding:
+def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Finding:
     """Return whether rows were added recently; if not, whether Kafka or the engine is the cause."""
+    engine, table, endpoints = probe.engine_fault(spec), probe.iceberg, probe.endpoints
     last = last_commit(table)
     if last is None:
         return good("the topic has no records yet")
-    seconds = (now - last).total_seconds()
+    seconds = (probe.now - last).total_seconds()
     facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1)}
     if seconds <= freshness.warn_minutes * 60:
         return good(f"the newest rows were added {age(seconds)} ago", **facts)
@@ -308,27 +239,17 @@ def check_freshness(
             else f"start the producer of topic {spec.name}; "
             f"owners: {', '.join(spec.owners) or 'none in the spec'}"
         )
-    failed = seconds > freshness.fail_minutes * 60
-    return Finding(
-        passed=False,
-        what=what,
-        remediation=remediation,
-        since=last,
-        severity="error" if failed else "warning",
-        cause=engine if lag else None,
-        facts={**facts, "lag_records": lag},
-    )
+    severity: Severity = "error" if seconds > freshness.fail_minutes * 60 else "warning"
+    cause = engine if lag else None
+    return Finding(what, remediation, last, severity, cause, {**facts, "lag_records": lag})
 
 
-# --- the history of an upsert topic ---
-
-
-def history_check(spec: TopicSpec, table: CheckedTable, allowed_minutes: int) -> TableCheck:
+def history_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:
     description = (
         "The table holds every record that the topic's own table held "
         f"{allowed_minutes} minutes ago."
     )
-    return delay_check(spec, table, allowed_minutes, description, check_history)
+    return delay_check(spec, allowed_minutes, description, check_history)
 
 
 def check_history(
@@ -352,19 +273,11 @@ def check_history(
     return judge_delay(what, since, allowed_minutes, now, remediation)
 
 
-# --- skipped records ---
-
-
 def skipped_check(spec: TopicSpec) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        from topicberg.tableflow.control import as_requested
-
-        return check_skipped(as_requested(probe.config, spec), probe.iceberg)
-
     return TableCheck(
         "skipped_rows",
         "Every record that was skipped, or sent to the dead-letter topic, is acknowledged.",
-        evaluate,
+        lambda probe: check_skipped(as_requested(probe.config, spec), probe.iceberg),
     )
 
 
@@ -373,10 +286,8 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
     skipped, known = (int(table.properties.get(key, 0)) for key in (ROWS_SKIPPED, ACKNOWLEDGED))
     facts: dict[str, Any] = {"rows_skipped": skipped, "acknowledged": known}
     if skipped <= known:
-        return good(
-            f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)",
-            **facts,
-        )
+        what = f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)"
+        return good(what, **facts)
     handling = spec.tableflow.error_handling
     where = {
         "LOG": f"in mode LOG they are in the dead-letter topic {handling.target or DEFAULT_TARGET}",
@@ -386,7 +297,6 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
     }
     facts["error_handling"] = handling.mode
     return Finding(
-        passed=False,
         what=f"malformed records that were skipped and are not acknowledged: {skipped - known:,}; "
         f"{where[handling.mode]}",
         remediation=f"fix the producer, then `topicberg tableflow acknowledge {spec.name}`",
@@ -403,18 +313,12 @@ def acknowledge(table: Table) -> int:
     return int(skipped)
 
 
-# --- deletes of an upsert topic ---
-
-
 def deletes_check(spec: TopicSpec) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        return check_deletes(spec, probe.iceberg)
-
     return TableCheck(
         "deletes",
         "Every tombstone was read while Kafka kept it: the engine was never down for longer than "
         "delete.retention.ms.",
-        evaluate,
+        lambda probe: check_deletes(spec, probe.iceberg),
     )
 
 
@@ -424,7 +328,6 @@ def check_deletes(spec: TopicSpec, table: Table) -> Finding:
     if found is None:
         return good("every delete was read")
     return Finding(
-        passed=False,
         what=f"the engine was down from {moment(from_ms(found.since_ms))} to "
         f"{moment(from_ms(found.until_ms))}, longer than Kafka keeps tombstones "
         "(delete.retention.ms), and the log was compacted meanwhile: the table may still have rows "
@@ -436,15 +339,12 @@ def check_deletes(spec: TopicSpec, table: Table) -> Finding:
     )
 
 
-def identity_check(spec: TopicSpec) -> TableCheck:
-    def evaluate(probe: Probe) -> Finding:
-        return check_identity(probe.iceberg)
-
+def identity_check() -> TableCheck:
     return TableCheck(
         "replica_identity",
         "Every change has the values of all columns of its row: the source's table has REPLICA "
         "IDENTITY FULL if it needs that.",
-        evaluate,
+        lambda probe: check_identity(probe.iceberg),
     )
 
 
@@ -454,7 +354,6 @@ def check_identity(table: Table) -> Finding:
     if not lacking:
         return good("every change had the values of all columns")
     return Finding(
-        passed=False,
         what=f"the connector did not have some values of {', '.join(lacking)}: PostgreSQL omits "
         "large values (TOAST) that a change leaves as they are; the table has the values of the "
         "rows before, and a row that it never had would be malformed",

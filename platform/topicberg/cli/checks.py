@@ -97,7 +97,8 @@ def _recorded(config: Settings) -> list[_Check]:
 
     import dagster as dg
 
-    from assets.checks import check_specs, lake_checks, last_evaluations
+    from assets.checks.adapter import check_specs, lake_checks
+    from assets.checks.evaluations import last_evaluations
     from assets.lake import Lake, find_derived
     from topicberg.checks.rules import COVERS
     from topicberg.topics import load_topics

@@ -273,7 +273,7 @@ def _uncomputed_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> set
             return 0
         return report(head).total_records if head else 0
 
-    trades, totals = (rows(lake.origin(name).table.identifier) for name in (TOPIC, TOTALS))
+    trades, totals = (rows(lake.origin(name).identifier) for name in (TOPIC, TOTALS))
     if trades == totals and all(rows(lake.table(each).identifier) for each in lake.derived):
         return set()
     return {hour for hours in _all_hours(lake, config, endpoints).values() for hour in hours}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from topicberg.clients.answers import answered
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.logins.registry import PREFIX
 
-CONFLICT = 409
+NOT_FOUND, CONFLICT = 404, 409
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class IncompatibleSchemaError(TopicbergError):
@@ -54,3 +58,15 @@ def registry_errors(what: str) -> Iterator[None]:
             f"the schema registry does not answer ({what}): {error}",
             hint="run `topicberg status` to see whether it runs",
         ) from error
+
+
+def if_found(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what the registry's client returns, or None if the registry does not have it."""
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    try:
+        return call(*args, **kwargs)
+    except SchemaRegistryError as error:
+        if error.http_status_code != NOT_FOUND:
+            raise
+        return None

@@ -1,6 +1,7 @@
 """Topics and subjects: create them as their spec requires, read a topic's offsets and identity.
 
-Nothing here deletes anything. Every call has a timeout, and its error names who did not answer.
+Every call has a timeout, and its error names who did not answer. What reads a topic raises
+:class:`NoSuchTopicError` if it does not exist.
 """
 
 from __future__ import annotations
@@ -17,9 +18,29 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+    TopicDescription,
+)
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, registry_errors
+from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.settings import settings
@@ -29,25 +50,34 @@ from topicberg.topics.schema import read_schema
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer
-    from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
+    from topicberg.topics.spec import KeySpec, ValueSchema
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
-NOT_FOUND = 404
 _GRACE_SECONDS = 5.0
+_CONFIGS_AT_ONCE = 100
 _REFUSALS = ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED")
 _REFUSED_BY_SERVER = "Failed to acquire SASL OAUTHBEARER token"
 _NO_TOKEN = re.compile(
     r"OAUTHBEARER token: .*(connect|resolve|timed? ?out|empty reply)", re.IGNORECASE
 )
-_REGISTRY_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+NO_ANSWER = (
+    *(KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE),
+    KafkaError._TIMED_OUT,
+)
+_LEADERLESS = (
+    *(KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE),
+    # The client's or the broker's metadata is stale.
+    *(KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH),
+)
+LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 T = TypeVar("T")
 
@@ -86,11 +116,7 @@ class TopicLog:
 
 
 def ensure_topic(
-    spec: TopicSpec,
-    endpoints: Endpoints,
-    config: Settings | None = None,
-    *,
-    recreate: bool = False,
+    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None, *, recreate: bool = False
 ) -> EnsuredTopic:
     """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
 
@@ -106,28 +132,23 @@ def ensure_topic(
     """
     if spec.external:
         return EnsuredTopic(False, partition_count(endpoints, spec.name), None, None)
-    admin = admin_client(endpoints, writes=True)
-    created = _create_missing(admin, spec, endpoints, None if recreate else config or settings())
+    config = config or settings()
+    created = _create_missing(spec, endpoints, None if recreate else config)
     if created:
-        requests.topic_created(config or settings(), spec.name)
+        requests.topic_created(config, spec.name)
     await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:
         found = topic_config(endpoints, spec.name)
         # First: partitions cannot be removed from a topic that is not what its spec says.
         _check_cleanup_policy(spec, found.get("cleanup.policy") or "delete")
-        partitions = _converge_partitions(admin, spec, endpoints, found)
-        _converge_config(admin, spec, endpoints, found)
-    return EnsuredTopic(
-        created=created,
-        partitions=partitions,
-        value_schema_id=register_schema(
-            endpoints, spec.value_subject, spec.value_schema, spec.value_schema_path(config)
-        ),
-        key_schema_id=register_schema(
-            endpoints, spec.key_subject, spec.key, spec.key_schema_path(config)
-        ),
-    )
+        partitions = _converge_partitions(spec, endpoints, found)
+        _converge_config(spec, endpoints, found)
+    ids = {
+        schema: register_schema(endpoints, subject, schema, path)
+        for subject, schema, path in spec.schema_files(config)
+    }
+    return EnsuredTopic(created, partitions, ids.get(spec.value_schema), ids.get(spec.key))
 
 
 def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None) -> None:
@@ -138,66 +159,33 @@ def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None 
     :raises TopicbergError: the broker does not answer, or refuses
     """
     config = config or settings()
-    admin = admin_client(endpoints, writes=True)
-    if not spec.external and _create_missing(admin, spec, endpoints, config):
+    if not spec.external and _create_missing(spec, endpoints, config):
         requests.topic_created(config, spec.name)
     await_topic(endpoints, spec.name)
 
 
 def ensure_internal_topic(topic: str, endpoints: Endpoints, partitions: int = 1) -> None:
     """Create a compacted topic for topicberg's own records, if it is missing."""
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import NewTopic
-
-    new = NewTopic(topic, partitions, replication_factor=-1, config={"cleanup.policy": "compact"})
-    admin = admin_client(endpoints, writes=True)
-    future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
-    try:
-        result_of(future, endpoints, f"create topic {topic}")
-    except TopicbergError as error:
-        cause = error.__cause__
-        exists = KafkaError.TOPIC_ALREADY_EXISTS
-        if not isinstance(cause, KafkaException) or cause.args[0].code() != exists:
-            raise
+    _create(endpoints, topic, partitions, {"cleanup.policy": "compact"})
 
 
 def beginning_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
-    """Return partition → first offset that the log still has.
-
-    :raises NoSuchTopicError: there is no such topic
-    """
-    from confluent_kafka.admin import OffsetSpec
-
-    return _offsets(endpoints, topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+    """Return partition → first offset that the log still has."""
+    return _offsets(endpoints, topic, _EARLIEST)
 
 
 def end_offsets(endpoints: Endpoints, topic: str) -> dict[int, int]:
-    """Return partition → offset after the last record that a read_committed consumer may read.
-
-    :raises NoSuchTopicError: there is no such topic
-    """
-    from confluent_kafka.admin import OffsetSpec
-
-    return _offsets(endpoints, topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    """Return partition → offset after the last record that a read_committed consumer may read."""
+    return _offsets(endpoints, topic, LATEST)
 
 
 def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
-    """Return partition → offset after the last record, including open transactions.
-
-    :raises NoSuchTopicError: there is no such topic
-    """
-    from confluent_kafka.admin import OffsetSpec
-
-    return _offsets(endpoints, topic, OffsetSpec.latest(), committed=False)  # type: ignore[no-untyped-call]
+    """Return partition → offset after the last record, including open transactions."""
+    return _offsets(endpoints, topic, LATEST, level=IsolationLevel.READ_UNCOMMITTED)
 
 
 def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
-    """Return partition → first offset of that time or later; -1: there is none.
-
-    :raises NoSuchTopicError: there is no such topic
-    """
-    from confluent_kafka.admin import OffsetSpec
-
+    """Return partition → first offset of that time or later; -1: there is none."""
     return _offsets(endpoints, topic, OffsetSpec.for_timestamp(timestamp_ms))
 
 
@@ -216,8 +204,6 @@ def produce(
     :raises KafkaException: the producer cannot be used any more, with the cause, e.g. that another
         one with its id fenced it off
     """
-    from confluent_kafka import KafkaError, KafkaException
-
     while True:
         try:
             producer.produce(topic, value, key, on_delivery=delivered, timestamp=timestamp_ms)
@@ -233,48 +219,43 @@ def produce(
 
 
 def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
-    """Return the topic's configuration, with the broker's defaults; uses the writers' account.
+    """Return the topic's configuration, with the broker's defaults; uses the writers' account."""
+    return dict(topic_configs(endpoints, [topic]))[topic]
 
-    :raises NoSuchTopicError: there is no such topic
-    """
-    from confluent_kafka.admin import ConfigResource, ResourceType
 
-    resource = ConfigResource(ResourceType.TOPIC, topic)
+def topic_configs(
+    endpoints: Endpoints, topics: Sequence[str]
+) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Yield each topic with what :func:`topic_config` returns of it."""
     admin = admin_client(endpoints, writes=True)
-    future = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
-    entries = result_of(future[resource], endpoints, f"describe the configuration of {topic}")
-    return {name: entry.value for name, entry in entries.items()}
+    for start in range(0, len(topics), _CONFIGS_AT_ONCE):
+        some = topics[start : start + _CONFIGS_AT_ONCE]
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in some]
+        futures = admin.describe_configs(resources, request_timeout=TIMEOUT_SECONDS)
+        for resource, future in futures.items():
+            what = f"describe the configuration of {resource.name}"
+            entries = result_of(future, endpoints, what)
+            yield str(resource.name), {name: entry.value for name, entry in entries.items()}
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:
     """Return Kafka's UUID of the topic, in base64 as Kafka's tools print it.
 
     A topic that is deleted and created again has another one.
-
-    :raises NoSuchTopicError: there is no such topic
     """
     return str(_describe(endpoints, topic).topic_id)
 
 
 def partition_count(endpoints: Endpoints, topic: str) -> int:
-    """Return the number of partitions of a topic.
-
-    :raises NoSuchTopicError: there is no such topic
-    """
+    """Return the number of partitions of a topic."""
     return len(_describe(endpoints, topic).partitions)
 
 
 def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
-    """Return the id of a topic, and where its log begins and ends, in three requests.
-
-    :raises NoSuchTopicError: there is no such topic
-    """
-    from confluent_kafka.admin import OffsetSpec
-
+    """Return the id of a topic, and where its log begins and ends, in three requests."""
     described = _describe(endpoints, topic)
-    partitions = [partition.id for partition in described.partitions]
-    end = _offsets(endpoints, topic, OffsetSpec.latest(), partitions=partitions)  # type: ignore[no-untyped-call]
-    beginning = _offsets(endpoints, topic, OffsetSpec.earliest(), partitions=partitions)  # type: ignore[no-untyped-call]
+    end = _offsets(endpoints, topic, LATEST, described)
+    beginning = _offsets(endpoints, topic, _EARLIEST, described)
     return TopicLog(str(described.topic_id), beginning, end)
 
 
@@ -294,8 +275,6 @@ class _Account:
 
 @lru_cache(maxsize=8)
 def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
-    from confluent_kafka.admin import AdminClient
-
     def note(error: KafkaError) -> None:
         if error.name() in _REFUSALS:
             account.refusal = (time.monotonic(), error.str())
@@ -347,7 +326,6 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
     :raises LoginError: the broker, or the OAuth server, refuses the login
     :raises TopicbergError: the broker does not answer in time, or refuses
     """
-    from confluent_kafka import KafkaError, KafkaException
 
     def silent() -> UnreachableError:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
@@ -370,29 +348,14 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
                 hint="run `topicberg datagen start` or the Tableflow engine: they create the "
                 "topics of a spec",
             ) from None
-        if reason.code() in (
-            KafkaError._TIMED_OUT,
-            KafkaError._TRANSPORT,
-            KafkaError._ALL_BROKERS_DOWN,
-            KafkaError._RESOLVE,
-            KafkaError.REQUEST_TIMED_OUT,
-        ):
+        if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
             raise _login_error(endpoints, what) or silent() from error
-        if reason.code() in (
-            KafkaError.NOT_LEADER_FOR_PARTITION,
-            KafkaError.LEADER_NOT_AVAILABLE,
-            KafkaError.FENCED_LEADER_EPOCH,  # the client's or the broker's metadata is stale
-            KafkaError.UNKNOWN_LEADER_EPOCH,
-        ):
-            raise NoLeaderError(
-                f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
-            ) from error
+        if reason.code() in _LEADERLESS:
+            raise no_leader(what) from error
         raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
 
 
-def _create_missing(
-    admin: AdminClient, spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None
-) -> bool:
+def _create_missing(spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None) -> bool:
     """Create the topic; return False if it exists already, also without the right to create it.
 
     :param deletions: where it says which topics `topicberg deploy delete` deleted; None: create all
@@ -407,33 +370,24 @@ def _create_missing(
                 f"topic {spec.name} was deleted by `topicberg deploy delete`",
                 hint="run `topicberg deploy create`, which creates it again",
             ) from None
-        return _create_topic(admin, spec, endpoints)
+        if _create(endpoints, spec.name, spec.partitions, spec.kafka_config):
+            logger.info("created topic %s with %d partitions", spec.name, spec.partitions)
+            return True
     return False
 
 
-def _create_topic(admin: AdminClient, spec: TopicSpec, endpoints: Endpoints) -> bool:
-    """Create the topic; return False if it exists already."""
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import NewTopic
-
-    new = NewTopic(
-        spec.name,
-        num_partitions=spec.partitions,
-        replication_factor=-1,  # the broker's default
-        config=spec.kafka_config,
-    )
-    future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[spec.name]
+def _create(endpoints: Endpoints, topic: str, partitions: int, config: dict[str, str]) -> bool:
+    """Create the topic, with the broker's default of replicas; return False if it exists."""
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=config)
+    admin = admin_client(endpoints, writes=True)
+    future = admin.create_topics([new], request_timeout=TIMEOUT_SECONDS)[topic]
     try:
-        result_of(future, endpoints, f"create topic {spec.name}")
+        result_of(future, endpoints, f"create topic {topic}")
     except TopicbergError as error:
-        cause = error.__cause__
-        if (
-            isinstance(cause, KafkaException)
-            and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-        ):
+        cause, exists = error.__cause__, KafkaError.TOPIC_ALREADY_EXISTS
+        if isinstance(cause, KafkaException) and cause.args[0].code() == exists:
             return False
         raise
-    logger.info("created topic %s with %d partitions", spec.name, spec.partitions)
     return True
 
 
@@ -452,14 +406,12 @@ def await_topic(endpoints: Endpoints, topic: str) -> int:
 
 
 def _converge_partitions(
-    admin: AdminClient, spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]
+    spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]
 ) -> int:
     """Add missing partitions; return their number.
 
     :param found: the topic's configuration
     """
-    from confluent_kafka.admin import NewPartitions
-
     existing = partition_count(endpoints, spec.name)
     if existing == spec.partitions:
         return existing
@@ -472,21 +424,18 @@ def _converge_partitions(
             "move the keys of a compacted topic to other partitions",
         )
     grow = [NewPartitions(spec.name, spec.partitions)]
+    admin = admin_client(endpoints, writes=True)
     future = admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
     result_of(future, endpoints, f"add partitions to {spec.name}")
     logger.info("topic %s: %d partitions became %d", spec.name, existing, spec.partitions)
     return spec.partitions
 
 
-def _converge_config(
-    admin: AdminClient, spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]
-) -> None:
+def _converge_config(spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]) -> None:
     """Set the configurations of the spec that the topic has otherwise.
 
     :param found: the topic's configuration
     """
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-
     changes = {k: v for k, v in spec.topic_config.items() if found.get(k) != v}
     if not changes:
         return
@@ -495,6 +444,7 @@ def _converge_config(
         for name, value in changes.items()
     ]
     resource = ConfigResource(ResourceType.TOPIC, spec.name, incremental_configs=entries)
+    admin = admin_client(endpoints, writes=True)
     future = admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
     result_of(future, endpoints, f"change the configuration of {spec.name}")
     logger.info("topic %s: set %s", spec.name, ", ".join(f"{k}={v}" for k, v in changes.items()))
@@ -517,8 +467,6 @@ def _check_cleanup_policy(spec: TopicSpec, policy: str) -> None:
 
 
 def _describe(endpoints: Endpoints, topic: str) -> TopicDescription:
-    from confluent_kafka import TopicCollection
-
     admin = admin_client(endpoints)
     future = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)[topic]
     description: TopicDescription = result_of(future, endpoints, f"describe topic {topic}")
@@ -527,6 +475,12 @@ def _describe(endpoints: Endpoints, topic: str) -> TopicDescription:
 
 class NoLeaderError(TopicbergError):
     """A partition has no leader: it is being created, or its broker has just restarted."""
+
+
+def no_leader(what: str) -> NoLeaderError:
+    return NoLeaderError(
+        f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
+    )
 
 
 @retry(
@@ -539,43 +493,38 @@ def _offsets(
     endpoints: Endpoints,
     topic: str,
     which: OffsetSpec,
-    *,
-    committed: bool = True,
-    partitions: Sequence[int] | None = None,
+    described: TopicDescription | None = None,
+    level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, int]:
-    from confluent_kafka import IsolationLevel, TopicPartition
-
-    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    if partitions is None:
-        partitions = [partition.id for partition in _describe(endpoints, topic).partitions]
+    partitions = (described or _describe(endpoints, topic)).partitions
     futures = admin_client(endpoints).list_offsets(
-        {TopicPartition(topic, partition): which for partition in partitions},
+        {TopicPartition(topic, partition.id): which for partition in partitions},
         isolation_level=level,
         request_timeout=TIMEOUT_SECONDS,
     )
     return {
-        partition.partition: result_of(future, endpoints, f"list the offsets of {topic}").offset
-        for partition, future in sorted(futures.items(), key=lambda item: item[0].partition)
+        place.partition: result_of(future, endpoints, f"list the offsets of {topic}").offset
+        for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
     }
 
 
 # --- subjects ---
 
 
-def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) -> int | None:
+def register_schema(
+    endpoints: Endpoints, subject: str, schema: ValueSchema | KeySpec, path: Path
+) -> int:
     """Return the id of the schema in the subject; register it if no version of the subject has it.
 
     The subject gets the compatibility level of the spec, if the spec has one.
 
     :param schema: the schema section of the topic's spec
-    :param path: its file; None: there is no schema
+    :param path: its file
     :raises IncompatibleSchemaError: the subject's compatibility level does not allow it
     :raises TopicbergError: the registry does not answer, or refuses
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-    if path is None:
-        return None
     registry = endpoints.schema_registry_client()
     file_schema = as_registered(schema, path)
     with registry_errors(f"the schema of {subject}"):
@@ -599,7 +548,7 @@ def register_schema(endpoints: Endpoints, subject: str, schema: Any, path: Any) 
     return schema_id
 
 
-def as_registered(schema: Any, path: Path) -> Schema:
+def as_registered(schema: ValueSchema | KeySpec, path: Path) -> Schema:
     """Return the schema of a file as it is registered.
 
     :param schema: the schema section of the topic's spec
@@ -608,31 +557,17 @@ def as_registered(schema: Any, path: Path) -> Schema:
     from confluent_kafka.schema_registry import Schema
 
     text = read_schema(path, schema.format, schema.message).text
-    return Schema(text, _REGISTRY_TYPES[schema.format])
+    return Schema(text, schema.format.upper())
 
 
 def lookup(registry: SchemaRegistryClient, subject: str, schema: Schema) -> RegisteredSchema | None:
     """Return the version of a subject that has this schema, or None."""
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-    try:
-        return registry.lookup_schema(subject, schema)
-    except SchemaRegistryError as error:
-        if error.http_status_code != NOT_FOUND:
-            raise
-        return None
+    return if_found(registry.lookup_schema, subject, schema)
 
 
 def latest_version(registry: SchemaRegistryClient, subject: str) -> RegisteredSchema | None:
     """Return the newest version of a subject, or None if the subject does not exist."""
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-    try:
-        return registry.get_latest_version(subject)
-    except SchemaRegistryError as error:
-        if error.http_status_code != NOT_FOUND:
-            raise
-        return None
+    return if_found(registry.get_latest_version, subject)
 
 
 def compatibility(registry: SchemaRegistryClient, subject: str) -> str | None:
@@ -646,17 +581,7 @@ def compatibility(registry: SchemaRegistryClient, subject: str) -> str | None:
 
 
 def _set_compatibility(registry: SchemaRegistryClient, subject: str, level: str | None) -> None:
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-    if level is None:
-        return
-    try:
-        found = registry.get_compatibility(subject)
-    except SchemaRegistryError as error:
-        if error.http_status_code != NOT_FOUND:
-            raise
-        found = None
-    if found != level:
+    if level is not None and if_found(registry.get_compatibility, subject) != level:
         registry.set_compatibility(subject, level)
 
 
@@ -670,13 +595,7 @@ def restore_schemas(
     """
     registry = endpoints.schema_registry_client()
     deleted: list[tuple[str, int]] = []
-    for subject, schema, path in (
-        (spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
-        (spec.key_subject, spec.key, spec.key_schema_path(config)),
-    ):
-        if path is None:
-            continue
-        assert schema.format in _REGISTRY_TYPES  # noqa: S101  it has a file
+    for subject, schema, path in spec.schema_files(config):
         with registry_errors(f"the schema of {subject}"):
             ours = lookup(registry, subject, as_registered(schema, path))
             if ours is None:

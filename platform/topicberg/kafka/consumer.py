@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message
-
-    from topicberg.endpoints import Endpoints
+from topicberg.kafka import NO_ANSWER
 
 READ_SECONDS = 60.0
 """A read that gets no record for this time fails."""
@@ -25,6 +24,10 @@ SPOTS = 5
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
 _MAX_BATCH_BYTES = 256 * 1024 * 1024
 """The largest batch of records that is decompressed in this process."""
+_DAMAGED = (
+    *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
+    KafkaError.INVALID_MSG,
+)
 
 
 class DamagedRecordsError(TopicbergError):
@@ -52,8 +55,6 @@ def messages(
     :raises DamagedRecordsError: the client cannot read what the broker has
     :raises UnreachableError: the broker does not answer
     """
-    from confluent_kafka import KafkaError, TopicPartition
-
     waiting = {partition: end for partition, (start, end) in ranges.items() if start < end}
     with _consumer(endpoints, topic, {p: ranges[p][0] for p in waiting}) as consumer:
         deadline = time.monotonic() + seconds
@@ -130,8 +131,6 @@ def _sample(
     consumer: Consumer, topic: str, spots: Mapping[int, int], deadline: float
 ) -> dict[int, float]:
     """Return partition → bytes per offset, of the first records from these offsets on."""
-    from confluent_kafka import TopicPartition
-
     consumer.assign([TopicPartition(topic, p, offset) for p, offset in spots.items()])
     read: dict[int, list[int]] = {partition: [0, 0, 0] for partition in spots}
     waiting = set(spots)
@@ -162,8 +161,6 @@ def _consumer(
     **more: Any,
 ) -> Iterator[Consumer]:
     """Yield a consumer positioned at these offsets, without a group and without commits."""
-    from confluent_kafka import Consumer, TopicPartition
-
     consumer = Consumer(
         {
             "log_level": 2,
@@ -190,22 +187,9 @@ def _consumer(
 
 def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
     """Raise a consumer's error, unless the consumer retries by itself."""
-    from confluent_kafka import KafkaError
-
-    damaged = (
-        KafkaError._BAD_MSG,
-        KafkaError._BAD_COMPRESSION,
-        KafkaError._UNDERFLOW,
-        KafkaError.INVALID_MSG,
-    )
     what = f"topic {topic}, partition {partition}, offset {offset}"
-    if error.code() in damaged:
+    if error.code() in _DAMAGED:
         reason = f"{what}: the records cannot be read: {error.str()}"
         raise DamagedRecordsError(reason, partition, offset)
-    if not error.retriable() and error.code() not in (
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT,
-    ):
+    if not error.retriable() and error.code() not in NO_ANSWER:
         raise TopicbergError(f"{what}: Kafka refused to return the records: {error.str()}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from confluent_kafka import KafkaException
 from pydantic import ValidationError
 
 from topicberg import kafka
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 INTERVAL_SECONDS = 60.0
 SWEEP = 20
 """Known topics whose configuration and schemas are read again by each look in turn."""
-_CONFIGS_AT_ONCE = 100
 _READERS = 8
 
 
@@ -48,8 +48,6 @@ def list_topics(endpoints: Endpoints) -> dict[str, int]:
 
     :raises TopicbergError: Kafka does not answer, or refuses
     """
-    from confluent_kafka import KafkaException
-
     try:
         listed = kafka.admin_client(endpoints).list_topics(timeout=kafka.TIMEOUT_SECONDS)
     except KafkaException as error:
@@ -115,11 +113,7 @@ def discover(
     oldest = sorted((n for n in names if n in known), key=lambda name: known[name].looked_at)
     # A topic without a schema may have been created before its producer registered one.
     hasty = [name for name in names if name in known and known[name].value is None]
-    read = {
-        *(n for n in names if n not in known),
-        *hasty,
-        *oldest[: len(oldest) if sweep is None else sweep],
-    }
+    read = {*(n for n in names if n not in known), *hasty, *oldest[:sweep]}
     found = {name: known[name] for name in names if name in known}
     if read:
         found |= _read(sorted(read), there, endpoints, config)
@@ -177,31 +171,16 @@ def _schema(
         path.unlink(missing_ok=True)
     elif not path.exists() or path.read_text() != text:
         replace_file(path, text)
-    found = FoundSchema.model_validate({"format": kind, "version": newest.version or 0})
-    found.is_envelope = kind == "avro" and is_envelope(text)
-    return found
+    is_change = kind == "avro" and is_envelope(text)
+    return FoundSchema.model_validate(
+        {"format": kind, "version": newest.version or 0, "is_envelope": is_change}
+    )
 
 
 def _compacted(names: list[str], endpoints: Endpoints) -> set[str]:
     """Return the topics whose cleanup policy compacts."""
-    from confluent_kafka.admin import ConfigResource, ResourceType
-
-    admin = kafka.admin_client(endpoints, writes=True)
-    found: set[str] = set()
-    for some in _chunks(names, _CONFIGS_AT_ONCE):
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in some]
-        futures = admin.describe_configs(resources, request_timeout=kafka.TIMEOUT_SECONDS)
-        for resource, future in futures.items():
-            what = f"describe the configuration of {resource.name}"
-            entries = kafka.result_of(future, endpoints, what)
-            policy = entries.get("cleanup.policy")
-            if policy is not None and kafka.is_compacted(policy.value):
-                found.add(str(resource.name))
-    return found
-
-
-def _chunks(names: list[str], size: int) -> Iterable[list[str]]:
-    return (names[start : start + size] for start in range(0, len(names), size))
+    configs = kafka.topic_configs(endpoints, names)
+    return {name for name, found in configs if kafka.is_compacted(found.get("cleanup.policy"))}
 
 
 class Discoverer(threading.Thread):

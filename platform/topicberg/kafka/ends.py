@@ -5,22 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
+
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.kafka import (
-    TIMEOUT_SECONDS,
-    NoLeaderError,
-    NoSuchTopicError,
-    admin_client,
-    result_of,
-)
+from topicberg.kafka import LATEST, TIMEOUT_SECONDS, admin_client, no_leader, result_of
 from topicberg.kafka.offsets import Offsets
-
-if TYPE_CHECKING:
-    from confluent_kafka import TopicPartition
-
-    from topicberg.endpoints import Endpoints
 
 DESCRIBE_SECONDS = 5.0
 """How long the partitions and the id of a topic are not read again, unless a request fails."""
@@ -68,13 +59,13 @@ class EndReader:
             for topic in held
             if isinstance(one := self._described.get(topic), _Described)
         }
-        high = self._list(known, committed=False)
+        high = self._list(known, IsolationLevel.READ_UNCOMMITTED)
         waiting = {
             topic: known[topic]
             for topic, ends in high.items()
             if isinstance(ends, dict) and ends != held[topic]
         }
-        stable = self._list(waiting, committed=True)
+        stable = self._list(waiting, IsolationLevel.READ_COMMITTED)
         found: dict[str, Ends | TopicbergError] = {}
         for topic in held:
             one, ends = self._described[topic], high.get(topic)
@@ -89,8 +80,6 @@ class EndReader:
         return found
 
     def _describe(self, topics: Collection[str]) -> None:
-        from confluent_kafka import TopicCollection, TopicPartition
-
         self._described = {}
         if not topics:
             return
@@ -110,9 +99,7 @@ class EndReader:
                 continue
             # A request for the ends waits for all leaders: without this, one topic delays all.
             if any(p.leader is None or p.leader.id < 0 for p in described.partitions):
-                self._described[topic] = NoLeaderError(
-                    f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
-                )
+                self._described[topic] = no_leader(what)
                 continue
             numbers = sorted(partition.id for partition in described.partitions)
             places = tuple(TopicPartition(topic, number) for number in numbers)
@@ -121,16 +108,11 @@ class EndReader:
         self._describe_at = self._now() + (1.0 if failed else DESCRIBE_SECONDS)
 
     def _list(
-        self, topics: Mapping[str, _Described], *, committed: bool
+        self, topics: Mapping[str, _Described], level: IsolationLevel
     ) -> dict[str, Offsets | TopicbergError]:
-        from confluent_kafka import IsolationLevel
-        from confluent_kafka.admin import OffsetSpec
-
-        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = {place: latest for described in topics.values() for place in described.places}
+        wanted = {place: LATEST for described in topics.values() for place in described.places}
         if not wanted:
             return {}
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         futures = admin_client(self._endpoints).list_offsets(
             wanted, isolation_level=level, request_timeout=TIMEOUT_SECONDS
         )
@@ -142,8 +124,6 @@ class EndReader:
             try:
                 one = result_of(future, self._endpoints, f"list the offsets of {place.topic}")
                 ends[place.partition] = one.offset
-            except (NoSuchTopicError, NoLeaderError) as error:
-                found[place.topic] = error
             except UnreachableError:
                 self._describe_at = 0.0
                 raise

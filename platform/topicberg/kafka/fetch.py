@@ -30,7 +30,6 @@ _MESSAGES = 10_000
 """Messages that librdkafka returns at most at once."""
 _WAIT_MS = 10
 """How long librdkafka waits for as many messages as are requested: it returns fewer then."""
-_HEADER_BYTES = 64 * 1024
 _CONSUMER, _UNKNOWN_OFFSET = 1, -1001
 _PARTITION_EOF = -191
 _RETRIED = frozenset({-195, -187, -193, -185})

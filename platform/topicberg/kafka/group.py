@@ -18,15 +18,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-    from topicberg.endpoints import Endpoints
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +38,10 @@ MAX_REBALANCE_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 _POLL_SECONDS = 0.5
 _LEAVE_SECONDS = 5.0
+_NOT_ALLOWED = (
+    *(KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED),
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
 
 
 def partition_of(name: str, partitions: int) -> int:
@@ -144,8 +146,6 @@ class Member(threading.Thread):
 
         :raises TopicbergError: Kafka refuses
         """
-        from confluent_kafka import Consumer
-
         self._is_replaced = self._is_topicless = False
         consumer = Consumer(
             {
@@ -165,10 +165,7 @@ class Member(threading.Thread):
         )
         try:
             consumer.subscribe(
-                [self._topic],
-                on_assign=self._assigned,
-                on_revoke=self._revoked,
-                on_lost=self._lost,
+                [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
             while not (self._stop_requested.is_set() or self._is_replaced or self._is_topicless):
                 message = consumer.poll(_POLL_SECONDS)
@@ -188,13 +185,7 @@ class Member(threading.Thread):
 
     def _check(self, error: KafkaError) -> None:
         """:raises TopicbergError: Kafka does not allow the group"""
-        from confluent_kafka import KafkaError
-
-        if error.code() in (
-            KafkaError.GROUP_AUTHORIZATION_FAILED,
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        ):
+        if error.code() in _NOT_ALLOWED:
             raise TopicbergError(f"Kafka refused the consumer group {self._group}: {error.str()}")
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             self._is_topicless = True  # it was deleted, so create it again
@@ -202,16 +193,12 @@ class Member(threading.Thread):
         logger.debug("consumer group %s: %s", self._group, error.str())
 
     def _note_fatal(self, error: KafkaError) -> None:
-        from confluent_kafka import KafkaError
-
         if error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):
             self._is_replaced = True
 
     # Kafka's client calls these in this thread, within ``poll``.
 
     def _assigned(self, consumer: Consumer, new: list[TopicPartition]) -> None:
-        from confluent_kafka import TopicPartition
-
         places: Any = [TopicPartition(one.topic, one.partition, 0) for one in new]
         consumer.incremental_assign(places)
         if places:

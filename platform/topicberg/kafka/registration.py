@@ -8,7 +8,7 @@ when the engine starts with a topic, when a generator or a published table write
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ def compare(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[Fil
     :raises TopicbergError: the registry does not answer, or refuses
     """
     registry = endpoints.schema_registry_client()
-    return [_compare(registry, spec.name, *one) for one in files_of(spec, config)]
+    return [_compare(registry, spec.name, *one) for one in spec.schema_files(config)]
 
 
 def compare_all(
@@ -124,16 +124,6 @@ def compare_all(
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(lambda spec: compare(spec, endpoints, config), specs)
         return [state for states in found for state in states]
-
-
-def files_of(
-    spec: TopicSpec, config: Settings
-) -> Iterator[tuple[str, ValueSchema | KeySpec, Path]]:
-    """Yield subject, schema section of the spec, and path of each schema file of a topic."""
-    if path := spec.value_schema_path(config):
-        yield spec.value_subject, spec.value_schema, path
-    if path := spec.key_schema_path(config):
-        yield spec.key_subject, spec.key, path
 
 
 def _compare(
@@ -165,7 +155,7 @@ def register(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[Fi
     :raises IncompatibleSchemaError: a subject's compatibility level does not allow it
     :raises TopicbergError: the registry does not answer, or refuses
     """
-    for subject, schema, path in files_of(spec, config):
+    for subject, schema, path in spec.schema_files(config):
         kafka.register_schema(endpoints, subject, schema, path)
     return compare(spec, endpoints, config)
 
@@ -180,7 +170,7 @@ def pull(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[Path]:
     """
     registry = endpoints.schema_registry_client()
     written = []
-    for subject, schema, path in files_of(spec, config):
+    for subject, schema, path in spec.schema_files(config):
         with registry_errors(f"subject {subject}"):
             latest = kafka.latest_version(registry, subject)
             if latest is None or latest.schema is None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, TopicbergError, UnreachableError
-
-if TYPE_CHECKING:
-    from confluent_kafka import Producer
-
-    from topicberg.endpoints import Endpoints
+from topicberg.kafka.consumer import messages
 
 WAIT_SECONDS = 60.0
 _PRODUCER: dict[str, Any] = {
@@ -26,6 +26,7 @@ _PRODUCER: dict[str, Any] = {
     "partitioner": "murmur2_random",  # keys go to the same partitions as with the Java producer
     "delivery.report.only.error": True,
 }
+_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 
 
 def transactional_producer(
@@ -36,8 +37,6 @@ def transactional_producer(
     :param timeout_seconds: after this time the broker aborts a transaction of a dead producer
     :raises KafkaException: the broker refuses; see :func:`transaction_errors`
     """
-    from confluent_kafka import Producer
-
     producer = Producer(
         {
             **_PRODUCER,
@@ -60,25 +59,17 @@ def transaction_errors(
     :raises CommitConflictError: a later producer with the same id took over
     :raises TopicbergError: Kafka refused the transaction: an error of the class ``refused``
     """
-    from confluent_kafka import KafkaError, KafkaException
-
     try:
         yield
     except KafkaException as error:
         reason = error.args[0]
-        if reason.code() in (
-            KafkaError._FENCED,
-            KafkaError.PRODUCER_FENCED,
-            KafkaError.INVALID_PRODUCER_EPOCH,
-        ):
+        if reason.code() in _FENCED:
             raise CommitConflictError(f"{what}: another producer took over") from error
         raise refused(f"{what}: Kafka refused a transaction: {reason.str()}", hint=hint) from error
 
 
 def abort(producer: Producer) -> None:
     """End an open transaction, if there is one, so that consumers do not wait for it."""
-    from confluent_kafka import KafkaException
-
     with suppress(KafkaException):  # there is none after a commit
         producer.abort_transaction(WAIT_SECONDS)
 
@@ -93,9 +84,6 @@ def newest_states(
     :param wait_seconds: the longest wait; longer than the producers' ``timeout_seconds``
     :raises TopicbergError: it cannot be read, or another transaction stays open
     """
-    from topicberg import kafka
-    from topicberg.kafka.consumer import messages
-
     end = kafka.high_watermarks(endpoints, topic)[0]
     deadline = time.monotonic() + wait_seconds
     while kafka.end_offsets(endpoints, topic)[0] < end:

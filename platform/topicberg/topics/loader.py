@@ -65,7 +65,7 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
     perhaps_patterns: set[str] = set()
     """Invalid files that may be the patterns of topics."""
     for path in sorted(config.topics_dir.iterdir()):
-        file = _shown(path, config)
+        file = str(path.relative_to(config.project_root))
         if path.suffix == ".yml":
             problems.append(Problem(file, "", "the name must end in .yaml"))
         if path.suffix != ".yaml":
@@ -125,9 +125,10 @@ def load_topic(name: str, config: Settings | None = None) -> TopicSpec:
 
     :raises SpecError: there is none of that name, or any spec is invalid
     """
+    config = config or settings()
     specs = {spec.name: spec for spec in load_topics(config)}
     if name not in specs:
-        folder = _shown((config or settings()).topics_dir, config or settings())
+        folder = config.topics_dir.relative_to(config.project_root)
         raise SpecError(f"no topic {name!r} in {folder}{suggestion(name, specs)}")
     return specs[name]
 
@@ -279,7 +280,11 @@ def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
             document = document if errors else copy.deepcopy(document)
             errors = errors or found
             # from the end, so that the indexes of earlier list items do not change
-            places = sorted({e["loc"] for e in found}, key=_position, reverse=True)
+            places = sorted(
+                {e["loc"] for e in found},
+                key=lambda place: [(isinstance(part, int), part) for part in place],
+                reverse=True,
+            )
             removed = [_remove(document, place) for place in places]
             if not any(removed):
                 document = dict(_FILLER)
@@ -296,10 +301,6 @@ def _causes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
             for other in errors
         )
     ]
-
-
-def _position(location: Sequence[int | str]) -> list[tuple[bool, int | str]]:
-    return [(isinstance(part, int), part) for part in location]
 
 
 def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
@@ -359,8 +360,9 @@ def _fields(location: Sequence[int | str]) -> list[str]:
     """Return the names of the fields of the model at a location of a spec."""
     found: Any = TopicSpec
     for part in location:
-        in_dict = not _is_model(found)  # dict[str, Model]: the part is a key
-        found = get_args(found)[-1] if in_dict else _by_name(found)[str(part)].annotation
+        is_model = isinstance(found, type) and issubclass(found, BaseModel)
+        # Else it is dict[str, Model], and the part is a key.
+        found = _by_name(found)[str(part)].annotation if is_model else get_args(found)[-1]
         if type(None) in get_args(found):  # Model | None
             found = get_args(found)[0]
     return list(_by_name(found))
@@ -370,13 +372,5 @@ def _by_name(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
 def _dotted(location: Sequence[int | str]) -> str:
     return ".".join(str(part) for part in location if part != "[key]")
-
-
-def _shown(path: Path, config: Settings) -> str:
-    return str(path.relative_to(config.project_root))

@@ -6,17 +6,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from confluent_kafka.schema_registry.error import SchemaRegistryError
 from pydantic import ValidationError
 
-from topicberg.clients.registry import registry_errors
+from topicberg.clients.registry import if_found, registry_errors
 from topicberg.errors import SpecError
 from topicberg.formats import connect_json
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
-from topicberg.formats.subjects import NOT_FOUND
+from topicberg.topics.discovery import SUFFIXES, FoundTopic
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
 from topicberg.topics.spec import TopicSpec
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
 
-_SUFFIXES = {"AVRO": "avsc", "JSON": "json", "PROTOBUF": "proto"}
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
@@ -35,7 +33,7 @@ def new_topic(
     pipeline: str,
     endpoints: Endpoints,
     config: Settings,
-    has: InKafka | None = None,
+    has: FoundTopic | None = None,
     *,
     is_one_of_many: bool = False,
 ) -> tuple[Path, Path]:
@@ -63,15 +61,8 @@ def new_topic(
     )
 
 
-class InKafka(Protocol):
-    """What Kafka has of a topic."""
-
-    partitions: int
-    is_compacted: bool
-
-
 def new_topics(
-    names: Mapping[str, InKafka],
+    names: Mapping[str, FoundTopic],
     pipeline: Callable[[str], str],
     endpoints: Endpoints,
     config: Settings,
@@ -130,7 +121,7 @@ def new_topic_from_kafka(
     pipeline: str,
     endpoints: Endpoints,
     config: Settings,
-    has: InKafka | None = None,
+    has: FoundTopic | None = None,
 ) -> tuple[tuple[Path, Path], list[str]]:
     """Write the spec and the schema file of a topic by its newest records.
 
@@ -237,7 +228,7 @@ def _written(
     kind: str,
     schemas: tuple[str, str | None],
     config: Settings,
-    has: InKafka | None,
+    has: FoundTopic | None,
     *,
     is_one_of_many: bool = False,
 ) -> tuple[Path, Path]:
@@ -250,7 +241,7 @@ def _written(
     :raises SpecError: a file exists already, or the spec is invalid
     """
     text, key = schemas
-    document = _document(name, where, pipeline, kind.lower(), f"{name}.{_SUFFIXES[kind]}")
+    document = _document(name, where, pipeline, kind.lower(), f"{name}.{SUFFIXES[kind.lower()]}")
     schema_file = config.schemas_dir / document["schema"]["file"]
     spec_file = config.topics_dir / f"{name}.yaml"
     texts = {schema_file: f"{text}\n"}
@@ -298,12 +289,10 @@ def _key_schema(subject: str, endpoints: Endpoints, kind: str) -> str | None:
     """Return the newest schema of the keys; None: they have none."""
     name = f"{subject.removesuffix('-value')}-key"
     with registry_errors(f"the subject {name}"):
-        try:
-            found = endpoints.schema_registry_client().get_latest_version(name).schema
-        except SchemaRegistryError as error:
-            if error.http_status_code == NOT_FOUND:
-                return None
-            raise
+        latest = if_found(endpoints.schema_registry_client().get_latest_version, name)
+    if latest is None:
+        return None
+    found = latest.schema
     is_usable = (found.schema_type or "AVRO") == kind and not found.references
     return found.schema_str if is_usable else None
 

@@ -30,10 +30,6 @@ _OF_KAFKA = ("name", "partitions", "topic_config", "external", "generator", "pub
 _OF_REGISTRY = ("file", "subject", "compatibility")
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _expression(text: str) -> str | None:
     """Return the regular expression between slashes; None: the text is not one."""
     is_one = len(text) > 1 and text.startswith("/") and text.endswith("/")
@@ -55,7 +51,7 @@ def _pattern(text: str) -> str:
 
 Patterns = Annotated[
     tuple[Annotated[str, Field(min_length=1), AfterValidator(_pattern)], ...],
-    BeforeValidator(_listed),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 
 

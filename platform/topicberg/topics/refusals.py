@@ -7,77 +7,62 @@ Registries have their own terms for a reason: Confluent's are constants such as
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 _MAX_REASON = 300
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A kind of change that a compatibility level does not allow.
-
-    :param words: the registries' terms for it
-    """
-
-    words: re.Pattern[str]
-    what: str
-    hint: str
-
-
-def _case(words: str, what: str, hint: str) -> _Case:
-    return _Case(re.compile(words), what, hint)
 
 
 _OTHER_LEVEL = (
     "set `schema.compatibility: FORWARD` in the spec, where producers write the new version first "
     "(the table reads each record by the version that wrote it)"
 )
-_CASES = (
-    _case(
+_CASES: tuple[tuple[str, str, str], ...] = (
+    (
         r"PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL|propertySchemasAdded",
         "a property was added to an open object (without `additionalProperties: false`), so older "
         "records may have a property of that name with any type",
         _OTHER_LEVEL + "; or, in a new topic, begin with `additionalProperties: false`, which lets "
         "later versions add optional properties",
     ),
-    _case(
+    (
         r"REQUIRED_ATTRIBUTE_ADDED|REQUIRED_PROPERTY_ADDED|[Nn]ew required property",
         "a property became required that older records may lack",
         "remove the property from `required`",
     ),
-    _case(
+    (
         r"PROPERTY_REMOVED_FROM_CLOSED_CONTENT_MODEL|propertySchemasRemoved",
         "a property was removed from an object with `additionalProperties: false`, so records that "
         "have it are not valid any more",
         "keep the property as optional; or " + _OTHER_LEVEL,
     ),
-    _case(
+    (
         r"ADDITIONAL_PROPERTIES_(REMOVED|NARROWED)|[Aa]dditional properties are no longer allowed",
         "an open object was closed, so older records may have further properties",
         "leave `additionalProperties` as it is; or " + _OTHER_LEVEL,
     ),
-    _case(
+    (
         r"READER_FIELD_MISSING_DEFAULT_VALUE|\[AVRO\].*(\[|, )\w+ at [\w/]*/fields/\d+[,\]]",
         "a field was added without a default, which older records lack",
         'give the field a default, for example `"type": ["null", "string"], "default": null`',
     ),
-    _case(
+    (
         r"MISSING_ENUM_SYMBOLS|ENUM_ARRAY_(NARROWED|CHANGED)|/symbols|/enum",
         "a value of an enum was removed that older records may have",
         "keep the values of the enum; add new ones after them",
     ),
-    _case(
+    (
         r"MESSAGE_REMOVED|ONEOF_FIELD_REMOVED|REQUIRED_FIELD_|removed without reservation",
         "a field or message was removed and its number is free for another field",
         'reserve the number and the name: `reserved 2; reserved "name";`',
     ),
-    _case(
+    (
         r"TYPE_MISMATCH|TYPE_(CHANGED|NARROWED)|KIND_CHANGED|NAMED_TYPE_CHANGED|type changed"
         r"|not compatible with writer type|FIXED_SIZE_MISMATCH|MISSING_UNION_BRANCH",
         "a field's type was changed to one in which older records cannot be read",
         "leave the field as it is, and add one of another name with the new type",
     ),
 )
+"""The registries' terms for a change that a level does not allow (regular expression), what it is,
+and how to fix the schema."""
 _DIFFERENCES = re.compile(r"list of diff types: \[(.*)\]", re.DOTALL)
 
 
@@ -87,14 +72,14 @@ def refusal(reason: str, level: str | None) -> tuple[str, str]:
     :param reason: the registry's message
     :param level: the compatibility level of the subject; None: it is not known
     """
-    found = [case for case in _CASES if case.words.search(reason)]
+    found = [case for case in _CASES if re.search(case[0], reason)]
     differences = _DIFFERENCES.search(reason)
     quoted = " ".join((differences[1] if differences else reason).split())
     if len(quoted) > _MAX_REASON:
         quoted = f"{quoted[:_MAX_REASON]}…"
     at = f"compatibility {level}" if level else "its compatibility level"
-    what = "; ".join(case.what for case in found) or "the change is not compatible"
-    hint = "; or ".join(case.hint for case in found) or (
+    what = "; ".join(what for _, what, _ in found) or "the change is not compatible"
+    hint = "; or ".join(hint for *_, hint in found) or (
         "change the file so that older records can be read with it; or set `schema.compatibility` "
         "in the spec"
     )

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TypeVar
 
 from topicberg.datagen import kind_names
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
+from topicberg.topics.discovery import Part
 from topicberg.topics.schema import read_schema, schema_path
 from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
+T = TypeVar("T")
 Finding = tuple[str, str]
 """Field (dotted), reason."""
 
@@ -32,13 +36,8 @@ TRANSFORM_TYPES = {
 }
 """Source types of Iceberg's transforms (table spec, "Partition Transforms")."""
 
-
 _COLUMN_SOURCES = (
-    "schema",
-    "key.format",
-    "key.file",
-    "key.message",
-    "key.date_times",
+    *("schema", "key.format", "key.file", "key.message", "key.date_times"),
     "tableflow.metadata_column_naming_scheme",
 )
 
@@ -63,20 +62,15 @@ _RULES: list[tuple[tuple[str, ...], Rule]] = []
 _TABLE_RULES: list[tuple[tuple[str, ...], TableRule]] = []
 
 
-def _rule(*reads: str) -> Callable[[Rule], Rule]:
-    def remember(rule: Rule) -> Rule:
-        _RULES.append((reads, rule))
+def _remember(rules: list[tuple[tuple[str, ...], T]], *reads: str) -> Callable[[T], T]:
+    def remember(rule: T) -> T:
+        rules.append((reads, rule))
         return rule
 
     return remember
 
 
-def _table_rule(*reads: str) -> Callable[[TableRule], TableRule]:
-    def remember(rule: TableRule) -> TableRule:
-        _TABLE_RULES.append((reads, rule))
-        return rule
-
-    return remember
+_rule, _table_rule = partial(_remember, _RULES), partial(_remember, _TABLE_RULES)
 
 
 def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Finding]:
@@ -138,21 +132,16 @@ def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
 
 def _registered_schemas(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     """Check the schemas of an external topic, as far as they are known."""
-    value, key = spec.value_schema, spec.key
-    for section, file in (("schema", value.file), ("key", key.file)):
+    for section, file in (("schema", spec.value_schema.file), ("key", spec.key.file)):
         if file is not None:
             yield f"{section}.file", "is not for an external topic: its schema is in the registry"
             return
-    try:
-        if path := spec.known_schema_path("value", config):
-            read_schema(path, value.format, value.message, value.date_times, spec.changes)
-    except SpecError as error:
-        yield "schema", error.message
-    try:
-        if path := spec.known_schema_path("key", config):
-            read_schema(path, key.format, key.message, key.date_times, spec.key_changes)
-    except SpecError as error:
-        yield "key", error.message
+    parts: tuple[tuple[str, Part], ...] = (("schema", "value"), ("key", "key"))
+    for section, part in parts:
+        try:
+            spec.known_schema(part, config)
+        except SpecError as error:
+            yield section, error.message
 
 
 @_rule("external", "generator", "publishes", "topic_config")
@@ -204,21 +193,16 @@ def _changelog(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if spec.changelog is None:
         return
     if not config.own_engine:
-        yield (
-            "changelog",
-            "is only for topicberg's engine: Confluent's Tableflow does not read envelopes",
-        )
+        reason = "is only for topicberg's engine: Confluent's Tableflow does not read envelopes"
+        yield "changelog", reason
     if spec.value_schema.format not in ("avro", "json"):
         yield (
             "schema.format",
             f"is {spec.value_schema.format}; a changelog is read as avro or json: set the "
             "connector's converters to an Avro, JSON Schema or JSON converter",
         )
-    if spec.key.format not in ("none", "avro", "json"):
-        yield (
-            "key.format",
-            f"is {spec.key.format}; the keys of a changelog are avro or json, or none",
-        )
+    if (kind := spec.key.format) not in ("none", "avro", "json"):
+        yield "key.format", f"is {kind}; the keys of a changelog are avro or json, or none"
     if spec.write_mode == "upsert" and spec.key.format == "none":
         yield (
             "write_mode",
@@ -229,28 +213,22 @@ def _changelog(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
 
 @_rule("changelog", "generator", "publishes")
 def _changelog_writer(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.changelog is None:
-        return
     for field, value in (("generator", spec.generator), ("publishes", spec.publishes)):
-        if value is not None:
+        if spec.changelog is not None and value is not None:
             yield field, "a changelog is written by Debezium"
 
 
 @_rule("key", "write_mode", "changelog")
 def _upsert_key(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.changelog is not None:
-        return
-    if spec.write_mode == "upsert" and spec.key.format == "none":
+    if spec.is_compacted and spec.key.format == "none":
         yield "key.format", "write_mode upsert needs a key: it is the primary key of the table"
 
 
 @_rule("topic_config", "write_mode", "changelog")
 def _cleanup_policy(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.changelog is not None:
-        return
     policies = {"append": ("delete",), "upsert": ("compact", "compact,delete", "delete,compact")}
     allowed = policies[spec.write_mode]
-    if spec.cleanup_policy not in allowed:
+    if spec.changelog is None and spec.cleanup_policy not in allowed:
         yield (
             "topic_config",
             f"cleanup.policy {spec.cleanup_policy} contradicts write_mode {spec.write_mode}, which "
@@ -290,22 +268,18 @@ def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 @_rule("pipeline")
 def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if config.is_deployed and spec.namespace(config) == config.topics_namespace:
-        yield (
-            "pipeline",
-            f"{spec.pipeline} is the id of the cluster: its namespace holds the topics",
-        )
+        reason = f"{spec.pipeline} is the id of the cluster: its namespace holds the topics"
+        yield "pipeline", reason
 
 
 @_rule("tableflow.error_handling", "name")
 def _dead_letters(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
     handling = spec.tableflow.error_handling
+    field = "tableflow.error_handling.target"
     if handling.mode != "LOG" and handling.target is not None:
-        yield (
-            "tableflow.error_handling.target",
-            f"is only for mode LOG, the mode is {handling.mode}",
-        )
+        yield field, f"is only for mode LOG, the mode is {handling.mode}"
     if handling.target == spec.name:
-        yield "tableflow.error_handling.target", "a topic cannot be its own dead-letter topic"
+        yield field, "a topic cannot be its own dead-letter topic"
 
 
 @_rule("freshness.warn_minutes", "freshness.fail_minutes")
@@ -378,12 +352,10 @@ def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
     if column not in columns:
         yield "event_time", _no_column(column, columns)
     elif columns[column] not in TIMES | {"date"}:
-        kind = columns[column]
-        yield (
-            "event_time",
-            f"{column} is a {kind}, not a time; {_AS_A_TIME[spec.value_schema.format]}, or leave "
-            f"event_time out to use Kafka's time, {spec.metadata_column('timestamp')}",
-        )
+        kind, remedy = columns[column], _AS_A_TIME[spec.value_schema.format]
+        reason = f"{column} is a {kind}, not a time; {remedy}, or leave event_time out to use "
+        reason += f"Kafka's time, {spec.metadata_column('timestamp')}"
+        yield "event_time", reason
 
 
 @_table_rule("event_time", "derived_partitions")
@@ -414,11 +386,8 @@ def _upsert_columns(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Findin
         for column in names:
             if column not in columns:
                 yield f"upsert_views.{view}", _no_column(column, columns)
-            elif columns[column] in NESTED:
-                yield (
-                    f"upsert_views.{view}",
-                    f"{column} is a {columns[column]}, which cannot be a key",
-                )
+            elif (kind := columns[column]) in NESTED:
+                yield f"upsert_views.{view}", f"{column} is a {kind}, which cannot be a key"
 
 
 @_table_rule("checks.not_null", "checks.accepted_values", "checks.ranges", "checks.unique")

@@ -7,6 +7,7 @@ in :mod:`topicberg.topics.rules`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from topicberg.naming import Names
 from topicberg.settings import Settings, settings
 from topicberg.topics.discovery import SUFFIXES, Part, schema_file
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
-from topicberg.topics.schema import SchemaFormat, read_schema
+from topicberg.topics.schema import SchemaFile, SchemaFormat, read_schema
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
@@ -158,8 +159,7 @@ def parse_partition_field(text: str) -> PartitionField:
     return PartitionField(transform=transform, column=column, width=width)
 
 
-def _partitioning(text: str) -> str:
-    return str(parse_partition_field(text))
+Transform = Annotated[str, AfterValidator(lambda text: str(parse_partition_field(text)))]
 
 
 def _owner(text: str) -> str:
@@ -287,7 +287,7 @@ class TableflowSpec(SpecModel):
 class TableSpec(SpecModel):
     """The Iceberg table."""
 
-    partitioning: tuple[Annotated[str, AfterValidator(_partitioning)], ...] = ()
+    partitioning: tuple[Transform, ...] = ()
     """Iceberg transforms on columns: ``hour(c)``, ``bucket[16](c)``, ``truncate[4](c)``, ``c``."""
     format_version: Literal[2, 3] = 2
     """Iceberg's format version of a new table. Version 3 has deletion vectors and row lineage, and
@@ -351,6 +351,11 @@ class Rules(SpecModel):
     """While a rule is broken, nothing downstream is computed."""
     volume_factor: float | None = Field(default=4, gt=1, allow_inf_nan=False)
     """An hour with so many times more or fewer rows than usual is an anomaly; null: never."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the rules name, each as often as they do."""
+        return (*self.not_null, *self.accepted_values, *self.ranges, *self.unique)
 
 
 class Checks(Rules):
@@ -477,18 +482,31 @@ class TopicSpec(SpecModel):
         """Return the key's schema file, or None for keys without a schema."""
         return (config or settings()).schemas_dir / self.key.file if self.key.file else None
 
-    def known_schema_path(self, part: Part, config: Settings | None = None) -> Path | None:
-        """Return the schema file, or what was last read from the registry for an external topic.
+    def schema_files(
+        self, config: Settings | None = None
+    ) -> Iterator[tuple[str, ValueSchema | KeySpec, Path]]:
+        """Yield subject, schema section, and path of each schema file: the value's, the key's."""
+        if path := self.value_schema_path(config):
+            yield self.value_subject, self.value_schema, path
+        if path := self.key_schema_path(config):
+            yield self.key_subject, self.key, path
 
-        None: there is no schema, or it is not known.
+    def known_schema(self, part: Part, config: Settings | None = None) -> SchemaFile | None:
+        """Return the schema of the file, or what was last read from the registry for an external
+        topic; None: there is no schema, or it is not known.
+
+        :raises SpecError: the file is missing or invalid
         """
-        is_key = part == "key"
+        is_key, config = part == "key", config or settings()
+        one = self.key if is_key else self.value_schema
         path = self.key_schema_path(config) if is_key else self.value_schema_path(config)
-        kind = self.key.format if is_key else self.value_schema.format
-        if path is not None or not self.external or kind not in SUFFIXES:
-            return path
-        found = schema_file(config or settings(), self.name, part, kind)
-        return found if found.is_file() else None
+        if path is None and self.external and one.format in SUFFIXES:
+            found = schema_file(config, self.name, part, one.format)
+            path = found if found.is_file() else None
+        changes = self.key_changes if is_key else self.changes
+        if path is None:
+            return None
+        return read_schema(path, one.format, one.message, one.date_times, changes)
 
     def has_table(self, config: Settings) -> bool:
         """Return whether its table is in the catalogs of the deployment."""
@@ -551,19 +569,9 @@ class TopicSpec(SpecModel):
 
         :raises SpecError: a schema file is missing or invalid
         """
-        columns = {"key": "binary"}
-        if path := self.known_schema_path("key", config):
-            assert self.key.format in ("avro", "json", "protobuf")  # noqa: S101
-            key = self.key
-            found = read_schema(path, key.format, key.message, key.date_times, self.key_changes)
-            columns = dict(found.columns)
-        if path := self.known_schema_path("value", config):
-            value = self.value_schema
-            columns |= read_schema(
-                path, value.format, value.message, value.date_times, self.changes
-            ).columns
-        else:
-            columns |= {"value": "binary"}
+        key, value = self.known_schema("key", config), self.known_schema("value", config)
+        columns = dict(key.columns) if key else {"key": "binary"}
+        columns |= value.columns if value else {"value": "binary"}
         metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
         metadata |= {self.metadata_column(name): CHANGE_TYPES[name] for name in self.change_columns}
         return columns | metadata

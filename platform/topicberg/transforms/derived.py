@@ -110,6 +110,14 @@ class Derivation:
         """
         return FOREVER if source.whole else self.lookback or timedelta()
 
+    def source_tables(self, find: Callable[[TableName], Table | None]) -> dict[str, SourceTable]:
+        """Return the sources that exist and have an event time, by their names."""
+        return {
+            each.name: SourceTable(found, each.time, self.reach(each))
+            for each in self.sources
+            if each.time is not None and (found := find(each.table)) is not None
+        }
+
     def first_hour(self, now: datetime) -> int:
         """Return the first hour since 1970 that may be computed again without a request.
 
@@ -211,11 +219,7 @@ def summary_of(
     derivation: Derivation, target: Table, sources: Mapping[str, Table], window: Window
 ) -> dict[str, str]:
     """Return the summary properties of a snapshot that computes a window of the sources' heads."""
-    tables = {
-        each.name: SourceTable(sources[each.name], each.time, derivation.reach(each))
-        for each in derivation.sources
-        if each.time is not None
-    }
+    tables = derivation.source_tables(lambda name: sources[".".join(name)])
     first_hour = derivation.first_hour(datetime.now(UTC))
     read = unread(target, derivation.target_time, tables, first_hour)
     return {

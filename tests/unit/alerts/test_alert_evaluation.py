@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from topicberg.alerts import Alert, AlertState, Notice, evaluate
-from topicberg.alerts.evaluation import MAX_PENDING, QUEUED_TOO_LONG, UNCHECKED_TICKS
+from topicberg.alerts.alert import Alert, AlertState, Notice
+from topicberg.alerts.evaluation import MAX_PENDING, QUEUED_TOO_LONG, UNCHECKED_TICKS, evaluate
 from topicberg.alerts.observation import (
     Automation,
     CheckRuns,
@@ -17,7 +17,6 @@ from topicberg.alerts.observation import (
     FailedCheck,
     Observation,
     QueuedRuns,
-    SpecErrors,
     StaleAsset,
     StepError,
 )
@@ -145,9 +144,9 @@ def test_failing_sensor_is_a_fault_with_its_hint() -> None:
 
 
 def test_wrong_spec_is_a_fault_that_quotes_it() -> None:
-    (alert,) = faults(replace(QUIET, specs=SpecErrors(now="orders.yaml: partitions")))
+    (alert,) = faults(replace(QUIET, spec_errors="orders.yaml: partitions"))
     assert "orders.yaml: partitions" in alert.what
-    (alert,) = faults(replace(QUIET, specs=SpecErrors(at_load="orders.yaml: partitions")))
+    (alert,) = faults(replace(QUIET, spec_errors_at_load="orders.yaml: partitions"))
     assert "reload" in (alert.remediation or "")
 
 

@@ -33,24 +33,16 @@ from dagster._core.scheduler.instigation import (
 from dagster_shared.error import SerializableErrorInfo
 from security.corpus import TEXTS
 
-from assets.checks import finding_of, result
+from assets.checks.adapter import result
+from assets.checks.evaluations import finding_of
 from assets.partitions import RANGE_END, RANGE_START
 from jobs.alerts import Reader, alert_sensor
 from jobs.checks import CHECK, check_schedule
 from resources import RESOURCES
-from topicberg.alerts import (
-    Alert,
-    AlertSettings,
-    AlertState,
-    Channel,
-    Notice,
-    changes,
-    channels,
-    deliver,
-    evaluate,
-)
-from topicberg.alerts.channels import ALERTS_FILE, message_of
-from topicberg.alerts.evaluation import UNCHECKED_TICKS
+from topicberg.alerts.alert import Alert, AlertState, Notice, changes
+from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver, message_of
+from topicberg.alerts.evaluation import UNCHECKED_TICKS, evaluate
+from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from security.corpus import TEXTS
 
-from assets.checks import finding_of, result
+from assets.checks.adapter import result
+from assets.checks.evaluations import finding_of
 from topicberg.checks.finding import Finding
 from topicberg.security.text import one_line
 

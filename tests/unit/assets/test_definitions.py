@@ -274,7 +274,7 @@ def test_lineage_names_columns_that_there_are(derived: DerivedTable) -> None:
     lineage = GRAPH.get(LAKE.table(derived).key("iceberg")).metadata["dagster/column_lineage"]
     assert lineage.deps_by_column
     columns = {
-        origin.table.key("iceberg"): set(spec.columns())
+        origin.key("iceberg"): set(spec.columns())
         for name, spec in ((name, table.root) for name, table in LAKE.ingested.items())
         if (origin := LAKE.origin(name))
     } | {LAKE.table(table).key("iceberg"): set(table.lineage) for table in LAKE.derived}
@@ -327,7 +327,7 @@ def test_a_published_topic_can_have_a_table() -> None:
     topic = dg.AssetKey(["kafka", "stock_trades_with_totals"])
     assert graph.get(topic).parent_keys == {derived}
     assert graph.get(table).parent_keys == {topic}
-    assert lake.origin("stock_trades_with_totals").table.identifier[0] == "stock_trades"
+    assert lake.origin("stock_trades_with_totals").identifier[0] == "stock_trades"
     names = {watch.name for watch in watches(lake)}
     assert {"stock_trades_snapshots", "stock_trades_with_totals_topic_snapshots"} <= names
 
@@ -386,8 +386,6 @@ def test_further_kind_of_table_is_one_class(monkeypatch: pytest.MonkeyPatch) -> 
                     name=name,
                     group=topic.group,
                     identifier=(topic.identifier[0], name),
-                    glue_name=name,
-                    snowflake_name=name.upper(),
                     root=spec,
                     time=None,
                     source=None,

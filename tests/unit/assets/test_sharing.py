@@ -215,31 +215,26 @@ def test_operations_of_a_fleet_are_few(shop: Shop) -> None:
     assert len(repository.get_job("maintain_tables").nodes) == 2
 
 
-@dataclass(frozen=True)
-class Member:
-    name: str
-
-
 @pytest.mark.parametrize("size", [0, 1, SHARED_BY, SHARED_BY + 1, 2_000])
 def test_share_out_of_any_size_has_each_once(size: int) -> None:
-    members = [("shop", Member(f"topic_{number}")) for number in range(size)]
-    shares = dict(share_out([*members, ("bank", Member("one"))]))
-    assert shares.pop("of_bank") == [Member("one")]
-    assert sorted(one.name for share in shares.values() for one in share) == sorted(
-        one.name for _, one in members
+    members = [("shop", f"topic_{number}") for number in range(size)]
+    shares = dict(share_out([*members, ("bank", "one")]))
+    assert shares.pop("of_bank") == ["one"]
+    assert sorted(one for share in shares.values() for one in share) == sorted(
+        name for _, name in members
     )
     assert len(shares) <= 2 * size / SHARED_BY + 1
 
 
 def test_share_out_of_one_more_moves_none() -> None:
-    members = [("shop", Member(f"topic_{number}")) for number in range(1_000)]
+    members = [("shop", f"topic_{number}") for number in range(1_000)]
     before, after = dict(share_out(members[:-1])), dict(share_out(members))
     assert all(set(share) <= set(after[name]) for name, share in before.items())
 
 
 def test_share_out_of_numbered_pipelines_is_unique() -> None:
     grouped = [
-        (group, Member(f"{group}_{number}"))
+        (group, f"{group}_{number}")
         for group in ("shop", "shop_1", "of_shop")
         for number in range(3 * SHARED_BY)
     ]

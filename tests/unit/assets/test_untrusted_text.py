@@ -18,7 +18,7 @@ from pyiceberg.types import NestedField, StringType
 from security.corpus import TEXTS
 
 from assets import charts
-from assets.checks import result
+from assets.checks.adapter import result
 from assets.metadata import column_schema
 from topicberg.checks.finding import Finding
 from topicberg.cli.output import cell, echo

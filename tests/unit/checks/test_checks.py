@@ -35,13 +35,13 @@ from pyiceberg.types import (
 from typer.testing import CliRunner
 
 from assets import Lake, find_derived
-from assets.checks import finding_of, result
-from assets.checks.adapter import definition
+from assets.checks.adapter import definition, result
+from assets.checks.evaluations import finding_of
 from assets.registry import TopicTable
 from resources import RESOURCES
 from topicberg import retry
 from topicberg.checks.catalogs import check_pointer, place
-from topicberg.checks.check import CheckedTable, Probe, TableCheck, evaluate
+from topicberg.checks.check import Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
     CHECKED_RULE,
@@ -301,7 +301,7 @@ def test_checks_of_an_unreadable_table_fail_once(name: str) -> None:
         def iceberg(self) -> Table:
             raise TableFormatError("table lake.orders: format version 4", hint="drop it")
 
-    checks = readable_by_check(), equality_deletes_check(cast("CheckedTable", Unreadable.table))
+    checks = readable_by_check(), equality_deletes_check()
     (check,) = (each for each in checks if each.name == name)
     found = evaluate(check, cast("Probe", Unreadable()))
     assert (found.passed, found.what) == (False, "table lake.orders: format version 4")
@@ -476,17 +476,20 @@ def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
     with mock_aws():
         client = boto3.client("glue", region_name="us-east-1")
         client.create_database(DatabaseInput={"Name": "shop"})
+        probe: Any = SimpleNamespace(
+            find=lambda _: None,
+            table=SimpleNamespace(identifier=("shop", "orders"), glue_table=("shop", "orders")),
+            deployment=SimpleNamespace(glue=lambda: client),
+        )
 
         def judge() -> Finding:
-            return check_pointer(None, client, ("shop", "orders"), "-", NOW, timedelta(0))
+            return check_pointer(probe)
 
         assert judge().passed, "it was never made"
         client.create_table(DatabaseName="shop", TableInput={"Name": "orders"})
         assert not judge().passed
         assert "shop.orders, which is missing in Iceberg's catalog" in judge().what
-        dropped = check_pointer(
-            None, client, ("shop", "orders"), "-", NOW, timedelta(0), "iceberg/orders:up_to_date"
-        )
+        dropped = check_pointer(probe, "iceberg/orders:up_to_date")
         assert dropped.cause == "iceberg/orders:up_to_date"
 
 

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from dagster._core.instance.ref import InstanceRef
 
-from assets.checks import COMPUTATION, REGISTRATION, last_evaluations
+from assets.checks.adapter import COMPUTATION, REGISTRATION
+from assets.checks.evaluations import last_evaluations
 from definitions import defs
 from jobs.retention import forget_old_runs
 from topicberg.dagster.home import dagster_home

@@ -12,7 +12,8 @@ import dagster as dg
 import pytest
 
 from jobs.alerts import Reader
-from topicberg.alerts import Alert, AlertState, evaluate
+from topicberg.alerts.alert import Alert, AlertState
+from topicberg.alerts.evaluation import evaluate
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
@@ -95,7 +96,7 @@ def alerts(reader: Reader) -> list[Alert]:
 def test_invalid_spec_is_one_alert_that_quotes_it(
     config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
+    monkeypatch.setattr("jobs.alerts.settings", lambda: config)
     repository = dg.Definitions().get_repository_def()
     with dg.instance_for_test() as instance:
         assert not alerts(Reader(instance, repository))

@@ -16,7 +16,7 @@ LATE, BROKEN = "late", "broken"
 
 
 def table(name: str) -> LakeTable:
-    return LakeTable(name, "shop", ("ns", name), name, name.upper())
+    return LakeTable(name, ("ns", name), "shop")
 
 
 class Catalogs:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from assets.retries import retried
-from topicberg.alerts import Alert
+from topicberg.alerts.alert import Alert
 from topicberg.clients.secrets import ApiKey
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, safe

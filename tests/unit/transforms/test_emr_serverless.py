@@ -35,7 +35,8 @@ from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from assets.derived import code_version
-from assets.emr import client, job, write_window_on_emr
+from assets.emr import client, job
+from assets.emr.client import write_window_on_emr
 from assets.lake import Lake, find_derived
 from emulators.aws.shapes import check
 from topicberg.clients.catalog import READ_ONLY, TABLES
