@@ -31,6 +31,7 @@ from pyiceberg.types import (
 
 from topicberg.formats import DECODED
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
+from topicberg.spark import F
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.layout import KEY, VALUE, Layout
@@ -42,6 +43,7 @@ from topicberg.tableflow.rows import (
     Types,
     Writers,
     decode_half,
+    first_problem,
     generic,
     metadata_values,
     problem_of,
@@ -95,7 +97,7 @@ def key_names(layout: Layout) -> list[str]:
     """Return the columns of the primary key; none: the keys have no schema."""
     if layout.key.subject is None:
         return []
-    return [field.name for field in layout.key.fields(itertools.count(1))]
+    return [field.name for field in layout.key.fields()]
 
 
 def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> list[NestedField]:
@@ -140,8 +142,6 @@ def decode_changes(
 
     :param framing: what brings the records into the wire format; None: they are
     """
-    from pyspark.sql import functions as F
-
     fields, known = table.schema().fields, {} if types is None else types
     keys = key_names(layout)
     is_upsert = spec.write_mode == "upsert"
@@ -185,9 +185,8 @@ def decode_changes(
     for column in columns:
         of_column = metadata.get(column.name, found.get(column.name, F.lit(None)))
         row.append(of_column.cast(column.dataType).alias(column.name))
-    nothing = F.lit(None).cast("struct<reason: string, schema_id: bigint>")
     frame = records.withColumns(
-        {ROW: F.struct(*row), CHANGE: change, PROBLEM: F.coalesce(*problems, nothing)}
+        {ROW: F.struct(*row), CHANGE: change, PROBLEM: first_problem(problems)}
     )
     if framing is not None:
         frame = framing.restored(frame)
@@ -195,8 +194,6 @@ def decode_changes(
 
 
 def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:
-    from pyspark.sql import functions as F
-
     listed = ", ".join(OPERATIONS)
     text = F.concat(
         F.lit("field op (string): value "),
@@ -253,8 +250,6 @@ def _spark_types(parts: Sequence[NestedField], columns: SparkStruct) -> SparkStr
 def _change(
     spec: TopicSpec, value: Column, parts: Sequence[NestedField], fields: Sequence[NestedField]
 ) -> Column:
-    from pyspark.sql import functions as F
-
     source = value.getField(SOURCE)
     names = {field.name for part in parts if part.name == SOURCE for field in _inner(part)}
     assert spec.changelog is not None  # noqa: S101
@@ -297,8 +292,6 @@ def _is(value: Column, field: NestedField, placeholder: str) -> Column | None:
     its bytes (as numbers or days), and as a map (hstore) or its JSON. Source: its class
     ``UnchangedToastedPlaceholder``.
     """
-    from pyspark.sql import functions as F
-
     if not toastable(field):
         return None
     raw = placeholder.encode()
@@ -326,14 +319,10 @@ def _is(value: Column, field: NestedField, placeholder: str) -> Column | None:
 
 def _header(name: str) -> Column:
     """Return a header's text."""
-    from pyspark.sql import functions as F
-
     return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0).value").cast("string")
 
 
 def _micros(source: Column, names: set[str]) -> Column:
-    from pyspark.sql import functions as F
-
     found = [source.getField("ts_us")] if "ts_us" in names else []
     if "ts_ms" in names:
         found.append(source.getField("ts_ms") * 1_000)
@@ -342,8 +331,6 @@ def _micros(source: Column, names: set[str]) -> Column:
 
 def _position(source: Column, names: set[str]) -> Column:
     """Return a number or text that grows along the source's log; null: the connector has none."""
-    from pyspark.sql import functions as F
-
     if "lsn" in names:  # PostgreSQL
         return source.getField("lsn").cast("bigint")
     if {"file", "pos"} <= names:  # MySQL: mysql-bin.000003, 154, and the row of the event
@@ -364,8 +351,6 @@ def _position(source: Column, names: set[str]) -> Column:
 def _metadata(
     spec: TopicSpec, value: Column, change: Column, parts: Sequence[NestedField]
 ) -> dict[str, Column]:
-    from pyspark.sql import functions as F
-
     source = value.getField(SOURCE)
     names = {field.name for part in parts if part.name == SOURCE for field in _inner(part)}
     transactions = [F.lit(None).cast("string")]

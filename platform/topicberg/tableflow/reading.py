@@ -15,13 +15,15 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from topicberg.endpoints import Endpoints
 from topicberg.kafka import consumer
+from topicberg.spark import F
 from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.sizing import SMALL_BYTES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
@@ -62,18 +64,12 @@ _OPTIONS = {
 
 
 def read_by_spark(
-    spark: SparkSession,
-    endpoints: Endpoints,
-    spec: TopicSpec,
-    batch: Batch,
-    size: float | None,
+    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch, size: float | None
 ) -> DataFrame:
     """Return the batch; its job fails at a record whose timestamp Spark cannot represent.
 
     :param size: average size of its records in bytes; None: not known
     """
-    from pyspark.sql import functions as F
-
     topic, ranges = spec.name, batch.ranges
     records = (
         spark.read.format("kafka")
@@ -202,14 +198,10 @@ def _arrow(messages: Sequence[Message], spec: TopicSpec) -> pa.Table:
 
 
 def _table(records: Sequence[dict[str, Any]]) -> pa.Table:
-    import pyarrow as pa
-
     return pa.Table.from_pylist(list(records), schema=_schema())
 
 
 def _schema() -> pa.Schema:
-    import pyarrow as pa
-
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.schema(
         [

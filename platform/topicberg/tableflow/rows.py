@@ -26,6 +26,7 @@ from topicberg.formats.subjects import (
     Subject,
     wire_prefix,
 )
+from topicberg.spark import F
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, twins
@@ -150,8 +151,6 @@ def decode(
     :param types: what Spark returned for earlier batches; it is not requested again
     :raises TableflowError: the latest schema does not fit the table
     """
-    from pyspark.sql import functions as F
-
     unreadable = F.col(UNREADABLE)
     if spec.write_mode == "upsert":  # a tombstone deletes a row and does not become one
         unreadable = F.when(F.col(VALUE).isNotNull(), unreadable)
@@ -188,8 +187,7 @@ def decode(
         else:
             value = found.get(column.name, F.lit(None).cast(column.dataType))
         row.append(value.alias(column.name))
-    nothing = F.lit(None).cast("struct<reason: string, schema_id: bigint>")
-    frame = records.withColumns({ROW: F.struct(*row), PROBLEM: F.coalesce(*problems, nothing)})
+    frame = records.withColumns({ROW: F.struct(*row), PROBLEM: first_problem(problems)})
     return Decoding(frame, all_writers, fields)
 
 
@@ -198,7 +196,7 @@ def _columns_of(half: Half, layout: Layout, fields: Sequence[NestedField]) -> Se
     value = layout.value.subject
     if half.column == VALUE or value is None:
         return fields
-    natural = {field.name: _shape(field) for field in half.fields(itertools.count(1))}
+    natural = {field.name: _shape(field) for field in half.fields()}
     unlike = {one.name for one in fields if natural.get(one.name, _shape(one)) != _shape(one)}
     if not unlike:
         return fields
@@ -217,10 +215,13 @@ def _shape(field: NestedField) -> str:
 
 
 def problem_struct(reason: str | Column, schema_id: Column | None = None) -> Column:
-    from pyspark.sql import functions as F
-
     number = F.lit(None).cast("long") if schema_id is None else schema_id
     return F.struct(F.lit(reason).alias("reason"), number.alias("schema_id"))
+
+
+def first_problem(problems: Sequence[Column]) -> Column:
+    nothing = F.lit(None).cast("struct<reason: string, schema_id: bigint>")
+    return F.coalesce(*problems, nothing)
 
 
 def generic(half: Half) -> str:
@@ -235,8 +236,6 @@ def _shown(raw: bytes) -> str:
 
 
 def _prefix(half: Half) -> Column:
-    from pyspark.sql import functions as F
-
     return F.substring(F.col(half.column), 1, WIRE_BYTES)
 
 
@@ -262,8 +261,6 @@ def decode_half(
 
     The struct is null if there are no bytes, and if the schema is unknown or not accepted.
     """
-    from pyspark.sql import functions as F
-
     prefix = _prefix(writers.half)
     payload = F.substring(F.col(writers.half.column), WIRE_BYTES + 1, 2**31 - 1)
     branches: dict[int, Column] = {}
@@ -396,8 +393,6 @@ def _why(error: Exception) -> str:
 
 
 def problem_of(writers: Writers, is_decoded: Column) -> Column:
-    from pyspark.sql import functions as F
-
     raw, prefix = F.col(writers.half.column), _prefix(writers.half)
     accepted = prefix.isin([wire_prefix(number) for number in writers.accepted])
     known = {*writers.accepted, *writers.refused, *writers.foreign.missing}
@@ -416,8 +411,6 @@ def held_key(raw: bytes) -> bytes:
 
 
 def metadata_values(spec: TopicSpec) -> dict[str, Column]:
-    from pyspark.sql import functions as F
-
     columns = {
         "topic": F.lit(spec.name),
         PARTITION: F.col("partition"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from topicberg import kafka
@@ -17,6 +17,7 @@ from topicberg.formats import DECODED
 from topicberg.formats.subjects import WIRE_BYTES, SubjectReader
 from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
+from topicberg.spark import F
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import KEY, Layout
@@ -177,9 +178,6 @@ class _Decoder:
         self._sessions = Sessions(endpoints, config)
 
     def matching(self, raws: Collection[bytes]) -> set[bytes]:
-        import pyarrow as pa
-        from pyspark.sql import functions as F
-
         from topicberg.formats.sql import spark_type
         from topicberg.spark import quote
 
@@ -211,8 +209,3 @@ class _Decoder:
         same = self._rows.among(found)
         decoded_raws = found.column(_RAW).to_pylist()
         return {raw for raw, is_same in zip(decoded_raws, same, strict=True) if is_same}
-
-
-def key_fields(layout: Layout) -> list[Any]:
-    """Return the columns of a topic's keys."""
-    return layout.key.fields(itertools.count(1))
