@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from topicberg.iceberg.position_deletes import FileRows, stage_deletes
 from topicberg.iceberg.summaries import STAGING_PREFIX
-from topicberg.spark import quote
+from topicberg.spark import F, Window, quote
 from topicberg.tableflow.rows import ROW
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
 
-    from topicberg.tableflow.keys import KeyIndex
     from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -36,9 +35,6 @@ FILE_RECORDS = 250_000
 
 def newest(frame: DataFrame, spec: TopicSpec) -> DataFrame:
     """Return the record with the highest offset of each key; ``value`` is null where it deletes."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     raw_key = F.col(f"{ROW}.{quote(spec.metadata_column(RAW_KEY))}")
     of_key = Window.partitionBy("partition", raw_key).orderBy(F.desc("offset"))
     return frame.withColumn("__topicberg_age", F.row_number().over(of_key)).filter(
@@ -51,38 +47,6 @@ def key_columns(spec: TopicSpec) -> tuple[str, str]:
     return spec.metadata_column(RAW_KEY), spec.metadata_column(PARTITION)
 
 
-def stage(
-    spark: SparkSession,
-    table: Table,
-    index: KeyIndex,
-    target: str,
-    spec: TopicSpec,
-    frame: DataFrame,
-    properties: Mapping[str, str],
-    records: int,
-) -> tuple[str, int]:
-    """Write a batch to a branch of its own.
-
-    :param index: the key index of the table
-    :param target: the table in Spark's SQL
-    :param frame: Kafka's columns and the rows, only of good records
-    :param records: how many records of Kafka the batch has
-    :returns: the branch, and the snapshot on which the batch's rows must lie: that of its deletes
-    :raises CommitConflictError: another commit came in between
-    """
-    head = table.current_snapshot()
-    assert head is not None  # noqa: S101  an empty table has no row to replace
-    # Persist the batch: it is used for its keys and for its rows, but read and decoded once.
-    batch = newest(frame, spec).select(ROW, "value").persist()
-    try:
-        keys = batch.select(*(f"{ROW}.{quote(name)}" for name in key_columns(spec))).toArrow()
-        replaced = index.rows_of(table, head, keys)
-        rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
-        return replace(spark, table, target, replaced, rows, properties, records)
-    finally:
-        batch.unpersist()
-
-
 def replace(
     spark: SparkSession,
     table: Table,
@@ -90,25 +54,24 @@ def replace(
     replaced: Sequence[FileRows],
     rows: DataFrame,
     properties: Mapping[str, str],
-    records: int,
 ) -> tuple[str, int]:
     """Write, to a branch of its own, a snapshot without some rows and one with new rows.
 
-    The parameters and the result are those of :func:`stage`.
-
+    :param target: the table in Spark's SQL
     :param replaced: rows of the head of ``main``
+    :returns: the branch, and the snapshot on which the batch's rows must lie: that of its deletes
+    :raises CommitConflictError: another commit came in between
     """
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  an empty table has no row to replace
-    branch = f"{STAGING_PREFIX}{uuid.uuid4().hex}"
+    branch, base = f"{STAGING_PREFIX}{uuid.uuid4().hex}", head.snapshot_id
     try:
-        base = head.snapshot_id
         if replaced:
             base = stage_deletes(table, head, replaced, branch)
         else:
             table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
         spark.conf.set("spark.wap.branch", branch)
-        append(rows.coalesce(max(1, records // FILE_RECORDS)), target, properties)
+        append(rows, target, properties)
     except BaseException:
         _drop(table, branch)
         raise
