@@ -42,13 +42,7 @@ from topicberg.kafka.transactions import (
 )
 from topicberg.settings import Settings
 from topicberg.tableflow.places import Places
-from topicberg.tableflow.reading import (
-    FIRST_MS,
-    LAST_MS,
-    NO_TIMESTAMP,
-    TIMESTAMP_MS,
-    raw_record,
-)
+from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP, TIMESTAMP_MS, raw_record
 from topicberg.tableflow.rows import PROBLEM, Decoding
 from topicberg.topics.deadletters import dead_letter_spec
 
@@ -218,11 +212,7 @@ class DeadLetters:
             yield some
 
     def _send(
-        self,
-        session: _Session,
-        producer_id: str,
-        topic_id: str,
-        some: Mapping[Place, bytes],
+        self, session: _Session, producer_id: str, topic_id: str, some: Mapping[Place, bytes]
     ) -> None:
         """Commit dead letters and the record of them in one transaction."""
         from confluent_kafka import KafkaException
