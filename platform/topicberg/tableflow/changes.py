@@ -101,10 +101,7 @@ def key_names(layout: Layout) -> list[str]:
 
 
 def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> list[NestedField]:
-    """Return the parts of the envelope that are decoded, as columns.
-
-    :param fields: of the table
-    """
+    """Return the parts of the envelope that are decoded, as columns; ``fields``: of the table."""
     ids = itertools.count(1_000_000)
     own = row_columns(spec, fields)
     found = []
@@ -220,10 +217,7 @@ def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:
 
 
 def _spark_types(parts: Sequence[NestedField], columns: SparkStruct) -> SparkStruct:
-    """Return the envelope's columns as Spark has them.
-
-    :param columns: of the table
-    """
+    """Return the envelope's columns as Spark has them; ``columns``: of the table."""
     from pyspark.sql import types as T
 
     known = {column.name: column.dataType for column in columns}

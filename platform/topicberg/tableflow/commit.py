@@ -12,7 +12,6 @@ Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``up
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -42,8 +41,6 @@ from topicberg.tableflow.offsets import Batch
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

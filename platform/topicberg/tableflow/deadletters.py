@@ -112,7 +112,6 @@ class DeadLetters:
         :param held: up to where the table holds the topic: earlier records are not read again
         :param malformed: records with :data:`COLUMNS`
         :raises CommitConflictError: another engine of this topic took over
-        :raises TopicbergError: the dead-letter topic refuses them
         :raises TopicbergError: the dead-letter topic does not take them
         """
         session, self._session = self._session, None  # any failure ends it

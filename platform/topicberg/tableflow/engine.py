@@ -420,17 +420,14 @@ class Ingestor:
         )
 
     def _written(self, plan: Plan) -> Written | None:
-        """Write the data files of a batch by the columnar path; None: Spark's path reads it.
-
-        This process writes those of a small batch, without Spark.
-        """
+        """Write the data files of a batch by the columnar path; None: Spark's path reads it."""
         batch, table = plan.batch, plan.table
         if self._isolation is not None or self._reads_little or batch.skipped or not batch.ranges:
             return None
         if (program := self._columnar.plan(plan.layout, table)) is None:
             return None
         try:
-            if plan.is_small:
+            if plan.is_small:  # in this process, without Spark
                 written = ingest(program, batch.ranges, self._check_abandoned)
             else:
                 spark = self._session()
@@ -747,7 +744,12 @@ class Ingestor:
             malformed = logged_records(decoding)
             self._dead_letters.write(plan.table, plan.topic_id, plan.batch.start, malformed)
         else:
-            self._log_skipped(skipped, json.loads(seen["first"]))
+            first = json.loads(seen["first"])
+            place = first["partition"], first["offset"]
+            logger.warning(
+                "topic %s: skipped %d records; the first one, partition %d, offset %d: %s",
+                *(self.spec.name, skipped, *place, self._reason(place, first)),
+            )
         return replace(staged, skipped=staged.skipped + skipped)
 
     def _decoded(
@@ -912,13 +914,6 @@ class Ingestor:
             "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
         )
 
-    def _log_skipped(self, skipped: int, first: Mapping[str, Any]) -> None:
-        place = first["partition"], first["offset"]
-        logger.warning(
-            "topic %s: skipped %d records; the first one, partition %d, offset %d: %s",
-            *(self.spec.name, skipped, *place, self._reason(place, first)),
-        )
-
     def _reason(self, place: Place, problem: Mapping[str, Any]) -> str:
         """Return why a record is malformed, from its bytes if Kafka still has them."""
         partition, offset = place
@@ -967,20 +962,15 @@ def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
 
 
 def _counts() -> tuple[Column, ...]:
-    """Return the observed counts and samples.
-
-    ``problems``: number of malformed records; ``schema_ids``: unknown ids; ``first``: one problem.
-    """
+    """Return number of malformed records, unknown schema ids, and the first problem."""
     ids = F.slice(F.collect_set(f"{PROBLEM}.schema_id"), 1, MAX_LOOKUPS)
     first = F.min(F.when(F.col(PROBLEM).isNotNull(), _place()))
     return F.count(PROBLEM).alias("problems"), ids.alias("schema_ids"), first.alias("first")
 
 
 def _seen(frame: DataFrame, observation: Observation) -> dict[str, Any]:
-    """Return what the job of a frame observed.
-
-    A busy server may answer without it, since it waits only a tenth of a second for its own events.
-    """
+    """Return what the job of a frame observed."""
+    # A busy server may answer without it: it waits only a tenth of a second for its own events.
     return observation.get or frame.agg(*_counts()).collect()[0].asDict()
 
 
@@ -990,10 +980,7 @@ def _target(table: Table) -> str:
 
 
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:
-    """Commit everything that the topic holds now.
-
-    :returns: the last commit, with the records of all of them
-    """
+    """Commit all that the topic holds now; return the last commit, with the records of all."""
     target = kafka.end_offsets(endpoints, spec.name)
     ingestor = Ingestor(spec, endpoints, config)
     total = 0

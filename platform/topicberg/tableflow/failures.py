@@ -165,10 +165,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def explain(what: str, error: BaseException) -> TopicbergError:
-    """Return an error of Spark, the catalog or the store as one message.
-
-    :param what: what failed, e.g. ``topic orders``
-    """
+    """Return an error of Spark, the catalog or the store at e.g. ``topic orders`` as a message."""
     text = str(error)
     for known in _KNOWN:
         if known.search(text):

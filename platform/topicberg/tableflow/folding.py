@@ -258,10 +258,7 @@ class Folding:
         return Moves(inserted, halves.take(pa.array(alone, pa.int64())))
 
     def _lost(self, refused: Mapping[Place, str]) -> list[Lost]:
-        """Return the batch's changes that are left out.
-
-        A record without a key is not a change of a row.
-        """
+        """Return the batch's changes that are left out; a record without a key is not a change."""
         found, is_lost = self.frame, "left_out AND NOT no_key"
         if refused:
             places = [(*place, True) for place in refused]
@@ -396,6 +393,7 @@ class Folding:
         moves: Moves | None,
         lost: Sequence[Lost],
     ) -> Folded:
+        # Of the last change of each key.
         places = newest.select(
             *self.target.key_columns, "partition", "offset", "m", "p", "op"
         ).toArrow()
@@ -453,8 +451,6 @@ class Folding:
         """Return time and position of the newest change by partition.
 
         Rows that a snapshot read do not count: their time is that of the reading.
-
-        :param places: of the last change of each key
         """
         found = dict(self.state.reached)
         by_order = [("m", "ascending"), ("p", "ascending")]
@@ -473,10 +469,7 @@ class Folding:
         return found
 
     def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[Place]]:
-        """Return the deleted keys to remember, and the changes from before such a deletion.
-
-        :param places: of the last change of each key
-        """
+        """Return the deleted keys to remember, and the changes from before such a deletion."""
         known, may_move = self.state.deletes, self.progress.may_move
         if not known and not may_move:
             return {}, []

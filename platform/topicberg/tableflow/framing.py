@@ -158,10 +158,7 @@ class Framing:
         return records.withColumns(raw).drop(*(f"{_RAW}{half}" for half in raw))
 
     def unknown(self, half: str) -> Column | None:
-        """Return a number of a schema in a record that is not known, below zero, else null.
-
-        :param half: of a framed record
-        """
+        """Return a number below zero for a schema in a framed half that is not known, or null."""
         if half not in self._subjects:
             return None
         raw = F.col(half)

@@ -242,10 +242,7 @@ class OldValues:
         )
 
     def _values(self, need: Mapping[str, Any], row: int) -> dict[str, Any] | None:
-        """Return the values that a change lacks; None: there are none.
-
-        :param row: the number of its key's row; -1: it has none
-        """
+        """Return the values that a change, with this row of its key or -1, lacks, or None."""
         if need["origin"] is None:
             if need["life"]:
                 return None

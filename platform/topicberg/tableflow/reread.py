@@ -94,10 +94,7 @@ def _kept(records: NDArray[Any], held: Offsets) -> Keys:
 
 
 def require_upsert(spec: TopicSpec) -> None:
-    """Check that the topic's table can miss deletes.
-
-    :raises SpecError: it is not in write mode upsert
-    """
+    """:raises SpecError: the topic's table cannot miss deletes: it is not in write mode upsert"""
     if spec.changelog is not None:
         raise SpecError(
             f"topic {spec.name}: its records are changes of a database's table, whose deletes are "

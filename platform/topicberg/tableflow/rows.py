@@ -122,10 +122,7 @@ class Decoding:
     """What brought the records into the wire format; ``frame`` has their own bytes."""
 
     def reason(self, record: Mapping[str, Any]) -> str:
-        """Return why a record is malformed.
-
-        :param record: Kafka's ``key`` and ``value``, and :data:`PROBLEM`
-        """
+        """Return why a record (Kafka's ``key`` and ``value``, and the problem) is malformed."""
         found: str = record[PROBLEM]["reason"]
         for writers in self.writers:
             if found == generic(writers.half):
