@@ -139,7 +139,7 @@ def publish(
         )
     steps = 1 if branch is None else summaries.SNAPSHOTS_PER_BATCH
     if head_id != planned_on or not _lies_on(table, staged, head_id, steps):
-        raise CommitConflictError(f"table {name}: another commit came before this batch")
+        raise _overtaken(table)
     requirements: tuple[TableRequirement, ...] = (
         AssertTableUUID(uuid=table.metadata.table_uuid),
         AssertRefSnapshotId(ref=MAIN, snapshot_id=head_id),
@@ -154,12 +154,13 @@ def publish(
     try:
         table.catalog.commit_table(table, requirements, tuple(updates))
     except CommitFailedException as error:
-        raise CommitConflictError(f"table {name}: another commit came before this batch") from error
+        raise _overtaken(table) from error
     return staged
 
 
 def add_files(
     table: Table,
+    planned_on: int | None,
     files: Collection[DataFile],
     replaced: Sequence[FileRows],
     properties: Mapping[str, str],
@@ -168,7 +169,8 @@ def add_files(
 ) -> Snapshot:
     """Publish a batch of data files in one commit if the head did not move since the planning.
 
-    :param table: as it was when the batch was planned
+    :param planned_on: id of the head of ``main`` on which the batch was planned. The table may
+        know a newer one: a change of its properties returns what others committed as well
     :param replaced: rows that the batch deletes, of the table and of the new files
     :param properties: what :func:`snapshot_properties` returned
     :param changed: table properties that change in the same commit
@@ -176,6 +178,9 @@ def add_files(
     :returns: the published snapshot
     :raises CommitConflictError: another commit came first; nothing was published
     """
+    head = table.current_snapshot()
+    if (head.snapshot_id if head else None) != planned_on:
+        raise _overtaken(table)
     operation = Operation.APPEND
     if replaced:
         operation = Operation.OVERWRITE if files else Operation.DELETE
@@ -185,6 +190,11 @@ def add_files(
         add_deletes(change, replaced)
     checkpoint = _set_ref(CHECKPOINT_TAG, SnapshotRefType.TAG, change.snapshot_id)
     return change.commit(changed, dropped, [checkpoint])
+
+
+def _overtaken(table: Table) -> CommitConflictError:
+    name = ".".join(table.name())
+    return CommitConflictError(f"table {name}: another commit came before this batch")
 
 
 def _set_ref(name: str, kind: SnapshotRefType, snapshot_id: int) -> TableUpdate:

@@ -138,6 +138,11 @@ class Plan:
     missed: tombstones.Watch
 
     @property
+    def planned_on(self) -> int | None:
+        """The id of the head of ``main`` whose offsets the batch starts from."""
+        return self.head.snapshot_id if self.head else None
+
+    @property
     def is_small(self) -> bool:
         return self.batch.records <= small(self.size)
 
@@ -388,7 +393,7 @@ class Ingestor:
         snapshot = commit.publish(
             fresh,
             staged.head(fresh),
-            plan.head.snapshot_id if plan.head else None,
+            plan.planned_on,
             changed,
             staged.branch,
             dropped=skips.committed(table, batch.end),
@@ -456,7 +461,9 @@ class Ingestor:
             raise
         self._check_abandoned()
         dropped, summary = skips.committed(table, batch.end), plan.properties
-        snapshot = commit.add_files(table, written.files, replaced, summary, changed, dropped)
+        snapshot = commit.add_files(
+            table, plan.planned_on, written.files, replaced, summary, changed, dropped
+        )
         if written.keys is not None:
             self._hold_keys(table, written.keys, written.files)
         return self._committed(plan, snapshot, changed)
