@@ -29,26 +29,11 @@ from pyiceberg.types import (
     StructType,
 )
 
-from topicberg.formats import DECODED
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.spark import F
-from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.framing import Framing
-from topicberg.tableflow.layout import KEY, VALUE, Layout
+from topicberg.tableflow.layout import KEY, VALUE, Layout, inner_fields
 from topicberg.tableflow.reading import UNREADABLE
-from topicberg.tableflow.rows import (
-    PROBLEM,
-    ROW,
-    Decoding,
-    Types,
-    Writers,
-    decode_half,
-    first_problem,
-    generic,
-    metadata_values,
-    problem_of,
-    problem_struct,
-)
+from topicberg.tableflow.rows import Decoder, Decoding, generic, metadata_values, problem_struct
 from topicberg.topics.spec import (
     METADATA_TYPES,
     OP,
@@ -60,8 +45,7 @@ from topicberg.topics.spec import (
 )
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType
     from pyspark.sql.types import StructType as SparkStruct
 
@@ -123,50 +107,30 @@ def _optional(ids: itertools.count[int], name: str, kind: IcebergType) -> Nested
     return NestedField(next(ids), name, kind, required=False)
 
 
-def decode_changes(
-    records: DataFrame,
-    spec: TopicSpec,
-    layout: Layout,
-    foreign: ForeignSchemas,
-    table: Table,
-    columns: SparkStruct,
-    types: Types | None = None,
-    framing: Framing | None = None,
-) -> Decoding:
+def decode_changes(batch: Decoder) -> Decoding:
     """Decode a batch of changes; the frame has :data:`CHANGE` as well.
 
-    The other parameters are those of :func:`topicberg.tableflow.rows.decode`.
-
-    :param framing: what brings the records into the wire format; None: they are
+    :raises TableflowError: the latest schema does not fit the table
     """
-    fields, known = table.schema().fields, {} if types is None else types
-    keys = key_names(layout)
+    spec, layout, fields, columns = batch.spec, batch.layout, batch.fields, batch.columns
+    keys, problems = key_names(layout), batch.problems
     is_upsert = spec.write_mode == "upsert"
-    if framing is not None:
-        records = framing.framed(records, layout)
+    if batch.framing is not None:
+        batch.frame = batch.framing.framed(batch.frame, layout)
     unreadable = F.when(F.col(VALUE).isNotNull(), F.col(UNREADABLE))
-    problems = [F.when(unreadable.isNotNull(), problem_struct(unreadable))]
-    if framing is not None:
+    problems.append(F.when(unreadable.isNotNull(), problem_struct(unreadable)))
+    if batch.framing is not None:
         for half in (layout.key, layout.value):
-            if (unknown := framing.unknown(half.column)) is not None:
+            if (unknown := batch.framing.unknown(half.column)) is not None:
                 problem = problem_struct(generic(half), unknown)
                 problems.append(F.when(unknown.isNotNull(), problem))
-    all_writers: list[Writers] = []
-    found: dict[str, Column] = {}
-    if layout.key.subject is None:
-        found[KEY] = F.col(KEY)
-    else:
+    found: dict[str, Column] = {KEY: F.col(KEY)}
+    if layout.key.subject is not None:
         own = [field for field in fields if field.name in keys]
-        writers = Writers(layout.key, foreign, own)
-        records, key, names = decode_half(records, writers, own, columns, known)
-        all_writers.append(writers)
-        problems.append(problem_of(writers, key.getField(DECODED)))
+        key, names = batch.half(layout.key, own, columns)
         found = {name: key.getField(name) for name in names}
     parts = envelope(spec, layout, fields)
-    writers = Writers(layout.value, foreign, parts)
-    records, value, _ = decode_half(records, writers, parts, _spark_types(parts, columns), known)
-    all_writers.append(writers)
-    problems.append(problem_of(writers, value.getField(DECODED)))
+    value, _ = batch.half(layout.value, parts, _spark_types(parts, columns))
     after = value.getField(AFTER)
     if is_upsert:
         for name in (field.name for field in row_columns(spec, fields)):
@@ -182,12 +146,7 @@ def decode_changes(
     for column in columns:
         of_column = metadata.get(column.name, found.get(column.name, F.lit(None)))
         row.append(of_column.cast(column.dataType).alias(column.name))
-    frame = records.withColumns(
-        {ROW: F.struct(*row), CHANGE: change, PROBLEM: first_problem(problems)}
-    )
-    if framing is not None:
-        frame = framing.restored(frame)
-    return Decoding(frame, all_writers, fields, framing)
+    return batch.decoding(row, **{CHANGE: change})
 
 
 def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:
@@ -244,8 +203,7 @@ def _spark_types(parts: Sequence[NestedField], columns: SparkStruct) -> SparkStr
 def _change(
     spec: TopicSpec, value: Column, parts: Sequence[NestedField], fields: Sequence[NestedField]
 ) -> Column:
-    source = value.getField(SOURCE)
-    names = {field.name for part in parts if part.name == SOURCE for field in _inner(part)}
+    source, names = value.getField(SOURCE), _source_names(parts)
     assert spec.changelog is not None  # noqa: S101
     after = value.getField(AFTER)
     missing = [
@@ -345,8 +303,7 @@ def _position(source: Column, names: set[str]) -> Column:
 def _metadata(
     spec: TopicSpec, value: Column, change: Column, parts: Sequence[NestedField]
 ) -> dict[str, Column]:
-    source = value.getField(SOURCE)
-    names = {field.name for part in parts if part.name == SOURCE for field in _inner(part)}
+    source, names = value.getField(SOURCE), _source_names(parts)
     transactions = [F.lit(None).cast("string")]
     if any(part.name == TRANSACTION for part in parts):
         transactions.append(value.getField(TRANSACTION).getField("id"))
@@ -363,5 +320,7 @@ def _metadata(
     return {spec.metadata_column(name): values[name] for name in spec.change_columns}
 
 
-def _inner(part: NestedField) -> Sequence[NestedField]:
-    return part.field_type.fields if isinstance(part.field_type, StructType) else ()
+def _source_names(parts: Sequence[NestedField]) -> set[str]:
+    """Return the names of the fields of a change's source."""
+    (source,) = (part.field_type for part in parts if part.name == SOURCE)
+    return {field.name for field in inner_fields(source)}

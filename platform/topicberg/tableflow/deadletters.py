@@ -130,6 +130,19 @@ class DeadLetters:
                 abort(session.producer)
         self._session = session
 
+    def record(self, place: Place, reason: str) -> Record:
+        """Return one record that Spark cannot compute, without bytes that no client can read."""
+        problem = {PROBLEM: {"reason": reason, "schema_id": None}}
+        partition, offset = place
+        read = messages(self._endpoints, self.spec.name, {partition: (offset, offset + 1)})
+        try:
+            for message in read:
+                return raw_record(message, self.spec) | problem
+        except DamagedRecordsError as error:
+            problem[PROBLEM]["reason"] = f"{reason}; {error.message}"
+        known = {"partition": partition, "offset": offset, TIMESTAMP_MS: NO_TIMESTAMP}
+        return {**dict.fromkeys(COLUMNS), **known, **problem}
+
     def _open(self, table: Table, topic_id: str) -> _Session:
         what = f"topic {self.spec.name}: dead-letter topic {self.target.name}"
         try:
@@ -325,20 +338,6 @@ def logged_records(decoding: Decoding) -> Iterator[Record]:
             left -= size
             reason = decoding.reason(record)
         yield record | {PROBLEM: {"reason": reason, "schema_id": found["schema_id"]}}
-
-
-def logged_record(endpoints: Endpoints, spec: TopicSpec, place: Place, reason: str) -> Record:
-    """Return one record that Spark cannot compute, without bytes that the client cannot read."""
-    problem = {PROBLEM: {"reason": reason, "schema_id": None}}
-    partition, offset = place
-    try:
-        for message in messages(endpoints, spec.name, {partition: (offset, offset + 1)}):
-            return raw_record(message, spec) | problem
-    except DamagedRecordsError as error:
-        problem[PROBLEM]["reason"] = f"{reason}; {error.message}"
-    nothing = dict.fromkeys(COLUMNS)
-    known = {"partition": partition, "offset": offset, TIMESTAMP_MS: NO_TIMESTAMP}
-    return {**nothing, **known, **problem}
 
 
 def _producer_id(table: Table) -> str:

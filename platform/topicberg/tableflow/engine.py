@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tenacity import wait_random
 
 from topicberg import kafka
-from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError, UnreachableError
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.subjects import SubjectReader
@@ -39,7 +39,7 @@ from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.columnar import Columnar, Written, delete, ingest, ingest_by_spark
 from topicberg.tableflow.current_rows import Target
-from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
+from topicberg.tableflow.deadletters import DeadLetters, logged_records
 from topicberg.tableflow.fold_state import Order, State
 from topicberg.tableflow.folding import Folding
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
@@ -57,7 +57,7 @@ from topicberg.tableflow.reading import (
     read_few,
     without_value,
 )
-from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, Types, decode
+from topicberg.tableflow.rows import PROBLEM, ROW, Decoder, Decoding, Types, decode
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.table import ensure_table, start_again
@@ -383,7 +383,7 @@ class Ingestor:
                 staged = self._stage(plan, records)
         self._check_abandoned()
         if self._dead_letters is not None and failing and failing.place in batch.skipped:
-            lost = logged_record(self.endpoints, self.spec, failing.place, failing.reason)
+            lost = self._dead_letters.record(failing.place, failing.reason)
             self._dead_letters.write(table, topic_id, batch.start, [lost])
         changed |= staged.changed
         if left_out := staged.skipped + len(batch.skipped):
@@ -598,10 +598,9 @@ class Ingestor:
         spark, wap_id = self._session(), uuid.uuid4().hex
         spark.conf.set("spark.wap.id", wap_id)
         try:
-            columns = spark.table(_target(table)).schema
-            probe = without_value(spark)
-            frame = self._decoded(probe, layout, table, columns).frame
-            upsert.append(frame.select(f"{ROW}.*"), _target(table), {})
+            columns = spark.table(upsert.sql_name(table)).schema
+            frame = self._decoded(without_value(spark), layout, table, columns).frame
+            upsert.append(frame.select(f"{ROW}.*"), table, {})
         except PySparkException as error:
             self._discard(others=failures.blame(error) == "memory")
             raise failures.explain(f"topic {self.spec.name}", error) from error
@@ -763,10 +762,9 @@ class Ingestor:
         self, records: DataFrame, layout: Layout, table: Table, columns: StructType
     ) -> Decoding:
         """Decode a batch."""
-        given = records, self.spec, layout, self._foreign, table, columns, self._types
-        if self.spec.changelog is None:
-            return decode(*given)
-        return decode_changes(*given, self._framing)
+        known = table.schema().fields, columns, self._types, self._framing
+        batch = Decoder(records, self.spec, layout, self._foreign, *known)
+        return decode(batch) if self.spec.changelog is None else decode_changes(batch)
 
     def _look_up(self, frame: DataFrame, schema_ids: Sequence[int]) -> bool:
         """Look up unknown schemas of a batch; return whether one was found.
@@ -787,7 +785,7 @@ class Ingestor:
         key = (table.metadata.table_uuid, table.metadata.current_schema_id)
         if self._columns is None or self._columns[0] != key:
             self._types.clear()
-            self._columns = key, spark.table(_target(table)).schema
+            self._columns = key, spark.table(upsert.sql_name(table)).schema
         return self._columns[1]
 
     def _write(self, plan: Plan, frame: DataFrame) -> Staged:
@@ -824,13 +822,12 @@ class Ingestor:
         if replaced is None:
             wap_id = uuid.uuid4().hex
             spark.conf.set("spark.wap.id", wap_id)
-            upsert.append(rows, _target(table), plan.properties)
+            upsert.append(rows, table, plan.properties)
             return Staged(wap_id=wap_id)
         spark.conf.unset("spark.wap.id")
         files = max(1, plan.batch.records // upsert.FILE_RECORDS)
-        branch, base = upsert.replace(
-            spark, table, _target(table), replaced, rows.coalesce(files), plan.properties
-        )
+        rows = rows.coalesce(files)
+        branch, base = upsert.replace(spark, table, replaced, rows, plan.properties)
         return Staged(branch=branch, base=base)
 
     def _fold(self, plan: Plan, frame: DataFrame) -> Staged:
@@ -879,10 +876,7 @@ class Ingestor:
                 f"{partition} {offset}`",
             )
         if self._dead_letters is not None:
-            lost = [
-                logged_record(self.endpoints, self.spec, place, why)
-                for place, why in sorted(refused.items())
-            ]
+            lost = [self._dead_letters.record(*each) for each in sorted(refused.items())]
             self._dead_letters.write(plan.table, plan.topic_id, plan.batch.start, lost)
         else:
             first = f"partition {partition}, offset {offset}: {reason}"
@@ -979,11 +973,6 @@ def _seen(frame: DataFrame, observation: Observation) -> dict[str, Any]:
     """Return what the job of a frame observed."""
     # A busy server may answer without it: it waits only a tenth of a second for its own events.
     return observation.get or frame.agg(*_counts()).collect()[0].asDict()
-
-
-def _target(table: Table) -> str:
-    """Return the table's name in Spark's SQL."""
-    return f"{CATALOG}.{quote(*table.name())}"
 
 
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from topicberg.endpoints import CATALOG
 from topicberg.iceberg.position_deletes import FileRows, stage_deletes
 from topicberg.iceberg.summaries import STAGING_PREFIX
 from topicberg.spark import F, Window, quote
@@ -31,6 +32,11 @@ logger = logging.getLogger(__name__)
 
 FILE_RECORDS = 250_000
 """Large files: in every file of the table, all later batches look up their keys."""
+
+
+def sql_name(table: Table) -> str:
+    """Return the table's name in Spark's SQL."""
+    return f"{CATALOG}.{quote(*table.name())}"
 
 
 def newest(frame: DataFrame, spec: TopicSpec) -> DataFrame:
@@ -50,14 +56,12 @@ def key_columns(spec: TopicSpec) -> tuple[str, str]:
 def replace(
     spark: SparkSession,
     table: Table,
-    target: str,
     replaced: Sequence[FileRows],
     rows: DataFrame,
     properties: Mapping[str, str],
 ) -> tuple[str, int]:
     """Write, to a branch of its own, a snapshot without some rows and one with new rows.
 
-    :param target: the table in Spark's SQL
     :param replaced: rows of the head of ``main``
     :returns: the branch, and the snapshot on which the batch's rows must lie: that of its deletes
     :raises CommitConflictError: another commit came in between
@@ -71,7 +75,7 @@ def replace(
         else:
             table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
         spark.conf.set("spark.wap.branch", branch)
-        append(rows, target, properties)
+        append(rows, table, properties)
     except BaseException:
         _drop(table, branch)
         raise
@@ -87,9 +91,9 @@ def _drop(table: Table, branch: str) -> None:
         logger.debug("branch %s cannot be removed now: %s", branch, error)
 
 
-def append(frame: DataFrame, target: str, properties: Mapping[str, str]) -> None:
+def append(frame: DataFrame, table: Table, properties: Mapping[str, str]) -> None:
     """Append to an Iceberg table, with properties for the snapshot's summary."""
-    writer = frame.writeTo(target).option("check-nullability", "false")
+    writer = frame.writeTo(sql_name(table)).option("check-nullability", "false")
     for key, value in properties.items():
         writer = writer.option(f"snapshot-property.{key}", value)
     writer.append()

@@ -280,7 +280,7 @@ def test_longest_due_topic_is_first(config: Settings, spec: TopicSpec) -> None:
 def sharing_all(config: Settings) -> service._Share:
     """Return the share of an engine that has all topics."""
     share = service._Share(cast("Any", Endpoints()), config)
-    share.member.holds = lambda _: True  # type: ignore[method-assign]
+    share.member.holds = lambda name: True  # type: ignore[method-assign]
     share.member._set(frozenset())
     return share
 
