@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import Place
 from topicberg.tableflow.changes import row_columns, toastable
 from topicberg.tableflow.fold_state import Order, order_of
-from topicberg.tableflow.key_files import Keys, merged
+from topicberg.tableflow.key_files import Keys
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
@@ -146,7 +147,11 @@ class OldRows:
             return found
         index = self.target.index
         own = index.hashes([self.values.column(name) for name in self.target.keys])
-        return _matched(index.hashes(keys.columns), own, found)
+        wanted = index.hashes(keys.columns)
+        place = pc.index_in(_array(wanted), value_set=_array(own))
+        has_row = place.is_valid().to_numpy(zero_copy_only=False)
+        found[wanted.position[has_row]] = own.position[place.drop_null().to_numpy()]
+        return found
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""
@@ -214,21 +219,11 @@ def _micros(value: datetime | None) -> int | None:
     return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
 
 
-def _matched(keys: Keys, held: Keys, found: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each key the place of its row, which has an equal hash."""
-    rows = merged([held])
-    first = np.searchsorted(rows.high, keys.high, side="left")
-    for step in range(len(rows.high)):
-        place = first + step
-        inside = place < len(rows.high)
-        same = np.zeros(len(keys.high), np.bool_)
-        same[inside] = rows.high[place[inside]] == keys.high[inside]
-        if not same.any():
-            break
-        equal = np.zeros(len(keys.high), np.bool_)
-        equal[same] = rows.low[place[same]] == keys.low[same]
-        found[keys.position[equal]] = rows.position[place[equal]]
-    return found
+def _array(keys: Keys) -> pa.Array:
+    """Return the hashes as an array of 16 bytes each."""
+    both = np.stack([keys.high, keys.low], axis=1)
+    buffers = [None, pa.py_buffer(both)]
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(both), buffers)
 
 
 def _rows_at(parquet: Any, positions: NDArray[np.uint32], columns: Sequence[str]) -> pa.Table:

@@ -182,11 +182,9 @@ class Folding:
             F.array_sort(
                 F.array_distinct(F.flatten(F.collect_set(F.when(is_live, change.missing))))
             ).alias("missing"),
-            F.count(F.when(change.new_key.isNotNull() | change.old_key.isNotNull(), 1)).alias(
-                "moves"
-            ),
-            F.count(F.when(change.op.isNotNull() & ~has_order, 1)).alias("unordered"),
-            F.count(F.when(F.col("left_out") & ~F.col("no_key"), 1)).alias("lost"),
+            F.count_if(change.new_key.isNotNull() | change.old_key.isNotNull()).alias("moves"),
+            F.count_if(change.op.isNotNull() & ~has_order).alias("unordered"),
+            F.count_if(F.col("left_out") & ~F.col("no_key")).alias("lost"),
         ).collect()[0]
         return dict(row.asDict())
 

@@ -136,8 +136,7 @@ class OldValues:
                 self.refused[place] = _lacking(
                     target, need, "the row from before the change is not known"
                 )
-        if waiting:
-            self._wait(waiting)
+        self._wait(waiting)
         if resolved:
             partitions, offsets = zip(*(place for place, _ in resolved), strict=True)
             places = pa.table([pa.array(partitions), pa.array(offsets)], ["partition", "offset"])
@@ -213,8 +212,7 @@ class OldValues:
             has_moved = row < 0 or partitions[row].as_py() != place[0]
             if is_elsewhere or (has_moved and not self._is_certain(need)):
                 end_before(waiting, *place)
-        if waiting:
-            self._wait(waiting)
+        self._wait(waiting)
 
     def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
         arrays = [
@@ -231,6 +229,8 @@ class OldValues:
         return bool(age < PATIENCE_MS)
 
     def _wait(self, waiting: Mapping[int, int]) -> None:
+        if not waiting:
+            return
         name, batch = self.target.spec.name, self.progress.batch
         if batch.until(waiting).records:
             raise BatchCutError(waiting)

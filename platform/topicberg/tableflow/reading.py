@@ -62,6 +62,20 @@ _OPTIONS = {
     "includeHeaders": "true",
 }
 
+_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        (TIMESTAMP_MS, pa.int64()),
+        (UNREADABLE, pa.string()),
+    ]
+)
+
 
 def read_by_spark(
     spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch, size: float | None
@@ -117,7 +131,7 @@ def read_few(
         size += len(message.value() or b"") + len(message.key() or b"")
         if size > FEW_BYTES:
             return None
-    records = _arrow(found, spec)
+    records = _table([raw_record(message, spec) for message in found])
     return _frame(spark, records) if records.nbytes <= FEW_BYTES else None  # headers count too
 
 
@@ -146,7 +160,7 @@ def read_by_client(
         reached = {p: start for p, (start, _) in batch.ranges.items()}
         reached |= {m.partition() or 0: (m.offset() or 0) + 1 for m in found}
         batch = batch.until(reached)
-    return _frame(spark, _arrow(found, spec)), batch
+    return _frame(spark, _table([raw_record(message, spec) for message in found])), batch
 
 
 def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
@@ -180,7 +194,7 @@ def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
 
 def without_value(spark: SparkSession) -> DataFrame:
     """Return a record without value, which no topic contains: a test of whether Spark works."""
-    columns = dict.fromkeys(_schema().names)
+    columns = dict.fromkeys(_SCHEMA.names)
     record = {**columns, "key": b"", "partition": 0, "offset": 0, "timestampType": 0}
     return _frame(spark, _table([record]))
 
@@ -193,26 +207,5 @@ def _frame(spark: SparkSession, records: pa.Table) -> DataFrame:
     return spark.createDataFrame(records) if records.num_rows else without_value(spark).limit(0)
 
 
-def _arrow(messages: Sequence[Message], spec: TopicSpec) -> pa.Table:
-    return _table([raw_record(message, spec) for message in messages])
-
-
-def _table(records: Sequence[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(list(records), schema=_schema())
-
-
-def _schema() -> pa.Schema:
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    return pa.schema(
-        [
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp", pa.timestamp("us", "UTC")),
-            ("timestampType", pa.int32()),
-            ("headers", pa.list_(header)),
-            (TIMESTAMP_MS, pa.int64()),
-            (UNREADABLE, pa.string()),
-        ]
-    )
+def _table(records: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(records, schema=_SCHEMA)

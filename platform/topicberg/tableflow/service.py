@@ -128,11 +128,9 @@ class _Share:
             if known.engine in (None, self.engine):
                 since = known.failing_since_ms or now
                 changes = {"phase": "PENDING", "suspended": False, "failing_since_ms": since}
+                changes |= {"error_message": str(error)}
                 with suppress(OSError):
-                    write_status(
-                        self._config,
-                        known.model_copy(update={**changes, "error_message": str(error)}),
-                    )
+                    write_status(self._config, known.model_copy(update=changes))
 
 
 def serve(
@@ -182,13 +180,11 @@ def serve(
             specs = specs | {name: spec for name, spec in known.items() if name in wrong}
         except (TopicbergError, OSError) as error:
             specs, wrong = known, {"": str(error)}
-        for name, reason in wrong.items():
-            if complaints.get(name) != reason:
-                logger.error(
-                    "topic %s: the spec is invalid, the last valid one stays in use: %s",
-                    name,
-                    reason,
-                )
+        for name, reason in wrong.items() - complaints.items():
+            logger.error(
+                "topic %s: the spec is invalid, the last valid one stays in use: %s",
+                *(name, reason),
+            )
         complaints = wrong
         share.converge(specs)
         for name in requested.resumed():

@@ -90,6 +90,8 @@ class Target:
     spec: TopicSpec | None = None
     """The topic's own table, which the engine writes."""
     is_dead_letters: bool = False
+    topic: str | None = None
+    """The topic that is read into it."""
 
     @property
     def name(self) -> str:
@@ -128,13 +130,15 @@ class Forgetting:
         """Return the tables of the topic; one that does not exist yet may read the key later."""
         spec, dead = self.spec, dead_letter_spec(self.spec)
         at, own = spec.table_identifier(self.config), {f.name: f.name for f in self.key.fields}
+        kept = spec.name if spec.history else None
         found = [
-            Target(at, "the topic's table", spec.event_time, own, spec),
-            Target(history_table(spec), "its history", spec.event_time, own),
+            Target(at, "the topic's table", spec.event_time, own, spec, topic=spec.name),
+            Target(history_table(spec), "its history", spec.event_time, own, topic=kept),
         ]
         if dead.name != spec.name:
             what, at = "dead letters", dead.table_identifier(self.config)
-            found.append(Target(at, what, dead.event_time, is_dead_letters=True))
+            logs = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
+            found.append(Target(at, what, dead.event_time, is_dead_letters=True, topic=logs))
         return found
 
     def table(self, target: Target) -> Table | None:
@@ -186,9 +190,9 @@ class Forgetting:
     def unread(self) -> list[Uncovered]:
         """Return the records that the tables do not hold yet."""
         return [
-            Uncovered(topic, target.name, first, "they are not read yet")
-            for target, topic in self._ingested()
-            if (first := self._lacks(target, topic))
+            Uncovered(target.topic, target.name, first, "they are not read yet")
+            for target in self.targets
+            if target.topic is not None and (first := self._lacks(target, target.topic))
         ]
 
     def drain(self, *, enabled: bool, patience: float | None = None) -> list[Uncovered]:
@@ -199,8 +203,9 @@ class Forgetting:
             reads; default: by the commit interval
         """
         found = []
-        for target, topic in self._ingested():
-            if not (first := self._lacks(target, topic)):
+        for target in self.targets:
+            topic = target.topic
+            if topic is None or not (first := self._lacks(target, topic)):
                 continue
             if not enabled:
                 found.append(Uncovered(topic, target.name, first, "Tableflow is disabled"))
@@ -210,19 +215,6 @@ class Forgetting:
             except TopicbergError as error:
                 if first := self._lacks(target, topic):
                     found.append(Uncovered(topic, target.name, first, error.message))
-        return found
-
-    def _ingested(self) -> list[tuple[Target, str]]:
-        """Return the tables that read a topic, and that topic."""
-        dead = dead_letter_spec(self.spec)
-        found = []
-        for target in self.targets:
-            if target.spec is not None:
-                found.append((target, self.spec.name))
-            elif target.is_dead_letters and self.spec.tableflow.error_handling.mode == "LOG":
-                found.append((target, dead.name))
-            elif target.identifier == history_table(self.spec) and self.spec.history:
-                found.append((target, self.spec.name))
         return found
 
     def _lacks(self, target: Target, topic: str) -> Offsets:
